@@ -1,0 +1,75 @@
+"""Every exception that Partita raises on purpose, and the exit code each one ends with.
+
+    PartitaError                    1   anything we can explain
+    ├── UsageError                  2   an option value that makes no sense
+    ├── CheckpointError             1   the checkpoint is missing, damaged or inconsistent
+    │   └── UnsupportedModelError   1   a model this exporter refuses, with the reason
+    ├── PackageError                1   the package on disk is missing, damaged or from a newer Partita
+    ├── ReportError                 1   a report file is missing, damaged or from a newer Partita
+    ├── ResourceError               1   not enough memory or disk space
+    ├── GenerationError             1   the run cannot go on (prompt too long, NaN logits, bad token id)
+    ├── ProviderError               3   the provider chain was not honoured
+    ├── ParityError                 4   the exported graph does not compute what its model computes
+    └── ReportCheckError            5   a report does not meet the limits it was checked against
+
+The message is one line: what is wrong, where, and what to do. A foreign exception is translated at one boundary
+and kept as ``__cause__``; ``--debug`` shows it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PartitaError(Exception):
+    """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(PartitaError):
+    """An option or argument whose value makes no sense."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class CheckpointError(PartitaError):
+    """The checkpoint is missing, damaged or inconsistent."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """The checkpoint is sound, but its model cannot be exported; the message names the reason."""
+
+
+class PackageError(PartitaError):
+    """The package is missing, damaged, altered, or written by a newer Partita."""
+
+
+class ReportError(PartitaError):
+    """The report file is missing, damaged, or written by a newer Partita."""
+
+
+class ResourceError(PartitaError):
+    """Memory or disk space is not enough for what was asked."""
+
+
+class GenerationError(PartitaError):
+    """The generation loop cannot start or go on."""
+
+
+class ProviderError(PartitaError):
+    """The provider chain could not be honoured."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class ParityError(PartitaError):
+    """The exported graph does not compute what its model computes."""
+
+    exit_code: ClassVar[int] = 4
+
+
+class ReportCheckError(PartitaError):
+    """A report does not meet the limits it was checked against."""
+
+    exit_code: ClassVar[int] = 5

@@ -1,0 +1,25 @@
+"""Lowerings of attention and cache, one file each; the file name is the name users give to ``--attention``."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from partita.errors import UsageError
+from partita.export.attention.base import Lowering
+
+__all__ = ["Lowering", "lowering", "names"]
+
+
+def names() -> tuple[str, ...]:
+    """Names of all lowerings, sorted."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+
+
+def lowering(name: str) -> Lowering:
+    """The lowering called `name`; UsageError lists the names when there is none."""
+    if name not in names():
+        raise UsageError(f"--attention {name}: no such lowering; choose one of auto, {', '.join(names())}")
+    found = importlib.import_module(f"{__name__}.{name}").LOWERING
+    assert isinstance(found, Lowering)
+    return found

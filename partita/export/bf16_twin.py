@@ -1,0 +1,87 @@
+"""Verify a bfloat16 graph where no bfloat16 kernels exist: replay a twin that computes in float32.
+
+ONNX Runtime's CPU provider has bfloat16 kernels for data movement only. The twin is the exported graph with every bfloat16
+value typed float32 and a Cast behind each weight, over the very weight file of the package. It proves the graph and the rounded
+weights; it cannot prove the arithmetic of a bfloat16 kernel, and the verification says so. `partita verify --provider` does
+that on a provider that has such kernels.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.package import KNOWN_ANSWER, WEIGHTS, Manifest, Verification
+
+NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
+
+
+def replay(folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Verification]) -> Verification:
+    """Build the twin of every graph beside the package and replay the known answer on it with `run`."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
+        twin_folder = Path(name)
+        for shared in (WEIGHTS, KNOWN_ANSWER):
+            os.link(folder / shared, twin_folder / shared)
+        for file in files:
+            ir.save(widen(ir.load(folder / file)), twin_folder / file)
+        result = run(twin_folder, _widen_manifest(manifest))
+    return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}"})
+
+
+def widen(model: ir.Model) -> ir.Model:
+    """Retype every bfloat16 value of `model` to float32, in place; weights keep their bytes and get a Cast."""
+    graph = model.graph
+    for value in list(graph.initializers.values()):
+        tensor = value.const_value
+        if tensor is None or tensor.dtype != NARROW:
+            continue
+        if isinstance(tensor, ir.ExternalTensor):
+            _cast_behind(graph, value)
+        else:
+            value.const_value = ir.tensor(tensor.numpy().astype(np.float32), name=value.name)
+            value.dtype = WIDE
+    for node in graph:
+        for output in node.outputs:
+            if output.dtype == NARROW:
+                output.dtype = WIDE
+        _widen_attributes(node)
+    for value in graph.inputs:
+        if value.dtype == NARROW:
+            value.dtype = WIDE
+    return model
+
+
+def _cast_behind(graph: ir.Graph, weight: ir.Value) -> None:
+    uses = weight.uses()  # before the Cast becomes one of them
+    cast = ir.node("Cast", inputs=[weight], attributes={"to": int(WIDE)}, name=f"{weight.name}/Cast")
+    cast.outputs[0].name = f"{weight.name}.float32"
+    cast.outputs[0].dtype, cast.outputs[0].shape = WIDE, weight.shape
+    graph.insert_before(graph[0], cast)
+    for use in uses:
+        use.node.replace_input_with(use.idx, cast.outputs[0])
+
+
+def _widen_attributes(node: ir.Node) -> None:
+    """Cast targets and constant values; a weight's own Cast already says float32."""
+    target = node.attributes.get("to")
+    if target is not None and target.as_int() == int(NARROW):
+        node.attributes["to"] = ir.AttrInt64("to", int(WIDE))
+    value = node.attributes.get("value")
+    if value is not None and value.type == ir.AttributeType.TENSOR and value.as_tensor().dtype == NARROW:
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.as_tensor().numpy().astype(np.float32)))
+
+
+def _widen_manifest(manifest: Manifest) -> Manifest:
+    """The manifest of the twin: states and logits are float32."""
+    states = tuple(s.model_copy(update={"dtype": "float32"}) for s in manifest.graph.states)
+    files = tuple(
+        f.model_copy(update={"outputs": tuple(o.model_copy(update={"dtype": "float32"}) for o in f.outputs)})
+        for f in manifest.graph.files
+    )
+    return manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"states": states, "files": files})})

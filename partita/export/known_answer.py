@@ -1,0 +1,111 @@
+"""The known answer: what the original model computes for a fixed prompt, stored in the package.
+
+The original runs in float32 with transformers' eager attention, whole sequences at a time and without a cache: nothing it does
+is shared with the exported graph. Any execution provider can replay the answer later without torch.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+import transformers
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from partita.errors import ResourceError, UnsupportedModelError
+from partita.export.checkpoint import Checkpoint
+from partita.export.tracing import quiet, translated
+from partita.package import KNOWN_ANSWER
+
+SCHEMA = "partita.known_answer/1"
+DECODE_STEPS = 8
+PROMPT_TOKENS = 24
+PROMPT_TEXT = (
+    "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure that there is "
+    "at least one item to count."
+)
+MEMORY_MARGIN = 1.15
+"""Activations and the loader's own needs, as a factor on the float32 weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """prompt [P] int64; tokens [D] int64; prefill_logits [P, V] float32; decode_logits [D, V] float32."""
+
+    prompt: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    prefill_logits: npt.NDArray[np.float32]
+    decode_logits: npt.NDArray[np.float32]
+    reference: str
+
+
+def check_memory(parameters: int) -> None:
+    """Raise ResourceError when the original model, in float32, will not fit into the free memory."""
+    needed, free = int(parameters * 4 * MEMORY_MARGIN), psutil.virtual_memory().available
+    if needed > free:
+        raise ResourceError(
+            f"the original model needs about {needed / 1e9:.1f} GB for its known answer and {free / 1e9:.1f} GB are free; export "
+            "with --no-verify, and verify on a machine with more memory"
+        )
+
+
+def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int) -> KnownAnswer:
+    """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
+
+    Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
+    """
+    steps = min(DECODE_STEPS, max(1, max_length // 4))
+    prompt = _prompt(checkpoint, vocab_size, max(1, min(PROMPT_TOKENS, max_length - steps)))
+    with quiet(), translated("loading the original model"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(checkpoint.folder), dtype=torch.float32, attn_implementation="eager", local_files_only=True,
+            trust_remote_code=False, output_loading_info=True,
+        )  # fmt: skip
+    if info.get("missing_keys"):
+        raise UnsupportedModelError(f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}")
+    sequence = torch.from_numpy(prompt)[None]
+    with quiet(), torch.no_grad(), translated("running the original model"):
+        for _ in range(steps):
+            last = model(input_ids=sequence, use_cache=False).logits[0, -1]
+            sequence = torch.cat([sequence, last.argmax().reshape(1, 1)], dim=1)
+        logits = model(input_ids=sequence, use_cache=False).logits[0].float().numpy()
+    del model
+    gc.collect()
+    count = len(prompt)
+    return KnownAnswer(
+        prompt=prompt,
+        tokens=sequence[0, count:].numpy(),
+        prefill_logits=np.ascontiguousarray(logits[:count]),
+        decode_logits=np.ascontiguousarray(logits[count:]),
+        reference=f"transformers {transformers.__version__}, torch {torch.__version__}, eager attention, float32, no cache",
+    )
+
+
+def save(answer: KnownAnswer, folder: Path) -> None:
+    """Write known_answer.safetensors."""
+    tensors = {
+        "prompt": answer.prompt,
+        "tokens": answer.tokens,
+        "prefill_logits": answer.prefill_logits,
+        "decode_logits": answer.decode_logits,
+    }
+    save_file(tensors, folder / KNOWN_ANSWER, metadata={"schema": SCHEMA, "reference": answer.reference})
+
+
+def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:
+    """A fixed text in the checkpoint's own tokens; without a tokenizer, fixed ids spread over the vocabulary."""
+    ids: list[int] = []
+    if any(name.startswith("tokenizer") for name in checkpoint.companions()):
+        with quiet(), translated("loading the tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder), local_files_only=True, trust_remote_code=False)
+            ids = [i for i in tokenizer(PROMPT_TEXT)["input_ids"] if 0 <= i < vocab_size][:length]
+    if len(ids) < length:
+        spread = np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, length - len(ids))
+        ids = [*ids, *spread.tolist()]
+    return np.array(ids, np.int64)

@@ -1,0 +1,36 @@
+"""Pick the wanted rows with one Gather.
+
+    x [B, S, H] ─ Transpose ─ GatherND(Unsqueeze(rows)) ─ Transpose ─ y [B, K, H]      before
+    x [B, S, H] ─ Gather(rows, axis=1) ─ y [B, K, H]                                   after
+
+torch lowers `x[:, rows, :]` to the first form, which several execution providers have no int64 kernel for.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from partita.export.passes.rewriting import constant, only_consumer, replace, take_names
+
+SWAP = [1, 0, 2]
+
+
+def run(model: ir.Model) -> int:
+    """Rewrite every occurrence; returns how many."""
+    count = 0
+    for gather in [n for n in model.graph if n.op_type == "GatherND"]:
+        first, rows = (v.producer() if v is not None else None for v in gather.inputs[:2])
+        last = only_consumer(gather.outputs[0])
+        if first is None or rows is None or last is None or gather.attributes.get_int("batch_dims", 0) != 0:
+            continue
+        swaps = [n.op_type == "Transpose" and list(n.attributes.get_ints("perm", [])) == SWAP for n in (first, last)]
+        if not all(swaps) or rows.op_type != "Unsqueeze" or constant(rows.inputs[1]) not in ([1], [-1]):
+            continue
+        source, indices = first.inputs[0], rows.inputs[0]
+        if indices is None or indices.shape is None or indices.shape.rank() != 1:
+            continue
+        new = ir.node("Gather", inputs=[source, indices], attributes={"axis": 1})
+        take_names(new, last)
+        replace(model.graph, last, new, dead=(gather, rows, first))
+        count += 1
+    return count

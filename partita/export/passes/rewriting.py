@@ -1,0 +1,46 @@
+"""Small helpers the passes share: look at constants and uses, swap a node, drop what became dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+
+def constant(value: ir.Value | None) -> list[Any] | None:
+    """Elements of a small constant as a flat list; None when it is not one."""
+    if value is None or value.const_value is None or value.const_value.size > 64:
+        return None
+    return list(value.const_value.numpy().reshape(-1).tolist())
+
+
+def only_consumer(value: ir.Value) -> ir.Node | None:
+    """The node that alone reads `value`; None when several do or it is a graph output."""
+    uses = value.uses()
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def take_names(new: ir.Node, old: ir.Node) -> None:
+    """Give `new` the place of `old` in the eyes of a reader: its module, class and source line."""
+    new.metadata_props.update(old.metadata_props)
+
+
+def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ...] = ()) -> None:
+    """Put `new` where `old` is, move its users over, and remove `old` and those of `dead` that nothing reads any more."""
+    graph.insert_before(old, new)
+    for before, after in zip(old.outputs, new.outputs, strict=True):
+        after.shape, after.dtype = before.shape, before.dtype
+        if before.is_graph_output():
+            name = before.name
+            before.name = f"{name}_replaced"
+            after.name = name
+        before.replace_all_uses_with(after, replace_graph_outputs=True)
+    for node in (old, *dead):
+        if node.graph is graph and not any(o.uses() or o.is_graph_output() for o in node.outputs):
+            graph.remove(node, safe=True)
+
+
+def drop_unused_initializers(graph: ir.Graph) -> None:
+    """Remove initializers that no node reads."""
+    for name in [n for n, v in graph.initializers.items() if not v.uses() and not v.is_graph_output()]:
+        del graph.initializers[name]

@@ -1,0 +1,57 @@
+"""Use a tied embedding as the language-model head without a second copy of it.
+
+    h [B, K, H] ─ MatMul(Transpose(E)) ─ logits [B, K, V]                                   before
+    h [B, K, H] ─ Reshape [B*K, H] ─ Gemm(E, transB=1) ─ Reshape [B, K, V] ─ logits         after
+
+A Transpose of the shared weight would be folded by ONNX Runtime at session start into a second copy in memory (vocabulary
+x hidden size, often the largest tensor there is), and hides the head from quantisers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.passes.rewriting import only_consumer, replace, take_names
+from partita.export.weights import CheckpointWeight
+
+
+def run(model: ir.Model) -> int:
+    """Rewrite every MatMul with a transposed, shared weight; returns how many."""
+    graph = model.graph
+    count = 0
+    for turn in [n for n in graph if n.op_type == "Transpose"]:
+        weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
+        if weight is None or not isinstance(weight.const_value, CheckpointWeight) or matmul is None:
+            continue
+        if matmul.op_type != "MatMul" or matmul.inputs[1] is not turn.outputs[0]:
+            continue
+        hidden = matmul.inputs[0]
+        if weight.const_value.shape.rank() != 2 or hidden is None or hidden.shape is None or hidden.shape.rank() != 3:
+            continue
+        _rewrite(graph, turn, matmul, hidden, weight)
+        count += 1
+    return count
+
+
+def _rewrite(graph: ir.Graph, turn: ir.Node, matmul: ir.Node, hidden: ir.Value, weight: ir.Value) -> None:
+    assert weight.shape is not None and hidden.shape is not None
+    vocabulary, width = weight.shape.numpy()
+    batch = hidden.shape[0]
+    flat = ir.node("Reshape", inputs=[hidden, _constant(graph, f"{weight.name}.rows", [-1, width])])
+    gemm = ir.node("Gemm", inputs=[flat.outputs[0], weight], attributes={"transB": 1})
+    back = ir.node("Reshape", inputs=[gemm.outputs[0], _constant(graph, f"{weight.name}.logits", [int(batch), -1, vocabulary])])
+    for node in (flat, gemm, back):
+        take_names(node, matmul)
+    for node in (flat, gemm):
+        node.outputs[0].dtype = hidden.dtype
+        graph.insert_before(matmul, node)
+    replace(graph, matmul, back, dead=(turn,))
+
+
+def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
+    """An int64 initializer."""
+    tensor = ir.tensor(np.array(values, np.int64), name=name)
+    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.initializers[name] = value
+    return value

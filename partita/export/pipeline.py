@@ -1,0 +1,328 @@
+"""The export itself, stage by stage: describe, trace, rewrite, write weights, answer, verify, publish.
+
+Everything is written to a hidden folder next to the target and renamed at the end, the manifest last: a killed or failed
+export leaves nothing that looks like a package. Replaying the known answer needs the runtime, which this folder may not
+import: the caller passes a function.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+
+import partita
+from partita.errors import PackageError, ParityError, ResourceError, UsageError
+from partita.export import bf16_twin, known_answer, weights
+from partita.export.attention import Lowering, lowering
+from partita.export.checkpoint import Checkpoint, open_checkpoint, source_files
+from partita.export.passes import run_all
+from partita.export.progress import Progress, Silent, stage
+from partita.export.tracing import FakeModel, Traced, TraceSpec, build_fake_model, name_nodes, trace
+from partita.package import (
+    KNOWN_ANSWER,
+    MANIFEST,
+    WEIGHTS,
+    FileRecord,
+    Graph,
+    GraphFile,
+    Manifest,
+    Source,
+    Verification,
+    record_file,
+    sha256_of,
+    write_manifest,
+)
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DEFAULT_MAX_LENGTH = 2048
+DEFAULT_PREFILL_CHUNK = 128
+MAX_OPSET = 24
+"""Highest operator set that the pinned torch exporter writes."""
+TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
+
+Replay = Callable[[Path, Manifest], Verification]
+"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What to export, and how. Sizes in tokens."""
+
+    checkpoint: str
+    out: Path
+    precision: str = "fp32"
+    max_length: int | None = None
+    batch_size: int = 1
+    attention: str = "auto"
+    static_shapes: bool = False
+    prefill_chunk: int | None = None
+    verify: bool = True
+    force: bool = False
+    opset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an export did."""
+
+    out: Path
+    manifest: Manifest
+    attention_reason: str
+    passes: dict[str, int]
+    seconds: dict[str, float]
+    peak_rss_bytes: int
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Work:
+    """State handed from stage to stage."""
+
+    options: ExportOptions
+    progress: Progress
+    folder: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    passes: dict[str, int] = field(default_factory=dict)
+
+
+def export(options: ExportOptions, *, replay: Replay, progress: Progress | None = None) -> Summary:
+    """Export a checkpoint to a package.
+
+    Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
+    """
+    _check_options(options)
+    _check_target(options)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.partial-"))
+    except OSError as error:
+        raise ResourceError(f"{options.out.parent}: cannot create a folder there ({error.strerror})") from error
+    work = _Work(options, progress or Silent(), folder)
+    try:
+        summary = _run(work, replay)
+        _publish(folder, options)
+        return summary
+    except OSError as error:
+        raise weights.translate_space(error, folder) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_options(options: ExportOptions) -> None:
+    if options.precision not in PRECISIONS:
+        raise UsageError(f"--precision {options.precision}: choose one of {', '.join(PRECISIONS)}")
+    for name, value in (("max-length", options.max_length), ("batch-size", options.batch_size), ("prefill-chunk", options.prefill_chunk)):
+        if value is not None and not 1 <= value <= 1 << 24:
+            raise UsageError(f"--{name} {value}: must be between 1 and {1 << 24:,}")
+    if options.prefill_chunk is not None and not options.static_shapes:
+        raise UsageError("--prefill-chunk fixes the shape of prefill.onnx: it needs --static-shapes")
+    if options.attention != "auto":
+        chosen = lowering(options.attention)
+        if options.opset is not None and options.opset < chosen.min_opset:
+            raise UsageError(f"--opset {options.opset}: --attention {chosen.name} needs opset {chosen.min_opset} or newer")
+    if options.opset is not None and not 18 <= options.opset <= MAX_OPSET:
+        raise UsageError(f"--opset {options.opset}: must be between 18 and {MAX_OPSET}")
+
+
+def _check_target(options: ExportOptions) -> None:
+    out = options.out
+    if not out.exists():
+        return
+    replaceable = out.is_dir() and ((out / MANIFEST).is_file() or not any(out.iterdir()))
+    if not options.force:
+        raise PackageError(f"{out}: exists already; choose another folder, or replace the package with --force")
+    if not replaceable:
+        raise PackageError(f"{out}: exists and is not a Partita package; --force replaces packages only, remove it yourself")
+
+
+def _run(work: _Work, replay: Replay) -> Summary:
+    options = work.options
+    with stage(work.progress, "read checkpoint", work.seconds):
+        checkpoint = open_checkpoint(options.checkpoint)
+        max_length = _max_length(options, checkpoint)
+    with stage(work.progress, "trace", work.seconds):
+        dtype = PRECISIONS[options.precision]
+        fake = build_fake_model(checkpoint.config, dtype, options.batch_size, max_length)
+        chosen, reason = _choose_lowering(options, fake)
+        phases = _phases(options, max_length)
+        traced = [trace(fake, chosen, _spec(options, chosen, max_length, length)) for _, _, length in phases]
+    with stage(work.progress, "rewrite", work.seconds):
+        _rewrite(work, traced, checkpoint, fake)
+    models = [t.model for t in traced]
+    parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
+    if options.verify:
+        known_answer.check_memory(parameters)
+    _check_space(options.out.parent, planned)
+    with stage(work.progress, "write weights", work.seconds, planned) as current:
+        data = weights.write_data(models, work.folder, current)
+    with stage(work.progress, "write graph", work.seconds):
+        for (file, _, _), model in zip(phases, models, strict=True):
+            ir.save(model, work.folder / file)
+        for name in checkpoint.companions():
+            shutil.copyfile(checkpoint.folder / name, work.folder / name)
+        source = _source(checkpoint, parameters)
+    graphs = tuple(
+        GraphFile(file=file, phase=phase, sequence_length=length, nodes=len(list(t.model.graph)), inputs=t.inputs, outputs=t.outputs)
+        for (file, phase, length), t in zip(phases, traced, strict=True)
+    )
+    graph = _graph(options, fake, traced[0], graphs, max_length, chosen, data.size_bytes)
+    manifest = _manifest(work, source, graph, data)
+    manifest = _verify(work, manifest, checkpoint, models, phases, replay)
+    write_manifest(work.folder, manifest)
+    return Summary(options.out, manifest, reason, work.passes, work.seconds, _peak_rss_bytes(), tuple(work.notes))
+
+
+def _max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
+    """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
+    made_for = getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None)
+    if options.max_length is None:
+        return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
+    if made_for is not None and options.max_length > made_for:
+        raise UsageError(f"--max-length {options.max_length}: the model was made for at most {made_for} positions")
+    return options.max_length
+
+
+def _choose_lowering(options: ExportOptions, fake: FakeModel) -> tuple[Lowering, str]:
+    """The lowering, and why it was chosen."""
+    if options.attention != "auto":
+        return lowering(options.attention), "asked for"
+    if any(layer.key_width != layer.value_width for layer in fake.layers):
+        return lowering("onnx24"), "auto: keys and values differ in width, which gqa cannot hold"
+    return lowering("gqa"), "auto: one fused node per layer, in place, on the CPU provider"
+
+
+def _phases(options: ExportOptions, max_length: int) -> list[tuple[str, Literal["any", "prefill", "decode"], int | None]]:
+    """File name, phase and fixed S of every graph."""
+    if not options.static_shapes:
+        return [("model.onnx", "any", None)]
+    chunk = min(options.prefill_chunk or DEFAULT_PREFILL_CHUNK, max_length)
+    return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
+
+
+def _spec(options: ExportOptions, chosen: Lowering, max_length: int, length: int | None) -> TraceSpec:
+    return TraceSpec(options.batch_size, max_length, length, options.opset or chosen.opset)
+
+
+def _rewrite(work: _Work, traced: list[Traced], checkpoint: Checkpoint, fake: FakeModel) -> None:
+    for item in traced:
+        weights.attach(item.model, checkpoint, fake.aliases())
+        for name, count in run_all(item.model).items():
+            work.passes[name] = work.passes.get(name, 0) + count
+        name_nodes(item.model)
+    unused = weights.unused_tensors([t.model for t in traced], checkpoint)
+    unused = [name for name in unused if not fake.is_tied(name)]
+    if unused:
+        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        work.notes.append(f"the model does not use these tensors of the checkpoint: {', '.join(unused[:5])}{more}")
+
+
+def _check_space(parent: Path, needed: int) -> None:
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise ResourceError(f"{parent}: no space left: the package needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
+
+
+def _source(checkpoint: Checkpoint, parameters: int) -> Source:
+    files = tuple(
+        FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name)) for name, size in source_files(checkpoint)
+    )
+    return Source(
+        checkpoint=checkpoint.given, model_type=checkpoint.model_type, architecture=checkpoint.architecture,
+        dtype=checkpoint.dtype, parameters=parameters, files=files,
+    )  # fmt: skip
+
+
+def _graph(
+    options: ExportOptions, fake: FakeModel, traced: Traced, files: tuple[GraphFile, ...], max_length: int, chosen: Lowering,
+    weight_bytes: int,
+) -> Graph:  # fmt: skip
+    cache = sum(_nbytes(state.shape, state.dtype) for state in traced.states)
+    return Graph(
+        files=files, states=traced.states, opsets=dict(traced.model.opset_imports), attention=chosen.name,
+        precision=options.precision, batch_size=options.batch_size, max_length=max_length, vocab_size=fake.vocab_size,
+        weight_bytes=weight_bytes, cache_bytes=cache,
+    )  # fmt: skip
+
+
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    size = 4 if dtype == "float32" else 2
+    for length in shape:
+        size *= length
+    return size
+
+
+def _manifest(work: _Work, source: Source, graph: Graph, data: weights.DataFile) -> Manifest:
+    files = [FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256)]
+    files += [record_file(work.folder, p.name) for p in sorted(work.folder.iterdir()) if p.name != WEIGHTS]
+    return Manifest(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        source=source,
+        graph=graph,
+        files=tuple(files),
+        toolchain=_toolchain(),
+        verification=Verification(status="unverified", detail="exported with --no-verify"),
+    )
+
+
+def _toolchain() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for name in TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = partita.__version__ if name == "partita" else "not installed as a package"
+    return versions
+
+
+def _verify(
+    work: _Work, manifest: Manifest, checkpoint: Checkpoint, models: list[ir.Model],
+    phases: list[tuple[str, Literal["any", "prefill", "decode"], int | None]], replay: Replay,
+) -> Manifest:  # fmt: skip
+    """Compute the known answer, replay it, and return the manifest with the result. Raises ParityError when they differ."""
+    if not work.options.verify:
+        return manifest
+    with stage(work.progress, "known answer", work.seconds):
+        answer = known_answer.compute(checkpoint, manifest.graph.vocab_size, manifest.graph.max_length)
+        known_answer.save(answer, work.folder)
+        manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
+    with stage(work.progress, "verify", work.seconds):
+        if work.options.precision == "bf16":
+            result = bf16_twin.replay(work.folder, manifest, [file for file, _, _ in phases], replay)
+        else:
+            result = replay(work.folder, manifest)
+    if result.status != "verified":
+        raise ParityError(
+            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}; nothing was "
+            "written, please report this model"
+        )
+    return manifest.model_copy(update={"verification": result})
+
+
+def _publish(folder: Path, options: ExportOptions) -> None:
+    """Move the finished folder to its place; an old package is put aside first and removed only after that."""
+    folder.chmod(0o755)
+    old: Path | None = None
+    if options.out.exists():
+        old = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.old-")) / "package"
+        os.rename(options.out, old)
+    os.rename(folder, options.out)
+    if old is not None:
+        shutil.rmtree(old.parent, ignore_errors=True)
+
+
+def _peak_rss_bytes() -> int:
+    """Peak resident memory of this process; Linux reports KiB, macOS bytes (getrusage(2))."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,56 @@
+"""How a long stage tells how far it is. The command line draws bars; a library caller may pass nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+
+class Stage(Protocol):
+    """One running stage."""
+
+    def advance(self, amount: int) -> None:
+        """`amount` more bytes are done."""
+
+
+class Progress(Protocol):
+    """Something that shows stages."""
+
+    def start(self, title: str, total_bytes: int | None) -> Stage:
+        """Show a new stage; `total_bytes` is None when the size is not known."""
+
+    def finish(self, stage: Stage, seconds: float) -> None:
+        """The stage ended after `seconds`."""
+
+
+class SilentStage:
+    """A stage nobody watches."""
+
+    def advance(self, amount: int) -> None:
+        """Nothing to show."""
+
+
+class Silent:
+    """Progress nobody watches."""
+
+    def start(self, title: str, total_bytes: int | None) -> Stage:
+        """A silent stage."""
+        return SilentStage()
+
+    def finish(self, stage: Stage, seconds: float) -> None:
+        """Nothing to show."""
+
+
+@contextmanager
+def stage(progress: Progress, title: str, seconds: dict[str, float], total_bytes: int | None = None) -> Iterator[Stage]:
+    """Run a stage, show it and record how long it took under `title`."""
+    import time
+
+    started = time.perf_counter()
+    current = progress.start(title, total_bytes)
+    try:
+        yield current
+    finally:
+        seconds[title] = time.perf_counter() - started
+        progress.finish(current, seconds[title])

@@ -1,0 +1,219 @@
+"""Weights from checkpoint files to one external data file, a slice at a time.
+
+Until it is written, a weight is a `CheckpointWeight`: which tensor it comes from and what is done to it on the way. Equal
+weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one slice of one tensor.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from partita.errors import CheckpointError, ResourceError
+from partita.export.checkpoint import Checkpoint, TensorReader
+from partita.export.progress import Stage
+from partita.package import WEIGHTS
+
+IR_DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
+TORCH_DTYPES = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}
+SLICE_BYTES = 32 << 20
+"""Weights are read, cast and written in pieces of about this size."""
+INLINE_BYTES = 1024
+"""Smaller constants stay inside the ONNX file."""
+ALIGNMENT = 4096
+"""Offset alignment of large tensors, so that ONNX Runtime can map them into memory (ONNX external data specification)."""
+SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class CheckpointWeight(ir.LazyTensor):
+    """A weight that still lies in the checkpoint. `transposed` swaps its two axes on the way to the package."""
+
+    def __init__(self, checkpoint: Checkpoint, source: str, dtype: ir.DataType, *, transposed: bool = False) -> None:
+        shape = checkpoint.tensors[source].shape
+        super().__init__(self._whole, dtype, ir.Shape(shape[::-1] if transposed else shape), name=source)
+        self.checkpoint, self.source, self.transposed = checkpoint, source, transposed
+
+    @property
+    def key(self) -> tuple[str, bool, int]:
+        """Equal keys are equal bytes."""
+        return self.source, self.transposed, int(self.dtype)
+
+    def transpose(self) -> CheckpointWeight:
+        """The same weight with its two axes swapped."""
+        return CheckpointWeight(self.checkpoint, self.source, self.dtype, transposed=not self.transposed)
+
+    def slices(self) -> Iterator[torch.Tensor]:
+        """The weight in package dtype and layout, in consecutive pieces of its first axis.
+
+        Raises CheckpointError when a value does not fit the dtype.
+        """
+        target = TORCH_DTYPES[self.dtype]
+        shape = self.shape.numpy()
+        rows = shape[0] if shape else 1
+        row_bytes = self.nbytes // max(rows, 1)
+        step = max(1, SLICE_BYTES // max(row_bytes, 1))
+        with TensorReader(self.checkpoint, self.source) as reader:
+            for start in range(0, rows, step):
+                piece = reader.read(start, min(start + step, rows), axis=1 if self.transposed else 0)
+                cast = piece.to(target)
+                if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
+                    raise CheckpointError(
+                        f"tensor {self.source}: a value of {float(piece.abs().max()):.3g} does not fit float16; use --precision "
+                        "bf16 or fp32"
+                    )
+                yield cast.t().contiguous() if self.transposed else cast.contiguous()
+
+    def _whole(self) -> ir.TensorProtocol:
+        """The whole weight in memory; for tests and tools, not used when a package is written."""
+        pieces = list(self.slices())
+        return ir.tensor(torch.cat(pieces) if self.shape.rank() else pieces[0], dtype=self.dtype)
+
+
+def _raw(tensor: torch.Tensor) -> bytes:
+    """Little-endian bytes of a contiguous tensor; numpy has no bfloat16, so the bits are taken as they are."""
+    flat = tensor.reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+
+
+def attach(model: ir.Model, checkpoint: Checkpoint, aliases: Mapping[str, frozenset[str]]) -> None:
+    """Give every initializer that is a parameter its checkpoint tensor.
+
+    `aliases` maps a parameter name to all names of the same, tied parameter. Raises CheckpointError naming what is missing or
+    of another shape or dtype than the config asks for.
+    """
+    missing, wrong = [], []
+    for name, value in model.graph.initializers.items():
+        if value.const_value is not None:
+            continue
+        source = find_source(name, checkpoint, aliases)
+        if source is None:
+            missing.append(name)
+            continue
+        info = checkpoint.tensors[source]
+        assert value.shape is not None and value.dtype is not None
+        if info.shape != tuple(value.shape.numpy()):
+            wrong.append(f"{source} is {list(info.shape)}, config.json asks for {list(value.shape.numpy())}")
+        elif info.dtype not in IR_DTYPES and info.dtype != "float64":
+            wrong.append(f"{source} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet")
+        else:
+            value.const_value = CheckpointWeight(checkpoint, source, value.dtype)
+    if missing:
+        raise CheckpointError(f"{checkpoint.folder}: {_few(missing)} missing from the weight files")
+    if wrong:
+        raise CheckpointError(f"{checkpoint.folder}: weights and config.json disagree: {_few(wrong, '; ')}")
+
+
+def find_source(name: str, checkpoint: Checkpoint, aliases: Mapping[str, frozenset[str]]) -> str | None:
+    """The checkpoint tensor that holds parameter `name`: by its name, a tied name, or without the base model's prefix."""
+    for candidate in (name, *sorted(aliases.get(name, ()))):
+        for spelling in (candidate, candidate.partition(".")[2]):
+            if spelling in checkpoint.tensors:
+                return spelling
+    return None
+
+
+def _few(items: list[str], separator: str = ", ") -> str:
+    """The first five, and how many there are."""
+    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
+    return separator.join(items[:5]) + more
+
+
+def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint) -> list[str]:
+    """Tensors of the checkpoint that no graph uses, without the buffers that transformers computes itself."""
+    used = {w.source for m in models for w in _weights(m)}
+    computed = ("inv_freq", ".masked_bias", ".attn.bias")
+    return sorted(name for name in checkpoint.tensors if name not in used and not name.endswith(computed))
+
+
+def parameter_count(models: Iterable[ir.Model]) -> int:
+    """Elements of all weights, a shared one counted once."""
+    sizes = {w.source: w.size for m in models for w in _weights(m)}
+    return sum(sizes.values())
+
+
+def _weights(model: ir.Model) -> Iterator[CheckpointWeight]:
+    for value in model.graph.initializers.values():
+        if isinstance(value.const_value, CheckpointWeight):
+            yield value.const_value
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """The external data file that was written."""
+
+    size_bytes: int
+    sha256: str
+
+
+def planned_bytes(models: Iterable[ir.Model]) -> int:
+    """Size that the external data file will have, without alignment."""
+    return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
+
+
+def write_data(models: list[ir.Model], folder: Path, stage: Stage) -> DataFile:
+    """Write every large initializer of `models` to `folder`/model.onnx.data and point the graphs at it.
+
+    Raises ResourceError when the disk is full.
+    """
+    try:
+        with (folder / WEIGHTS).open("wb") as stream:
+            writer = _Writer(stream, stage)
+            for model in models:
+                for value in model.graph.initializers.values():
+                    writer.place(value, folder)
+            return DataFile(writer.position, writer.digest.hexdigest())
+    except OSError as error:
+        raise translate_space(error, folder) from error
+
+
+def translate_space(error: OSError, folder: Path) -> ResourceError:
+    """An operating system error while writing a package, as one line."""
+    if error.errno in SPACE_ERRORS:
+        return ResourceError(f"{folder.parent}: no space left while writing the package; free some and export again")
+    return ResourceError(f"{folder.parent}: cannot write the package ({error.strerror or error})")
+
+
+class _Writer:
+    """Appends tensors to a stream, aligned, each distinct one once."""
+
+    def __init__(self, stream: Any, stage: Stage) -> None:
+        self.stream, self.stage = stream, stage
+        self.position = 0
+        self.digest = hashlib.sha256()
+        self.placed: dict[object, tuple[int, int]] = {}
+
+    def place(self, value: ir.Value, folder: Path) -> None:
+        tensor = value.const_value
+        assert tensor is not None, value.name
+        if not isinstance(tensor, CheckpointWeight) and tensor.nbytes < INLINE_BYTES:
+            return
+        key: object = tensor.key if isinstance(tensor, CheckpointWeight) else hashlib.sha256(tensor.tobytes()).hexdigest()
+        if key not in self.placed:
+            self.placed[key] = self._append(tensor)
+        offset, length = self.placed[key]
+        value.const_value = ir.ExternalTensor(
+            WEIGHTS, offset, length, tensor.dtype, shape=tensor.shape, name=value.name or "", base_dir=folder
+        )
+
+    def _append(self, tensor: Any) -> tuple[int, int]:
+        self._write(b"\0" * (-self.position % (ALIGNMENT if tensor.nbytes >= ALIGNMENT else 64)))
+        start = self.position
+        if isinstance(tensor, CheckpointWeight):
+            for piece in tensor.slices():
+                self._write(_raw(piece))
+                self.stage.advance(piece.nbytes)
+        else:
+            self._write(tensor.tobytes())
+        return start, self.position - start
+
+    def _write(self, data: bytes) -> None:
+        self.stream.write(data)
+        self.digest.update(data)
+        self.position += len(data)

@@ -1,0 +1,244 @@
+"""The package on disk: its manifest, and how to read, write and check it.
+
+The only thing that `export` and `runtime` share. Knows file names, hashes and tensor contracts; knows nothing of torch,
+ONNX Runtime or how a graph is made. The manifest's JSON Schema is published in docs/package.schema.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePosixPath
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from partita.errors import PackageError
+
+SCHEMA: Final = "partita.package/1"
+MANIFEST = "manifest.json"
+WEIGHTS = "model.onnx.data"
+KNOWN_ANSWER = "known_answer.safetensors"
+HASH_CHUNK_BYTES = 1 << 20
+
+Dimension = int | str
+"""A fixed size, or the name of a symbolic one."""
+
+Role = Literal[
+    "tokens",  # [B, S] token ids
+    "positions",  # [B, S] start[b] + 0 .. S-1
+    "last_index",  # [B] start[b] + S - 1: index of the last cache row that is valid after this step
+    "total_length",  # [] max over rows of start[b] + S
+    "write_start",  # [B] start[b]: first cache row this step writes
+    "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
+    "logits_rows",  # [K] which of the S positions the logits are wanted for
+    "logits",  # output [B, K, vocab]
+]
+"""What a graph input or output means. The runtime feeds by role; it knows no names."""
+
+
+class Record(BaseModel):
+    """Base of every record on disk: immutable, and unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileRecord(Record):
+    """One file of the package. `name` is relative to the package folder."""
+
+    name: str
+    size_bytes: int = Field(ge=0)
+    sha256: str
+
+
+class Source(Record):
+    """The checkpoint that the package was exported from."""
+
+    checkpoint: str
+    """Folder name or hub id, as given."""
+    model_type: str
+    architecture: str
+    dtype: str
+    """dtype of most weights in the checkpoint files, in ONNX spelling: float32, float16, bfloat16."""
+    parameters: int
+    """Number of weights the graph uses; a tied weight counts once."""
+    files: tuple[FileRecord, ...]
+
+
+class Port(Record):
+    """A graph input or output that is not a state."""
+
+    name: str
+    role: Role
+    shape: tuple[Dimension, ...]
+    dtype: str
+
+
+class State(Record):
+    """A tensor that lives from step to step; `past` is read and `present` is written, in the same buffer."""
+
+    past: str
+    present: str
+    layer: int
+    kind: Literal["key", "value", "conv", "recurrent"]
+    shape: tuple[int, ...]
+    """[B, KV heads, N, head size] for keys and values."""
+    dtype: str
+    window: int | None = None
+    """Sliding window in tokens, when the layer has one."""
+
+
+class GraphFile(Record):
+    """One ONNX file. A package holds one for both phases, or a fully static pair."""
+
+    file: str
+    phase: Literal["any", "prefill", "decode"]
+    sequence_length: int | None
+    """S, when it is fixed in the file."""
+    nodes: int
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+class Graph(Record):
+    """What all graphs of the package have in common."""
+
+    files: tuple[GraphFile, ...]
+    states: tuple[State, ...]
+    opsets: dict[str, int]
+    """Operator set per domain; "" is ONNX itself."""
+    attention: str
+    """Name of the lowering of attention and cache: gqa, onnx24, …"""
+    precision: str
+    batch_size: int = Field(ge=1)
+    max_length: int = Field(ge=1)
+    """N: the most tokens, prompt and new ones together, that a row can hold."""
+    vocab_size: int
+    weight_bytes: int
+    cache_bytes: int
+    """All state buffers together."""
+
+
+class StepError(Record):
+    """How far one step of the known answer was off."""
+
+    step: str
+    """prefill, chunked prefill, or decode 1 .. n."""
+    output: str
+    max_abs_error: float
+    max_rel_error: float
+    """max |ours - reference| / max |reference| over the output."""
+    tokens_equal: bool
+    """Greedy tokens agree in every row that has a clear winner; see `Verification.near_ties`."""
+
+
+class Verification(Record):
+    """Whether the graph computes what its model computes, and how that was found out."""
+
+    status: Literal["verified", "unverified"]
+    detail: str
+    """How it was verified, or why it was not."""
+    provider: str | None = None
+    reference: str | None = None
+    """What was run for the known answer."""
+    tolerance: float | None = None
+    """Largest max_rel_error that passes."""
+    near_ties: int = 0
+    """Compared positions at which the reference's two best logits are closer than the tolerance allows to tell apart."""
+    steps: tuple[StepError, ...] = ()
+
+
+class Manifest(Record):
+    """Everything the runtime has to know about a package."""
+
+    schema_id: Literal["partita.package/1"] = Field(default=SCHEMA, alias="schema")
+    created: str
+    """UTC, ISO 8601."""
+    source: Source
+    graph: Graph
+    files: tuple[FileRecord, ...]
+    """Every file of the package but the manifest itself."""
+    toolchain: dict[str, str]
+    """Package name to version, of everything that had a part in the export."""
+    verification: Verification
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    def graph_for(self, phase: Literal["prefill", "decode"]) -> GraphFile:
+        """The graph that runs `phase`."""
+        return next(g for g in self.graph.files if g.phase in (phase, "any"))
+
+    def file(self, name: str) -> FileRecord | None:
+        """The record of the file called `name`, if the package has one."""
+        return next((f for f in self.files if f.name == name), None)
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file, read in 1 MiB pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(HASH_CHUNK_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def record_file(folder: Path, name: str, sha256: str | None = None) -> FileRecord:
+    """Describe `folder/name`; `sha256` is computed unless the writer already knows it."""
+    path = folder / name
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=sha256 or sha256_of(path))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`, the last file a package gets."""
+    text = json.dumps(manifest.model_dump(mode="json", by_alias=True), indent=1)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate the manifest of the package in `folder`.
+
+    Raises PackageError when the folder is no package, the manifest is damaged, or a newer Partita wrote it.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise PackageError(f"{folder}: no such folder; export a checkpoint first with: partita export CHECKPOINT {folder}")
+    if not path.is_file():
+        raise PackageError(f"{folder}: not a Partita package, it has no {MANIFEST}")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise PackageError(f"{path}: damaged, it is not JSON ({error}); export the checkpoint again") from error
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise PackageError(f"{path}: schema is {schema!r}, this Partita reads {SCHEMA!r}; use the Partita that wrote it")
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise PackageError(f"{path}: field {where}: {first['msg']}; export the checkpoint again") from error
+
+
+def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
+    """Check that every file is there, inside the folder, with the recorded size and, if asked, the recorded hash.
+
+    Raises PackageError naming the first file that is not as recorded.
+    """
+    for record in manifest.files:
+        path = inside(folder, record.name)
+        if not path.is_file():
+            raise PackageError(f"{path}: missing from the package; export the checkpoint again")
+        size = path.stat().st_size
+        if size != record.size_bytes:
+            raise PackageError(f"{path}: {size:,} bytes, the manifest says {record.size_bytes:,}; export again")
+        if hashes and sha256_of(path) != record.sha256:
+            raise PackageError(f"{path}: altered since export, its SHA-256 is not the recorded one; export again")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """`folder/name`, refused with PackageError when it would leave the folder."""
+    parts = PurePosixPath(name)
+    path = folder / name
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not path.resolve().is_relative_to(folder.resolve()):
+        raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
+    return path

@@ -1,0 +1,173 @@
+"""Facts in, report out: a pure function of plain records. Opens no file, imports no ONNX Runtime, reads no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.partition_reports import groups
+from partita.partition_reports.checks import run_checks
+from partita.partition_reports.copies import find_copies
+from partita.partition_reports.facts import MemoryFacts, RunFacts, StateFact, StepFact
+from partita.partition_reports.fallbacks import find_fallbacks
+from partita.partition_reports.partitions import find_partitions
+from partita.partition_reports.placement import find_disagreements, place_nodes
+from partita.partition_reports.records import (
+    Cache,
+    CacheState,
+    ChainEntry,
+    Environment,
+    Fallback,
+    Memory,
+    PackageFacts,
+    Phase,
+    Report,
+    Request,
+    Totals,
+)
+from partita.partition_reports.session_index import PHASES, PhaseName, SessionIndex, index_session
+from partita.partition_reports.sources import state_sources
+from partita.partition_reports.timing import node_time_note, node_times, step_times
+
+
+def build_report(
+    facts: RunFacts,
+    *,
+    environment: Environment,
+    package: PackageFacts,
+    request: Request,
+    chain: tuple[ChainEntry, ...],
+    created: str,
+    partita_version: str,
+) -> Report:
+    """The partition report of one run. `created` is UTC, ISO 8601; the first entry of `chain` is the wanted provider.
+
+    Raises pydantic.ValidationError when a fact is outside the vocabulary of the report, e.g. an unknown finish reason.
+    """
+    indexes = tuple(index_session(session) for session in facts.sessions)
+    phases, fallbacks = [], list[Fallback]()
+    for name, index in phase_sessions(indexes):
+        phase = build_phase(index, name, facts.steps, package.batch_size)
+        phases.append(phase)
+        fallbacks += find_fallbacks(index, name, phase.nodes, chain)
+    return Report(
+        created=created,
+        partita_version=partita_version,
+        environment=environment,
+        package=package,
+        request=request,
+        chain=chain,
+        phases=tuple(phases),
+        fallbacks=tuple(fallbacks),
+        cache=build_cache(facts.states),
+        memory=build_memory(facts.memory),
+        totals=build_totals(facts),
+        checks=run_checks(facts, indexes, phases, chain),
+        sources=state_sources(facts, indexes),
+        disagreements=tuple(
+            entry for name, index in phase_sessions(indexes) for entry in find_disagreements(index, name)
+        ),
+        notes=(*facts.notes, *plan_notes(indexes)),
+    )
+
+
+def phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
+    """Each phase with the first session that runs it; a phase without a session is left out."""
+    chosen = []
+    for phase in PHASES:
+        index = next((index for index in indexes if phase in index.facts.phases), None)
+        if index is not None:
+            chosen.append((phase, index))
+    return chosen
+
+
+def build_phase(index: SessionIndex, name: PhaseName, steps: Sequence[StepFact], rows: int) -> Phase:
+    """Placement, partitions, copies and time of one phase. `rows`: batch size."""
+    times = node_times(index, name)
+    speed = step_times(steps, name, rows)
+    nodes = place_nodes(index, times)
+    return Phase(
+        name=name,
+        file=index.facts.file,
+        nodes=nodes,
+        providers=groups.by_provider(nodes),
+        by_op_type=groups.group(nodes, groups.op_type_of),
+        by_layer=groups.by_layer(nodes),
+        by_module=groups.group(nodes, groups.module_name),
+        partitions=find_partitions(index, name, nodes, times),
+        copies=find_copies(index, name, nodes),
+        observed_runs=times.observed_runs,
+        steps=speed.steps,
+        tokens=speed.tokens,
+        seconds=speed.seconds,
+        tokens_per_second=speed.tokens_per_second,
+        step_p50_ms=speed.p50_ms,
+        step_p95_ms=speed.p95_ms,
+        step_p99_ms=speed.p99_ms,
+        overhead_p50_ms=speed.overhead_p50_ms,
+        timing_note=f"{speed.note}; {node_time_note(times)}",
+    )
+
+
+def build_cache(states: Sequence[StateFact]) -> Cache:
+    """Where the state buffers lived, and whether they stayed in place."""
+    memories: dict[str, int] = {}
+    for state in states:
+        memories[state.memory] = memories.get(state.memory, 0) + state.size_bytes
+    entries = tuple(
+        CacheState(
+            name=state.past,
+            layer=state.layer,
+            kind=state.kind,
+            memory=state.memory,
+            size_bytes=state.size_bytes,
+            in_place=state.same_address,
+        )
+        for state in states
+    )
+    return Cache(
+        states=len(states),
+        size_bytes=sum(state.size_bytes for state in states),
+        memories=memories,
+        in_place_states=sum(state.same_address for state in states),
+        address_changes=sum(state.address_changes for state in states),
+        entries=entries,
+    )
+
+
+def build_memory(memory: MemoryFacts) -> Memory:
+    """Memory of process and package, in bytes."""
+    return Memory(
+        weight_bytes=memory.weight_bytes,
+        cache_bytes=memory.cache_bytes,
+        rss_before_load_bytes=memory.rss_before_load_bytes,
+        rss_after_load_bytes=memory.rss_after_load_bytes,
+        peak_rss_bytes=memory.peak_rss_bytes,
+    )
+
+
+def build_totals(facts: RunFacts) -> Totals:
+    """Time and tokens of the whole run."""
+    return Totals.model_validate(
+        {
+            "session_load_seconds": sum(session.load_seconds for session in facts.sessions),
+            "tokenizer_load_seconds": facts.tokenizer_load_seconds,
+            "first_token_seconds": facts.first_token_seconds,
+            "prompt_tokens": facts.prompt_tokens,
+            "new_tokens": facts.new_tokens,
+            "finish_reason": facts.finish_reason,
+            "finish_detail": facts.finish_detail,
+        }
+    )
+
+
+def plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
+    """One sentence per session whose nodes or order are not the plan's."""
+    notes = []
+    for index in indexes:
+        streams = index.facts.plan
+        if streams is None:
+            notes.append(f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {index.order_source}")
+        elif len(streams) > 1:
+            origin = "that of the last profiled run" if index.events else "one stream after the other, for want of a profile"
+            notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; the order of nodes is {origin}")
+    return tuple(notes)

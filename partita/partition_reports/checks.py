@@ -1,0 +1,122 @@
+"""Everything in a report that has to add up, and whether it did. A check that fails is shown, never hidden."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from partita.partition_reports.facts import RunFacts
+from partita.partition_reports.groups import UNKNOWN
+from partita.partition_reports.records import ChainEntry, Check, GroupShare, Phase, ProviderShare
+from partita.partition_reports.session_index import SessionIndex
+
+SHOWN_NAMES = 3
+INCOMPLETE = ("interrupted", "error")
+
+
+def run_checks(
+    facts: RunFacts, indexes: Sequence[SessionIndex], phases: Sequence[Phase], chain: Sequence[ChainEntry]
+) -> tuple[Check, ...]:
+    """Every check that the sources at hand allow."""
+    checks = [check for index in indexes for check in check_session(index)]
+    for phase in phases:
+        checks += check_phase(phase, chain)
+    return (*checks, *check_tokens(facts))
+
+
+def check_session(index: SessionIndex) -> Iterator[Check]:
+    """Checks on the plan of one session and on what was run of it."""
+    facts = index.facts
+    ran = frozenset(event.name for event in index.events)
+    if facts.plan is not None:
+        counts = Counter(name for stream in facts.plan for name in stream)
+        repeated = [name for name, count in counts.items() if count > 1]
+        yield make(
+            f"{facts.file}: every plan node appears once", repeated, f"{len(counts)} nodes, each once", "appear more than once"
+        )
+    if facts.plan is not None and facts.events:
+        strangers = sorted(ran - index.present)
+        inside = f"; {len(index.bodies)} more ran inside control flow" if index.bodies else ""
+        good = f"{len(ran)} executed nodes, all in the plan{inside}"
+        yield make(f"{facts.file}: every executed node is in the plan", strangers, good, "ran but are not in the plan")
+        idle = [name for name in index.order if name not in ran and name not in index.bodies]
+        good = f"all {len(index.order)} plan nodes were observed"
+        yield make(f"{facts.file}: every plan node was executed", idle, good, "are in the plan but were never observed")
+    if facts.events:
+        windows = {window.run for window in facts.runs}
+        orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
+        good = f"{len(windows)} session runs, every event in one"
+        yield make(f"{facts.file}: every event belongs to a known run", orphans, good, "are session runs nobody described")
+
+
+def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
+    """Checks on the sums, partitions and providers of one phase."""
+    for label, groups in groupings(phase):
+        total = sum(entry.nodes for entry in groups)
+        detail = f"{total} of {len(phase.nodes)} nodes"
+        yield Check(name=f"{phase.name}: nodes per {label} add up", passed=total == len(phase.nodes), detail=detail)
+        if phase.nodes and any(entry.time_share is not None for entry in groups):
+            whole = math.fsum(entry.time_share or 0.0 for entry in groups)
+            passed = math.isclose(whole, 1.0, abs_tol=1e-6)
+            yield Check(name=f"{phase.name}: time shares per {label} sum to 1", passed=passed, detail=f"{whole:.6f}")
+    yield check_partitions(phase)
+    nameless = [node.name for node in phase.nodes if node.provider is None]
+    yield make(f"{phase.name}: every node has a provider", nameless, f"{len(phase.nodes)} nodes", "have no known provider")
+    allowed = {entry.provider for entry in chain if entry.status == "active"}
+    strays = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
+    good = f"{len(phase.nodes)} nodes on {', '.join(sorted(allowed)) or 'no provider'}"
+    yield make(f"{phase.name}: every node is on a provider of the chain", strays, good, "run on a provider outside the chain")
+
+
+def groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupShare]], ...]:
+    """The four ways in which a phase's nodes are summed."""
+    return (
+        ("provider", phase.providers),
+        ("op type", phase.by_op_type),
+        ("layer", phase.by_layer),
+        ("module", phase.by_module),
+    )
+
+
+def check_partitions(phase: Phase) -> Check:
+    """Partitions follow each other without a gap, to the last node, each on the provider of its nodes."""
+    expected = 0
+    for part in phase.partitions:
+        inside = phase.nodes[part.first_position : part.first_position + part.nodes]
+        mixed = any((node.provider or UNKNOWN) != part.provider for node in inside)
+        if part.first_position != expected or part.nodes < 1 or mixed:
+            break
+        expected += part.nodes
+    detail = f"{len(phase.partitions)} partitions cover {expected} of {len(phase.nodes)} nodes"
+    return Check(name=f"{phase.name}: partitions cover the plan", passed=expected == len(phase.nodes), detail=detail)
+
+
+def check_tokens(facts: RunFacts) -> Iterator[Check]:
+    """Tokens per row of the steps against the prompt and the new tokens.
+
+    Prefill yields the first new token, so n new tokens take n - 1 decode steps; one more when the token that the last step
+    made was not kept, as with a stop token. A run that was cut short may have done less.
+    """
+    prefill = sum(step.tokens for step in facts.steps if step.phase == "prefill")
+    cut_short = facts.finish_reason in INCOMPLETE and facts.new_tokens == 0
+    passed = prefill == facts.prompt_tokens or (cut_short and prefill < facts.prompt_tokens)
+    detail = f"{prefill} tokens in steps, {facts.prompt_tokens} in the prompt, run ended with {facts.finish_reason}"
+    yield Check(name="prefill: steps add up to the prompt", passed=passed, detail=detail)
+    decode = sum(step.tokens for step in facts.steps if step.phase == "decode")
+    passed = decode in (max(facts.new_tokens - 1, 0), facts.new_tokens)
+    detail = f"{decode} tokens in steps, {facts.new_tokens} new ones of which prefill made the first"
+    yield Check(name="decode: steps add up to the new tokens", passed=passed, detail=detail)
+
+
+def make(name: str, offenders: Sequence[str], good: str, bad: str) -> Check:
+    """A check that fails when there are offenders, naming the first few."""
+    detail = f"{name_some(offenders)} {bad}" if offenders else good
+    return Check(name=name, passed=not offenders, detail=detail)
+
+
+def name_some(names: Iterable[str]) -> str:
+    """The first names and how many more there are."""
+    listed = list(names)
+    more = f" and {len(listed) - SHOWN_NAMES} more" if len(listed) > SHOWN_NAMES else ""
+    return ", ".join(listed[:SHOWN_NAMES]) + more

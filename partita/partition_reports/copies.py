@@ -1,0 +1,65 @@
+"""Copies between devices: Memcpy nodes inside the graph, and graph inputs and outputs bound on the wrong side."""
+
+from __future__ import annotations
+
+from partita.partition_reports.facts import PortFact
+from partita.partition_reports.partitions import port_bytes
+from partita.partition_reports.records import Copy, NodePlacement
+from partita.partition_reports.session_index import PhaseName, SessionIndex
+
+MEMCPY = {"MemcpyFromHost": "host_to_device", "MemcpyToHost": "device_to_host"}
+
+
+def is_memcpy(node: NodePlacement) -> bool:
+    """True for the copy nodes that ONNX Runtime inserts; without a profile only their name tells."""
+    if node.op_type is None:
+        return node.name == "Memcpy" or node.name.startswith("Memcpy_token_")
+    return node.op_type in MEMCPY
+
+
+def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
+    """Every tensor that moves between devices in one run of `phase`."""
+    inside = tuple(memcpy_copy(node) for node in nodes if is_memcpy(node))
+    return (*inside, *(port_copy(port, phase) for port in index.facts.ports if port.wanted_memory != port.bound_memory))
+
+
+def memcpy_copy(node: NodePlacement) -> Copy:
+    """The copy that one Memcpy node makes."""
+    return Copy.model_validate(
+        {
+            "kind": "memcpy_node",
+            "direction": MEMCPY.get(node.op_type or "", "unknown"),
+            "name": node.name,
+            "bytes_per_run": node.output_bytes,
+            "host_us_per_run": node.host_us_per_run,
+            "source": "profile" if "profile" in node.sources else "plan_file",
+        }
+    )
+
+
+def port_copy(port: PortFact, phase: PhaseName) -> Copy:
+    """The copy that ONNX Runtime makes outside the graph, because a buffer is not where the graph wants it."""
+    is_input = port.direction == "input"
+    origin, target = (port.bound_memory, port.wanted_memory)[:: 1 if is_input else -1]
+    return Copy.model_validate(
+        {
+            "kind": "session_input" if is_input else "session_output",
+            "direction": direction(origin, target),
+            "name": port.name,
+            "bytes_per_run": port_bytes(port, phase),
+            "host_us_per_run": None,
+            "source": "memory_info",
+        }
+    )
+
+
+def direction(origin: str, target: str) -> str:
+    """Which way data moves between two memories, by their names; `unknown` when both are on one side."""
+    if is_host(origin) == is_host(target):
+        return "unknown"
+    return "host_to_device" if is_host(origin) else "device_to_host"
+
+
+def is_host(memory: str) -> bool:
+    """True for memory of the host: Cpu, and pinned memory such as CudaPinned."""
+    return memory.lower() == "cpu" or memory.lower().endswith("pinned")

@@ -1,0 +1,171 @@
+"""What an observer hands over: plain facts about one run, before any of them is interpreted.
+
+Frozen dataclasses, filled by `partita.runtime` and read by `partita.partition_reports.build`. A fact that a source could
+not give is None, never a made-up value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node of the ONNX file, as exported."""
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str | None
+    """Module path in the original model, e.g. model.layers.0.mlp."""
+    module_class: str | None
+    source: str | None
+    """file:line of the modelling code that produced the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedNode:
+    """A node in ONNX Runtime's assignment list (taken after level 1 optimisation)."""
+
+    name: str
+    op_type: str
+    domain: str
+    provider: str
+    subgraph: int
+    """Which entry of the list; nodes of one compiled subgraph share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One execution of one node, from ONNX Runtime's profile."""
+
+    run: int
+    """0-based index of the session run within the observation window."""
+    order: int
+    """0-based position within its run, by start time."""
+    name: str
+    op_type: str
+    provider: str
+    start_us: int
+    """Microseconds since the profile began."""
+    host_us: int
+    """Host time around the kernel; on an asynchronous EP this is not device time."""
+    output_bytes: int
+    output_shapes: tuple[str, ...]
+    """e.g. float32[1,12,256]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWindow:
+    """One session run inside the observation window."""
+
+    run: int
+    phase: str
+    """prefill or decode."""
+    tokens: int
+    """New tokens per row in this run (S)."""
+    start_us: int
+    host_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortFact:
+    """Where a graph input or output lives, and where ONNX Runtime wants it."""
+
+    name: str
+    direction: str
+    """input or output."""
+    role: str
+    """A role of the package, or state."""
+    wanted_memory: str
+    """Memory info name from ONNX Runtime: Cpu, Cuda, WebGPU_Buf, …"""
+    bound_memory: str
+    """Memory info name of the buffer that was bound."""
+    bytes_per_decode_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateFact:
+    """One state buffer, checked at the end of the run."""
+
+    past: str
+    present: str
+    layer: int
+    kind: str
+    memory: str
+    size_bytes: int
+    same_address: bool
+    """Past and present are one buffer, compared by address at every step of the observation window."""
+    address_changes: int
+    """Times the address differed from the step before."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """Everything observed about one ONNX Runtime session."""
+
+    file: str
+    """ONNX file name within the package."""
+    phases: tuple[str, ...]
+    """Phases this session ran: prefill, decode or both."""
+    graph: tuple[GraphNode, ...]
+    plan: tuple[tuple[str, ...], ...] | None
+    """Node names per stream, from the plan file; None when ONNX Runtime wrote none."""
+    assigned: tuple[AssignedNode, ...] | None
+    """None when this ONNX Runtime has no assignment interface."""
+    events: tuple[NodeEvent, ...]
+    runs: tuple[RunWindow, ...]
+    log: tuple[str, ...]
+    """Native log lines of session creation, INFO and above, without time stamps."""
+    registered: tuple[str, ...]
+    """Providers the session registered, in order."""
+    ports: tuple[PortFact, ...]
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepFact:
+    """Timing of one step of the generation loop."""
+
+    phase: str
+    tokens: int
+    """New tokens per row."""
+    seconds: float
+    """Wall time of the session run."""
+    overhead_seconds: float
+    """Wall time of this step outside the session run: feeding, sampling, detokenising."""
+    observed: bool
+    """True while profiling was on; such steps are slower and stay out of the speed figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Memory of the process and of the package, in bytes."""
+
+    weight_bytes: int
+    cache_bytes: int
+    rss_before_load_bytes: int
+    rss_after_load_bytes: int
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One whole run: its sessions, its steps, and how it ended."""
+
+    sessions: tuple[SessionFacts, ...]
+    states: tuple[StateFact, ...]
+    steps: tuple[StepFact, ...]
+    memory: MemoryFacts
+    tokenizer_load_seconds: float
+    first_token_seconds: float | None
+    """From the start of prefill to the first new token; None if none came."""
+    prompt_tokens: int
+    new_tokens: int
+    finish_reason: str
+    """stop, length, cache_full, interrupted, or error."""
+    finish_detail: str = ""
+    notes: tuple[str, ...] = field(default=())
+    """Anything the observer wants said in the report, one sentence each."""

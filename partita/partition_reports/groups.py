@@ -1,0 +1,96 @@
+"""Sums over the nodes of one phase: by provider, op type, layer and module. Adds up records, looks nothing up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from partita.partition_reports import naming
+from partita.partition_reports.records import GroupShare, NodePlacement, ProviderShare
+
+UNKNOWN = "unknown"
+OUTSIDE_LAYERS = "outside layers"
+
+
+def provider_of(node: NodePlacement) -> str:
+    """The node's provider, or `unknown`."""
+    return node.provider or UNKNOWN
+
+
+def op_type_of(node: NodePlacement) -> str:
+    """The node's operator, or `unknown`."""
+    return node.op_type or UNKNOWN
+
+
+def layer_name(node: NodePlacement) -> str:
+    """The group a node's layer goes by."""
+    return OUTSIDE_LAYERS if node.layer is None else f"layer {node.layer}"
+
+
+def module_name(node: NodePlacement) -> str:
+    """The group a node's module goes by, the same in every layer."""
+    return naming.module_group(node.module)
+
+
+def total_us(nodes: Iterable[NodePlacement]) -> float | None:
+    """Sum of the known node times; None when none is known."""
+    known = [node.host_us_per_run for node in nodes if node.host_us_per_run is not None]
+    return sum(known) if known else None
+
+
+def share(part: float | None, whole: float | None) -> float | None:
+    """`part` of `whole`, 0 .. 1; None when either is unknown or nothing was measured."""
+    return part / whole if part is not None and whole else None
+
+
+def split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) -> dict[str, list[NodePlacement]]:
+    """Nodes by the group that `key` names, groups in order of appearance."""
+    groups: dict[str, list[NodePlacement]] = {}
+    for node in nodes:
+        groups.setdefault(key(node), []).append(node)
+    return groups
+
+
+def by_provider(nodes: tuple[NodePlacement, ...]) -> tuple[ProviderShare, ...]:
+    """What each provider does, the one with most nodes first."""
+    whole = total_us(nodes)
+    shares = [
+        ProviderShare(
+            provider=provider,
+            nodes=len(members),
+            op_types=dict(Counter(op_type_of(node) for node in members).most_common()),
+            host_us_per_run=total_us(members),
+            time_share=share(total_us(members), whole),
+        )
+        for provider, members in split(nodes, provider_of).items()
+    ]
+    return tuple(sorted(shares, key=lambda entry: -entry.nodes))
+
+
+def group(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str]) -> tuple[GroupShare, ...]:
+    """Nodes and time per group of `key`, the slowest group first."""
+    shares = grouped(nodes, key)
+    return tuple(sorted(shares, key=lambda entry: (-(entry.host_us_per_run or 0.0), -entry.nodes, entry.name)))
+
+
+def by_layer(nodes: tuple[NodePlacement, ...]) -> tuple[GroupShare, ...]:
+    """Nodes and time per layer, in layer order; what is outside layers comes last."""
+    first = {name: members[0].layer for name, members in split(nodes, layer_name).items()}
+    shares = {entry.name: entry for entry in grouped(nodes, layer_name)}
+    names = sorted(shares, key=lambda name: (first[name] is None, first[name] or 0))
+    return tuple(shares[name] for name in names)
+
+
+def grouped(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str]) -> list[GroupShare]:
+    """One share per group, in order of appearance."""
+    whole = total_us(nodes)
+    return [
+        GroupShare(
+            name=name,
+            nodes=len(members),
+            nodes_by_provider=dict(Counter(provider_of(node) for node in members).most_common()),
+            host_us_per_run=total_us(members),
+            time_share=share(total_us(members), whole),
+        )
+        for name, members in split(nodes, key).items()
+    ]

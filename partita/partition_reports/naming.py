@@ -1,0 +1,56 @@
+"""What a node's name tells: its module, its layer, and the exported nodes it took the place of.
+
+Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. ONNX Runtime names the nodes it makes after the ones
+they replace (`<exported name>/QuickGeluFusion/`) or after nothing at all (`Transpose_token_4`). Knows no facts and no report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+NO_MODULE = "no module"
+LAYER_ITSELF = "layer (no submodule)"
+
+
+def module_of(name: str, modules: Collection[str]) -> str | None:
+    """The part of `name` before its first slash, if that is one of the known `modules`."""
+    head, slash, _ = name.partition("/")
+    return head if slash and head in modules else None
+
+
+def layer_of(module: str | None) -> int | None:
+    """First integer component of a module path: 3 for model.layers.3.mlp."""
+    for part in (module or "").split("."):
+        if is_index(part):
+            return int(part)
+    return None
+
+
+def module_group(module: str | None) -> str:
+    """The name a module goes by over all layers: self_attn for model.layers.3.self_attn.q_proj, norm for model.norm."""
+    if not module:
+        return NO_MODULE
+    parts = module.split(".")
+    for position, part in enumerate(parts):
+        if is_index(part):
+            return parts[position + 1] if position + 1 < len(parts) else LAYER_ITSELF
+    return parts[-1]
+
+
+def replaced_by(name: str, exported: Collection[str]) -> tuple[str, ...]:
+    """Names in `exported` that `name` begins with, cut at a slash; `name` itself does not count."""
+    return tuple(head for head in heads(name) if head in exported)
+
+
+def heads(name: str) -> Iterator[str]:
+    """Every part of `name` that ends before one of its slashes, shortest first."""
+    position = name.find("/")
+    while position >= 0:
+        if position:
+            yield name[:position]
+        position = name.find("/", position + 1)
+
+
+def is_index(part: str) -> bool:
+    """True for a component like 0 or 17; other scripts' digits are names."""
+    return part.isascii() and part.isdigit() and len(part) < 10

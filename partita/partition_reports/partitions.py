@@ -1,0 +1,156 @@
+"""Partitions: maximal runs of consecutive nodes on one provider, and the tensors that cross their borders.
+
+Tensors come from the exported graph's edges where both ends are known by name. Tensors that only exist after fusion have no
+name in any source and are not listed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from partita.partition_reports.facts import NodeEvent, PortFact
+from partita.partition_reports.groups import provider_of
+from partita.partition_reports.records import BoundaryTensor, NodePlacement, Partition
+from partita.partition_reports.session_index import PhaseName, SessionIndex
+from partita.partition_reports.timing import NodeTimes
+
+SESSION = "session"
+ELEMENT_BYTES = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32", "float"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "double"), 8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Who makes and who reads each named tensor, as positions in the execution order."""
+
+    maker: dict[str, int]
+    readers: dict[str, tuple[int, ...]]
+
+
+def find_partitions(
+    index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...], times: NodeTimes
+) -> tuple[Partition, ...]:
+    """Cut the nodes into partitions and name the tensors that enter and leave each."""
+    spans = cut(nodes)
+    part_of = {position: number for number, (start, end) in enumerate(spans) for position in range(start, end)}
+    boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
+    edges = find_edges(index, nodes)
+    sizes = tensor_sizes(index, times)
+    add_inner_tensors(boundaries, edges, part_of, sizes)
+    add_session_tensors(boundaries, index, phase, edges, part_of, sizes)
+    return tuple(
+        Partition(
+            index=number,
+            provider=provider_of(nodes[start]),
+            first_position=start,
+            nodes=end - start,
+            boundary=tuple(sorted(boundaries[number], key=lambda tensor: tensor.direction)),
+        )
+        for number, (start, end) in enumerate(spans)
+    )
+
+
+def cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
+    """Half-open ranges of positions whose nodes share a provider."""
+    starts = [
+        position
+        for position, node in enumerate(nodes)
+        if position == 0 or provider_of(node) != provider_of(nodes[position - 1])
+    ]
+    return list(zip(starts, [*starts[1:], len(nodes)], strict=True))
+
+
+def find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
+    """Edges of the exported graph between nodes that can be found in the execution order.
+
+    A fused node stands for the exported nodes it is called after.
+    """
+    position_of = {node.name: node.position for node in nodes}
+    position_of |= {name: node.position for node in nodes for name in node.replaces}
+    maker: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for name, node in index.exported.items():
+        position = position_of.get(name)
+        if position is None:
+            continue
+        maker.update((tensor, position) for tensor in node.outputs if tensor)
+        for tensor in dict.fromkeys(node.inputs):
+            readers.setdefault(tensor, []).append(position)
+    return Edges(maker, {tensor: tuple(positions) for tensor, positions in readers.items()})
+
+
+def add_inner_tensors(
+    boundaries: list[list[BoundaryTensor]], edges: Edges, part_of: dict[int, int], sizes: dict[str, int]
+) -> None:
+    """Tensors made in one partition and read in another: once out, once in, for each reading partition."""
+    for tensor, position in edges.maker.items():
+        source = part_of[position]
+        targets = dict.fromkeys(part_of[reader] for reader in edges.readers.get(tensor, ()))
+        for target in targets:
+            if target != source:
+                size = sizes.get(tensor)
+                boundaries[source].append(crossing(tensor, "out", str(target), size))
+                boundaries[target].append(crossing(tensor, "in", str(source), size))
+
+
+def add_session_tensors(
+    boundaries: list[list[BoundaryTensor]],
+    index: SessionIndex,
+    phase: PhaseName,
+    edges: Edges,
+    part_of: dict[int, int],
+    sizes: dict[str, int],
+) -> None:
+    """Graph inputs for every partition that reads them, graph outputs for the partition that makes them."""
+    for port in index.facts.ports:
+        size = sizes.get(port.name, port_bytes(port, phase))
+        if port.direction == "input":
+            for target in dict.fromkeys(part_of[reader] for reader in edges.readers.get(port.name, ())):
+                boundaries[target].append(crossing(port.name, "in", SESSION, size))
+        elif port.name in edges.maker:
+            boundaries[part_of[edges.maker[port.name]]].append(crossing(port.name, "out", SESSION, size))
+
+
+def crossing(name: str, direction: str, other_side: str, size: int | None) -> BoundaryTensor:
+    """One tensor at one border."""
+    fields = {"name": name, "direction": direction, "other_side": other_side, "size_bytes": size}
+    return BoundaryTensor.model_validate(fields)
+
+
+def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
+    """Bytes of a graph input or output; in prefill only states have a size that does not depend on the prompt."""
+    return port.bytes_per_decode_step if phase == "decode" or port.role == "state" else None
+
+
+def tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
+    """Bytes of exported tensors, from the outputs their node had in the last observed run."""
+    sizes: dict[str, int] = {}
+    for name, event in times.last.items():
+        node = index.exported.get(name)
+        if node is not None:
+            sizes.update(output_sizes(tuple(tensor for tensor in node.outputs if tensor), event))
+    return sizes
+
+
+def output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
+    """Bytes per output of one execution; a single output is the whole, several are told apart by their shapes."""
+    if len(outputs) == 1:
+        return {outputs[0]: event.output_bytes}
+    if len(outputs) != len(event.output_shapes):
+        return {}
+    sizes = zip(outputs, map(shape_bytes, event.output_shapes), strict=True)
+    return {name: size for name, size in sizes if size is not None}
+
+
+def shape_bytes(text: str) -> int | None:
+    """Bytes of a tensor written as float32[1,12,256]; None when the text cannot be read."""
+    dtype, bracket, rest = text.partition("[")
+    dimensions = [part.strip() for part in rest.rstrip("]").split(",")] if rest.rstrip("]") else []
+    if not bracket or dtype not in ELEMENT_BYTES or not all(part.isdecimal() for part in dimensions):
+        return None
+    return ELEMENT_BYTES[dtype] * math.prod(int(part) for part in dimensions)

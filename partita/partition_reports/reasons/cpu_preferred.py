@@ -1,0 +1,36 @@
+"""ONNX Runtime kept a small shape computation on the CPU on purpose."""
+
+from __future__ import annotations
+
+from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the log says that ONNX Runtime forced this node to the CPU as an optimisation."""
+    return logged(context, r"Force fallback to CPU execution for node: {node}")
+
+
+REASON = Reason(
+    code="cpu_preferred",
+    level="node",
+    title="CPU preferred by ONNX Runtime",
+    condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX Runtime "
+    "expects the round trip to cost more than it saves",
+    needs="a native log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
+    remedy="usually harmless; exporting with --static-shapes removes most shape computations",
+    example=Context(
+        node="/Concat",
+        op_type="Concat",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(
+            "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU execution for "
+            "node: /Concat because the CPU execution path is deemed faster than overhead involved with execution on other EPs "
+            " capable of executing this node",
+        ),
+    ),
+    decide=decide,
+)

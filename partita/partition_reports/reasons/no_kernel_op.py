@@ -1,0 +1,35 @@
+"""The wanted provider looked for a kernel for the node and found none."""
+
+from __future__ import annotations
+
+from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the provider logged that its registry has no kernel for this node."""
+    return logged(context, r"kernel not found in registries for Op type: \S+ node name: {node}")
+
+
+REASON = Reason(
+    code="no_kernel_op",
+    level="node",
+    title="No kernel found",
+    condition="the wanted provider has no kernel for the operator as this node uses it; the log does not say whether the "
+    "operator itself, its version or its types are missing",
+    needs="a native log line `… kernel not found in registries for Op type: <op> node name: <node>`",
+    remedy="export with another attention lowering, opset or precision, or name a provider that has the kernel first",
+    example=Context(
+        node="model.rotary_emb/Gather",
+        op_type="Gather",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(
+            "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries for "
+            "Op type: Gather node name: model.rotary_emb/Gather",
+        ),
+    ),
+    decide=decide,
+)

@@ -1,0 +1,45 @@
+"""ONNX Runtime put the node there itself: a copy, a layout change or a type change."""
+
+from __future__ import annotations
+
+import re
+
+from partita.partition_reports.reasons.base import Context, Finding, Reason
+from partita.partition_reports.records import ChainEntry
+
+OWN_NAMES = {
+    "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
+    "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
+    "Transpose": re.compile(r"Transpose(_token_\d+)?"),
+    "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
+}
+"""Names that ONNX Runtime gives to nodes it inserts, by operator."""
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the file has no such node, and operator and name are those of a node ONNX Runtime inserts."""
+    name = OWN_NAMES.get(context.op_type or "")
+    if context.exported or name is None or not name.fullmatch(context.node):
+        return None
+    return Finding("derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so")
+
+
+REASON = Reason(
+    code="runtime_inserted",
+    level="node",
+    title="Inserted by ONNX Runtime",
+    condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change the layout, "
+    "or a Cast because the CPU has no kernel for the type",
+    needs="the exported graph, and a name that ONNX Runtime gives to nodes of its own",
+    remedy="look at the nodes next to it: it goes away when they run on one provider, in one layout and type",
+    example=Context(
+        node="Transpose_token_4",
+        op_type="Transpose",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        exported=False,
+        replaces=(),
+        log=(),
+    ),
+    decide=decide,
+)

@@ -1,0 +1,310 @@
+"""The partition report as it is written to disk: frozen, versioned, every number with its unit in its name.
+
+Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Numbers are measured or counted; what is
+not known is null.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA = "partita.report/1"
+
+Source = Literal[
+    "model_file",  # the ONNX file of the package
+    "plan_file",  # session.node_partition_config_file: final execution plan, after fusion and Memcpy insertion
+    "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
+    "profile",  # ONNX Runtime's profile of the observation window
+    "native_log",  # ONNX Runtime's own log lines
+    "memory_info",  # where the session wants its inputs and outputs
+    "binding",  # addresses of the buffers that were bound
+    "clock",  # our own clock around the session run
+    "process",  # the operating system's account of this process
+]
+"""Where a fact comes from."""
+
+
+class Record(BaseModel):
+    """Base of every record in a report: immutable; unknown fields and numbers that are none (NaN, infinity) are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+
+class Environment(Record):
+    """The machine and the software the run happened on."""
+
+    cpu: str
+    logical_cores: int
+    memory_bytes: int
+    operating_system: str
+    python: str
+    onnxruntime_package: str
+    onnxruntime_version: str
+    onnxruntime_build: str
+    packages: dict[str, str]
+    """Package name to version."""
+
+
+class PackageFacts(Record):
+    """The package that was run."""
+
+    name: str
+    manifest_sha256: str
+    model_type: str
+    attention: str
+    precision: str
+    batch_size: int
+    max_length: int
+    verification: Literal["verified", "unverified"]
+    verification_detail: str
+
+
+class Request(Record):
+    """What the user asked for."""
+
+    verb: str
+    chain: tuple[str, ...]
+    """Provider names in the order given."""
+    chain_source: str
+    """`command line` or `default`, with the reason."""
+    options: dict[str, str]
+    threads: int | None
+    prompt_tokens: int
+    max_new_tokens: int
+    prefill_chunk_tokens: int
+
+
+class ChainEntry(Record):
+    """What became of one provider of the chain."""
+
+    provider: str
+    """ONNX Runtime's name."""
+    status: Literal["active", "unavailable"]
+    reason: str | None = None
+    """A provider-level reason code."""
+    evidence: str | None = None
+    remedy: str | None = None
+
+
+class NodePlacement(Record):
+    """One node of the final plan and the provider that runs it."""
+
+    position: int
+    """0-based position in the execution order."""
+    name: str
+    op_type: str | None
+    provider: str | None
+    """None when no source could tell; then a disagreement says so."""
+    module: str | None
+    layer: int | None
+    host_us_per_run: float | None
+    """Median host time over the observed runs of this phase."""
+    output_bytes: int | None
+    """In the last observed run of this phase."""
+    replaces: tuple[str, ...]
+    """Exported nodes that this node took the place of, where the name tells."""
+    sources: tuple[Source, ...]
+
+
+class ProviderShare(Record):
+    """What one provider does in one phase."""
+
+    provider: str
+    nodes: int
+    op_types: dict[str, int]
+    host_us_per_run: float | None
+    time_share: float | None
+    """Part of the phase's node time, 0 .. 1."""
+
+
+class GroupShare(Record):
+    """Nodes and time of one op type, one layer or one module."""
+
+    name: str
+    nodes: int
+    nodes_by_provider: dict[str, int]
+    host_us_per_run: float | None
+    time_share: float | None
+
+
+class BoundaryTensor(Record):
+    """A tensor that enters or leaves a partition."""
+
+    name: str
+    direction: Literal["in", "out"]
+    other_side: str
+    """Partition index on the other side, or `session`."""
+    size_bytes: int | None
+
+
+class Partition(Record):
+    """A run of consecutive nodes of the plan on one provider."""
+
+    index: int
+    provider: str
+    first_position: int
+    nodes: int
+    boundary: tuple[BoundaryTensor, ...]
+
+
+class Copy(Record):
+    """A tensor that moves between devices."""
+
+    kind: Literal["memcpy_node", "session_input", "session_output"]
+    direction: Literal["host_to_device", "device_to_host", "unknown"]
+    name: str
+    """Memcpy node, or graph input or output."""
+    bytes_per_run: int | None
+    host_us_per_run: float | None
+    """Wait and copy together: the host cannot tell them apart."""
+    source: Source
+
+
+class Phase(Record):
+    """Placement, partitions, copies and time of prefill or decode."""
+
+    name: Literal["prefill", "decode"]
+    file: str
+    nodes: tuple[NodePlacement, ...]
+    providers: tuple[ProviderShare, ...]
+    by_op_type: tuple[GroupShare, ...]
+    by_layer: tuple[GroupShare, ...]
+    by_module: tuple[GroupShare, ...]
+    partitions: tuple[Partition, ...]
+    copies: tuple[Copy, ...]
+    observed_runs: int
+    steps: int
+    """Steps that the speed figures cover; `timing_note` says which."""
+    tokens: int
+    """New tokens over all rows that the timed steps handled."""
+    seconds: float | None
+    """Wall time of the timed steps."""
+    tokens_per_second: float | None
+    step_p50_ms: float | None
+    """A step is the session run and the host work around it; percentiles interpolate linearly between ranks."""
+    step_p95_ms: float | None
+    step_p99_ms: float | None
+    overhead_p50_ms: float | None
+    """Median time per step outside the session run."""
+    timing_note: str
+    """Which steps the figures cover, e.g. whether observed steps are in them."""
+
+
+class Fallback(Record):
+    """A node that is not on the provider its user wanted most, and why."""
+
+    phase: Literal["prefill", "decode"]
+    node: str
+    op_type: str | None
+    wanted: str
+    provider: str
+    reason: str
+    """A reason code; a provider-level one when the wanted provider is not there at all."""
+    evidence_kind: Literal["logged", "probed", "derived", "none"]
+    evidence: str
+    remedy: str
+    module: str | None
+    source_line: str | None
+
+
+class CacheState(Record):
+    """One state buffer."""
+
+    name: str
+    layer: int
+    kind: str
+    memory: str
+    size_bytes: int
+    in_place: bool
+
+
+class Cache(Record):
+    """Where the KV cache lived, and whether it stayed there."""
+
+    states: int
+    size_bytes: int
+    memories: dict[str, int]
+    """Memory info name to bytes."""
+    in_place_states: int
+    """States whose past and present were one buffer at every observed step."""
+    address_changes: int
+    entries: tuple[CacheState, ...]
+    source: Source = "binding"
+
+
+class Memory(Record):
+    """Memory, in bytes."""
+
+    weight_bytes: int
+    cache_bytes: int
+    rss_before_load_bytes: int
+    rss_after_load_bytes: int
+    peak_rss_bytes: int
+    source: Source = "process"
+
+
+class Totals(Record):
+    """Time of the whole run, in seconds."""
+
+    session_load_seconds: float
+    tokenizer_load_seconds: float
+    first_token_seconds: float | None
+    prompt_tokens: int
+    new_tokens: int
+    finish_reason: Literal["stop", "length", "cache_full", "interrupted", "error"]
+    finish_detail: str
+
+
+class Check(Record):
+    """Something that has to add up, and whether it did."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class SourceStatement(Record):
+    """What one source could and could not see in this run."""
+
+    source: Source
+    available: bool
+    covers: str
+    limits: str
+
+
+class Disagreement(Record):
+    """Two sources that say different things about one node."""
+
+    phase: Literal["prefill", "decode"]
+    node: str
+    detail: str
+    sources: tuple[Source, ...]
+
+
+class Report(Record):
+    """The partition report of one run."""
+
+    schema_id: Literal["partita.report/1"] = Field(default="partita.report/1", alias="schema")
+    created: str
+    """UTC, ISO 8601."""
+    partita_version: str
+    environment: Environment
+    package: PackageFacts
+    request: Request
+    chain: tuple[ChainEntry, ...]
+    phases: tuple[Phase, ...]
+    fallbacks: tuple[Fallback, ...]
+    cache: Cache
+    memory: Memory
+    totals: Totals
+    checks: tuple[Check, ...]
+    sources: tuple[SourceStatement, ...]
+    disagreements: tuple[Disagreement, ...]
+    notes: tuple[str, ...]
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a report, as published in docs/report.schema.json."""
+    return Report.model_json_schema(by_alias=True)

@@ -1,0 +1,135 @@
+"""The facts of one session, sorted for look-up by node name. Joins sources; decides nothing about the report's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from partita.partition_reports import naming, native_log
+from partita.partition_reports.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.partition_reports.records import Source
+
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+PhaseName = Literal["prefill", "decode"]
+PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
+Claims = dict[Source, frozenset[str]]
+"""Providers that each source names for one node; one source may contradict itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIndex:
+    """One session's facts by node name."""
+
+    facts: SessionFacts
+    exported: dict[str, GraphNode]
+    modules: frozenset[str]
+    assigned: dict[str, AssignedNode]
+    events: tuple[NodeEvent, ...]
+    """Events of the main graph; those of control-flow bodies are inside their node's own time and left out."""
+    bodies: frozenset[str]
+    """Nodes seen only inside control-flow bodies."""
+    ran: dict[str, NodeEvent]
+    """The last execution of each node."""
+    order: tuple[str, ...]
+    """Every node once, in execution order."""
+    present: frozenset[str]
+    """The names in `order`."""
+    order_source: Source
+    claims: dict[str, Claims]
+    log: dict[str, tuple[str, ...]]
+    """Native log lines that mention a node of the order or of the file."""
+
+    def op_type(self, name: str) -> str | None:
+        """Operator of a node: as run, else as exported, else as assigned."""
+        known = self.ran.get(name) or self.exported.get(name) or self.assigned.get(name)
+        return known.op_type if known else None
+
+    def module(self, name: str) -> str | None:
+        """Module path of a node, where the file or the name tells."""
+        node = self.exported.get(name)
+        return node.module if node else naming.module_of(name, self.modules)
+
+    def replaces(self, name: str) -> tuple[str, ...]:
+        """Exported nodes that left the graph and that `name` is called after."""
+        if name in self.exported:
+            return ()
+        return tuple(head for head in naming.replaced_by(name, self.exported) if head not in self.present)
+
+
+def index_session(facts: SessionFacts) -> SessionIndex:
+    """Sort the facts of one session for look-up by node name."""
+    exported = {node.name: node for node in facts.graph if node.name}
+    assigned = {node.name: node for node in facts.assigned or ()}
+    events, bodies = without_bodies(facts.events)
+    order, order_source = execution_order(facts, events)
+    return SessionIndex(
+        facts=facts,
+        exported=exported,
+        modules=frozenset(node.module for node in facts.graph if node.module),
+        assigned=assigned,
+        events=events,
+        bodies=bodies - {event.name for event in events},
+        ran={event.name: event for event in events},
+        order=order,
+        present=frozenset(order),
+        order_source=order_source,
+        claims=collect_claims(facts, events, order),
+        log=native_log.lines_by_node(facts.log, {*order, *exported}),
+    )
+
+
+def without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
+    """Events of the main graph in order, and the names of the nodes that ran inside an If, Loop or Scan."""
+    ordered = sorted(events, key=lambda event: (event.run, event.order))
+    frames = [event for event in ordered if event.op_type in CONTROL_FLOW]
+    if not frames:
+        return tuple(ordered), frozenset()
+    main, bodies = [], set()
+    for event in ordered:
+        if any(is_inside(event, frame) for frame in frames):
+            bodies.add(event.name)
+        else:
+            main.append(event)
+    return tuple(main), frozenset(bodies)
+
+
+def is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
+    """True when `event` ran within the time of the control-flow node `frame`."""
+    end = frame.start_us + frame.host_us
+    same = event.run == frame.run and event is not frame and event.name != frame.name
+    return same and frame.start_us <= event.start_us < end and event.start_us + event.host_us <= end
+
+
+def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
+    """Every node once, in execution order, and the source that says which nodes there are.
+
+    Streams of a plan run side by side, so with several of them the last observed run gives the order.
+    """
+    if facts.plan is not None:
+        plan = tuple(dict.fromkeys(name for stream in facts.plan for name in stream))
+        if len(facts.plan) < 2 or not events:
+            return plan, "plan_file"
+        last = max(event.run for event in events)
+        seen = {event.name: event.order for event in reversed(events) if event.run == last}
+        ran = sorted((name for name in plan if name in seen), key=seen.__getitem__)
+        return (*ran, *(name for name in plan if name not in seen)), "plan_file"
+    if events:
+        return tuple(dict.fromkeys(event.name for event in events)), "profile"
+    if facts.assigned:
+        return tuple(dict.fromkeys(node.name for node in facts.assigned)), "assignment"
+    return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
+
+
+def collect_claims(facts: SessionFacts, events: tuple[NodeEvent, ...], order: tuple[str, ...]) -> dict[str, Claims]:
+    """Which provider each source names for each node of `order`, strongest source first."""
+    said: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
+    for event in events:
+        said["profile"].setdefault(event.name, set()).add(event.provider)
+    for node in facts.assigned or ():
+        said["assignment"].setdefault(node.name, set()).add(node.provider)
+    for name, provider in native_log.placements(facts.log, order).items():
+        said["native_log"].setdefault(name, set()).add(provider)
+    return {
+        name: {source: frozenset(by_node[name]) for source, by_node in said.items() if name in by_node} for name in order
+    }

@@ -1,0 +1,139 @@
+"""What each source could and could not see in this run. The limits are ONNX Runtime's, seen by experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from partita.partition_reports.facts import RunFacts
+from partita.partition_reports.records import Source, SourceStatement
+from partita.partition_reports.session_index import SessionIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One source: whether it spoke in this run, what it covers, and what it can never tell."""
+
+    source: Source
+    available: Callable[[RunFacts], bool]
+    covers: Callable[[RunFacts, Sequence[SessionIndex]], str]
+    limits: str
+
+
+def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[SourceStatement, ...]:
+    """One statement per source, available or not."""
+    return tuple(
+        SourceStatement(
+            source=kind.source,
+            available=kind.available(facts),
+            covers=kind.covers(facts, indexes) if kind.available(facts) else "nothing in this run",
+            limits=kind.limits,
+        )
+        for kind in KINDS
+    )
+
+
+def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """How much of the exported graph is still there under its own name."""
+    parts = []
+    for index in indexes:
+        kept = sum(name in index.exported for name in index.order)
+        named = len({name for node in index.order for name in index.replaces(node)})
+        parts.append(
+            f"{index.facts.file}: {len(index.facts.graph)} exported nodes, {kept} run under their own name, "
+            f"{named} live on in the name of a fused node, {len(index.order) - kept} are ONNX Runtime's own"
+        )
+    return "; ".join(parts)
+
+
+def cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Nodes and streams per plan."""
+    return "; ".join(
+        f"{index.facts.file}: {len(index.order)} nodes in {len(index.facts.plan)} stream(s)"
+        if index.facts.plan is not None
+        else f"{index.facts.file}: no plan, nodes and order come from {index.order_source}"
+        for index in indexes
+    )
+
+
+def cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Entries of the assignment lists that are still in the plan."""
+    listed = sum(len(session.assigned or ()) for session in facts.sessions)
+    kept = sum(name in index.assigned for index in indexes for name in index.order)
+    return f"{listed} nodes listed, {kept} of them run"
+
+
+def cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Events and runs."""
+    events = sum(len(session.events) for session in facts.sessions)
+    runs = sum(len(session.runs) for session in facts.sessions)
+    return f"{events} node executions in {runs} session runs"
+
+
+def cover_log(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Lines, and nodes they mention."""
+    lines = sum(len(session.log) for session in facts.sessions)
+    return f"{lines} lines of session creation; {sum(len(index.log) for index in indexes)} nodes mentioned"
+
+
+def cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Graph inputs and outputs."""
+    return f"{sum(len(session.ports) for session in facts.sessions)} graph inputs and outputs"
+
+
+KINDS = (
+    Kind(
+        "model_file",
+        lambda facts: any(session.graph for session in facts.sessions),
+        cover_model_file,
+        "shows the graph before ONNX Runtime folds, fuses and inserts nodes",
+    ),
+    Kind(
+        "plan_file",
+        lambda facts: any(session.plan is not None for session in facts.sessions),
+        cover_plan,
+        "names and order only: no operator, no provider, no tensor; bodies of control flow are not in it",
+    ),
+    Kind(
+        "assignment",
+        lambda facts: any(session.assigned is not None for session in facts.sessions),
+        cover_assignment,
+        "taken before fusion and before Memcpy nodes are inserted, so it lists nodes that are gone and misses new ones",
+    ),
+    Kind(
+        "profile",
+        lambda facts: any(session.events for session in facts.sessions),
+        cover_profile,
+        "host time around each kernel: on an asynchronous provider this is not device time; profiled steps are slower",
+    ),
+    Kind(
+        "native_log",
+        lambda facts: any(session.log for session in facts.sessions),
+        cover_log,
+        "says which kernel was not found, not whether operator, version or type was the gap",
+    ),
+    Kind(
+        "memory_info",
+        lambda facts: any(session.ports for session in facts.sessions),
+        cover_ports,
+        "where ONNX Runtime wants them; copies it makes at the border are not profiled",
+    ),
+    Kind(
+        "binding",
+        lambda facts: bool(facts.states),
+        lambda facts, indexes: f"{len(facts.states)} state buffers, compared by address",
+        "compares what was bound at the observed steps; what a kernel does inside is not visible",
+    ),
+    Kind(
+        "clock",
+        lambda facts: bool(facts.steps),
+        lambda facts, indexes: f"{len(facts.steps)} steps",
+        "wall time, with everything else the machine was doing",
+    ),
+    Kind(
+        "process",
+        lambda facts: True,
+        lambda facts, indexes: "resident memory before and after loading, and its peak",
+        "memory of this process; memory on a device is not in it",
+    ),
+)

@@ -1,0 +1,116 @@
+"""Times: per node from the observed runs, per step from the clock. Knows no placement.
+
+Percentiles interpolate linearly between the two nearest ranks, as numpy does by default.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from partita.partition_reports.facts import NodeEvent, StepFact
+from partita.partition_reports.session_index import PhaseName, SessionIndex
+
+PERCENTILES = "percentiles interpolate linearly between the two nearest ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """What the observed runs of one phase say about its nodes."""
+
+    host_us: dict[str, float]
+    """Median over the timed runs of all executions of a node within a run."""
+    output_bytes: dict[str, int]
+    """All outputs of all executions in the last observed run."""
+    last: dict[str, NodeEvent]
+    """Last execution of a node in the last observed run."""
+    observed_runs: int
+    timed_runs: int
+    """Observed runs that the medians cover; the first is left out when there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Speed of one phase. A step is the session run and the host work around it."""
+
+    steps: int
+    tokens: int
+    """Over all rows."""
+    seconds: float | None
+    tokens_per_second: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    overhead_p50_ms: float | None
+    note: str
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """The value below which `percent` (0 .. 100) of `values` lie, linear between ranks; None when there are none."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100
+    below, above = ordered[math.floor(rank)], ordered[math.ceil(rank)]
+    return below + (above - below) * (rank - math.floor(rank))
+
+
+def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
+    """Host time (us) and output bytes of every node, from the observed runs of `phase`."""
+    runs = sorted(window.run for window in index.facts.runs if window.phase == phase)
+    timed = runs[1:] if len(runs) > 1 else runs
+    last_run = runs[-1] if runs else None
+    per_run: dict[str, dict[int, int]] = {}
+    output_bytes: dict[str, int] = {}
+    last: dict[str, NodeEvent] = {}
+    for event in index.events:
+        if event.run in timed:
+            of_node = per_run.setdefault(event.name, {})
+            of_node[event.run] = of_node.get(event.run, 0) + event.host_us
+        if event.run == last_run:
+            output_bytes[event.name] = output_bytes.get(event.name, 0) + event.output_bytes
+            last[event.name] = event
+    host_us = {name: float(statistics.median(of_node.values())) for name, of_node in per_run.items()}
+    return NodeTimes(host_us, output_bytes, last, observed_runs=len(runs), timed_runs=len(timed))
+
+
+def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
+    """Speed of the steps of `phase` that were not observed, or of all of them when every one was. `rows`: batch size."""
+    of_phase = [step for step in steps if step.phase == phase]
+    free = [step for step in of_phase if not step.observed]
+    timed = free or of_phase
+    tokens = rows * sum(step.tokens for step in timed)
+    whole = [step.seconds + step.overhead_seconds for step in timed]
+    seconds = sum(whole)
+    milliseconds = [1000 * value for value in whole]
+    return StepTimes(
+        steps=len(timed),
+        tokens=tokens,
+        seconds=seconds if timed else None,
+        tokens_per_second=tokens / seconds if seconds > 0 else None,
+        p50_ms=percentile(milliseconds, 50),
+        p95_ms=percentile(milliseconds, 95),
+        p99_ms=percentile(milliseconds, 99),
+        overhead_p50_ms=percentile([1000 * step.overhead_seconds for step in timed], 50),
+        note=speed_note(len(of_phase), len(free)),
+    )
+
+
+def speed_note(steps: int, free: int) -> str:
+    """Which steps the speed figures cover."""
+    if not steps:
+        return "no step of this phase was run"
+    if free:
+        return f"speed over {free} of {steps} steps, those that were not profiled; {PERCENTILES}"
+    return f"speed over all {steps} steps, every one slowed by profiling; {PERCENTILES}"
+
+
+def node_time_note(times: NodeTimes) -> str:
+    """Which runs the node times cover."""
+    if not times.observed_runs:
+        return "node times unknown: no run of this phase was profiled"
+    if times.timed_runs < times.observed_runs:
+        return f"node times are medians over {times.timed_runs} profiled runs; the first one, a warm-up, is left out"
+    return "node times are from one profiled run, which includes warm-up"

@@ -1,0 +1,61 @@
+"""The whole report in one line: what ran where, what moved, and what did not go as wanted."""
+
+from __future__ import annotations
+
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.wording import human_bytes, listing, plural
+
+
+def give_verdict(report: Report) -> str:
+    """One line, most important first. Names come from the report as they are: a view has to make them harmless."""
+    parts = [describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
+    parts.append(describe_cache(report))
+    missing = [entry for entry in report.chain if entry.status == "unavailable"]
+    parts += [f"{entry.provider} unavailable ({entry.reason or 'no reason known'})" for entry in missing]
+    if report.disagreements:
+        parts.append(f"sources disagree on {plural(len({entry.node for entry in report.disagreements}), 'node')}")
+    failed = sum(not check.passed for check in report.checks)
+    if failed:
+        parts.append(f"{plural(failed, 'check')} FAILED")
+    if report.totals.finish_reason in ("interrupted", "error"):
+        parts.append(f"run ended early: {report.totals.finish_reason}")
+    return "; ".join(part for part in parts if part)
+
+
+def merge_phases(phases: tuple[Phase, ...]) -> list[list[Phase]]:
+    """Phases whose nodes, providers and copies are the same, together."""
+    merged: dict[object, list[Phase]] = {}
+    for phase in phases:
+        placed = tuple((node.name, node.provider) for node in phase.nodes)
+        merged.setdefault((placed, tuple((copy.kind, copy.name) for copy in phase.copies)), []).append(phase)
+    return list(merged.values())
+
+
+def phase_names(phases: list[Phase]) -> str:
+    """`prefill and decode`."""
+    return listing(phase.name for phase in phases)
+
+
+def describe_placement(phases: list[Phase]) -> str:
+    """Nodes per provider, partitions and copies of phases that share a placement."""
+    phase = phases[0]
+    total = len(phase.nodes)
+    if not total:
+        return f"no node known in {phase_names(phases)}"
+    first, *others = phase.providers
+    on = ", ".join([f"{first.nodes} of {total} nodes on {first.provider}", *(f"{o.nodes} on {o.provider}" for o in others)])
+    memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
+    border = len(phase.copies) - memcpy
+    moved = f", {plural(border, 'copy')} at the session border" if border else ""
+    return f"{on} in {phase_names(phases)}; {plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
+
+
+def describe_cache(report: Report) -> str:
+    """Whether the cache stayed in place, and where it is."""
+    cache = report.cache
+    if not cache.states:
+        return "no cache"
+    where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
+    if cache.in_place_states == cache.states and not cache.address_changes:
+        return f"cache in place ({where})"
+    return f"cache NOT in place: {cache.states - cache.in_place_states} of {plural(cache.states, 'state')} copied ({where})"

@@ -1,0 +1,217 @@
+"""Sections of the text view about nodes: by provider, op type, layer and module, partitions, copies and fallbacks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from partita.partition_reports.records import BoundaryTensor, Copy, Fallback, GroupShare, Partition, Phase, Report
+from partita.partition_reports.verdict import merge_phases, phase_names
+from partita.partition_reports.views._tables import NAME, ROWS, Column, Page
+from partita.partition_reports.wording import (
+    decimals,
+    human_bytes,
+    listing,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
+
+Group = Callable[[Phase], Sequence[GroupShare]]
+TIME = "host ms"
+
+
+def show_placement(page: Page, report: Report) -> None:
+    """Nodes and time by provider, op type, module and layer, all phases side by side."""
+    phases = [phase for phase in report.phases if phase.nodes]
+    if not phases:
+        return
+    page.heading("Placement")
+    show_providers(page, phases)
+    show_groups(page, "op type", phases, lambda phase: phase.by_op_type)
+    show_groups(page, "module", phases, lambda phase: phase.by_module)
+    show_groups(page, "layer", phases, lambda phase: phase.by_layer)
+    for phase in phases:
+        page.line(f"{phase.name}: {phase.timing_note}.")
+
+
+def show_providers(page: Page, phases: Sequence[Phase]) -> None:
+    """What each provider does."""
+    shares = [(phase, entry) for phase in phases for entry in phase.providers]
+    rows = [
+        (
+            phase.name,
+            entry.provider,
+            str(entry.nodes),
+            decimals(entry.host_us_per_run, 1e-3),
+            percent(entry.time_share),
+            tally(entry.op_types, 3),
+        )
+        for phase, entry in shares
+    ]
+    columns = (Column("phase", False), Column("provider", False), Column("nodes"), Column(TIME), Column("time"))
+    page.table((*columns, Column("op types", False)), rows)
+
+
+def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group) -> None:
+    """One row per group; a column of nodes, time and share per phase."""
+    by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
+    names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
+    mixed = len({provider for groups in by_phase for entry in groups.values() for provider in entry.nodes_by_provider}) > 1
+    rows = [group_row(name, [groups.get(name) for groups in by_phase], mixed) for name in names[:ROWS]]
+    columns = [Column(title, False), Column("nodes")]
+    if mixed:
+        columns.append(Column("on", False))
+    for phase in phases:
+        columns += [Column(f"{phase.name} ms"), Column("time")]
+    left = names[ROWS:]
+    page.console.print()
+    page.table(columns, rows, sum_up(title, left, phases, by_phase) if left else "")
+
+
+def group_row(name: str, entries: Sequence[GroupShare | None], mixed: bool) -> tuple[str, ...]:
+    """One group in every phase."""
+    counts = dict.fromkeys(str(entry.nodes) if entry else "0" for entry in entries)
+    cells = [name, " / ".join(counts)]
+    if mixed:
+        first = next(entry for entry in entries if entry)
+        cells.append(tally({short_provider(key): count for key, count in first.nodes_by_provider.items()}))
+    for entry in entries:
+        cells += [decimals(entry.host_us_per_run, 1e-3) if entry else "-", percent(entry.time_share) if entry else "-"]
+    return tuple(cells)
+
+
+def sum_up(title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]) -> str:
+    """One line on the groups that have no row."""
+    parts = []
+    for phase, groups in zip(phases, by_phase, strict=True):
+        entries = [groups[name] for name in names if name in groups]
+        known = [entry.time_share for entry in entries if entry.time_share is not None]
+        time = f", {percent(sum(known))} of the time" if known else ""
+        parts.append(f"{plural(sum(entry.nodes for entry in entries), 'node')}{time} in {phase.name}")
+    return f"and {plural(len(names), f'more {title}')}: {'; '.join(dict.fromkeys(parts))}"
+
+
+def show_partitions(page: Page, report: Report) -> None:
+    """Partitions in execution order with what crosses their borders, then the largest crossings between them."""
+    for phases in merge_phases(tuple(phase for phase in report.phases if phase.nodes)):
+        phase = phases[-1]
+        page.heading(f"Partitions in {phase_names(phases)}: {len(phase.partitions)}, in execution order")
+        rows = [partition_row(part) for part in phase.partitions[:ROWS]]
+        columns = (Column("#"), Column("provider", False), Column("nodes"), Column("positions"))
+        left = phase.partitions[ROWS:]
+        rest = f"and {plural(len(left), 'more partition')}: {plural(sum(p.nodes for p in left), 'node')}" if left else ""
+        page.table((*columns, Column("tensors in", False), Column("tensors out", False)), rows, rest)
+        show_crossings(page, phase)
+        page.line(f"Bytes are those of {phase.name}; only tensors with a name in the ONNX file are listed.")
+
+
+def partition_row(part: Partition) -> tuple[str, ...]:
+    """One partition."""
+    span = f"{part.first_position}-{part.first_position + part.nodes - 1}"
+    ways = ("in", "out")
+    borders = [describe_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
+    return (str(part.index), short_provider(part.provider), str(part.nodes), span, *borders)
+
+
+def describe_border(tensors: Sequence[BoundaryTensor]) -> str:
+    """How many tensors cross, from or to the session or other partitions, and their bytes."""
+    if not tensors:
+        return "none"
+    session = sum(tensor.other_side == "session" for tensor in tensors)
+    sides = [(session, "session"), (len(tensors) - session, "partitions")]
+    return f"{total_bytes(tensors)}: " + ", ".join(f"{count} {side}" for count, side in sides if count)
+
+
+def total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
+    """Sum of the known sizes, marked when some are not known."""
+    sizes = [tensor.size_bytes for tensor in tensors]
+    known = [size for size in sizes if size is not None]
+    if not known:
+        return "size unknown"
+    return human_bytes(sum(known)) + (" or more" if len(known) < len(sizes) else "")
+
+
+def show_crossings(page: Page, phase: Phase) -> None:
+    """Tensors between partitions, largest first."""
+    crossing = [
+        (tensor, part.index)
+        for part in phase.partitions
+        for tensor in part.boundary
+        if tensor.direction == "out" and tensor.other_side != "session"
+    ]
+    if not crossing:
+        return
+    crossing.sort(key=lambda entry: -(entry[0].size_bytes or 0))
+    rows = [(f"{origin} -> {tensor.other_side}", human_bytes(tensor.size_bytes), tensor.name) for tensor, origin in crossing]
+    left = crossing[ROWS:]
+    rest = f"and {plural(len(left), 'more tensor')}: {total_bytes(tensor for tensor, _ in left)}" if left else ""
+    page.console.print()
+    page.table((Column("between"), Column("bytes"), Column("tensor", False)), rows[:ROWS], rest)
+
+
+def show_copies(page: Page, report: Report) -> None:
+    """Memcpy nodes and session inputs and outputs that are bound on the wrong side."""
+    phases = [phase for phase in report.phases if phase.nodes]
+    if not phases:
+        return
+    page.heading("Copies between devices")
+    if not any(phase.copies for phase in phases):
+        page.line("None: no Memcpy node, and every session input and output is bound where ONNX Runtime wants it.")
+        return
+    for phases_alike in merge_phases(tuple(phase for phase in phases if phase.copies)):
+        phase = phases_alike[-1]
+        rows = [copy_row(copy) for copy in phase.copies[:ROWS]]
+        columns = (Column(phase_names(phases_alike), False), Column("direction", False), Column("bytes"), Column(TIME))
+        left = phase.copies[ROWS:]
+        page.table((*columns, NAME), rows, sum_up_copies(left) if left else "")
+    page.line("Bytes and time are per run. The time of a copy is wait and copy together; the host cannot tell them apart.")
+
+
+def copy_row(copy: Copy) -> tuple[str, ...]:
+    """One copy."""
+    kind = copy.kind.replace("_", " ")
+    way = copy.direction.replace("_", " ")
+    return (kind, way, human_bytes(copy.bytes_per_run), decimals(copy.host_us_per_run, 1e-3), copy.name)
+
+
+def sum_up_copies(copies: Sequence[Copy]) -> str:
+    """One line on the copies that have no row."""
+    known = [copy.bytes_per_run for copy in copies if copy.bytes_per_run is not None]
+    return f"and {plural(len(copies), 'more copy')}: {human_bytes(sum(known) if known else None)} per run"
+
+
+def show_fallbacks(page: Page, report: Report) -> None:
+    """Nodes that are not on the wanted provider, by reason."""
+    wanted = report.chain[0].provider if report.chain else "a provider"
+    if not report.fallbacks:
+        if any(phase.nodes for phase in report.phases):
+            page.heading("Fallbacks")
+            page.line(f"None: every node is on {wanted}, the first provider of the chain.")
+        return
+    nodes = len({entry.node for entry in report.fallbacks})
+    page.heading(f"Fallbacks: {plural(nodes, 'node')} not on {wanted}")
+    groups: dict[tuple[str, str], list[Fallback]] = {}
+    for entry in report.fallbacks:
+        groups.setdefault((entry.reason, entry.provider), []).append(entry)
+    ranked = sorted(groups.items(), key=lambda item: (item[0][0] == "unexplained", -len(item[1]), item[0]))
+    for (reason, provider), entries in ranked:
+        show_reason(page, reason, provider, entries)
+
+
+def show_reason(page: Page, reason: str, provider: str, entries: Sequence[Fallback]) -> None:
+    """All nodes that one reason sent to one provider."""
+    per_phase = Counter(entry.phase for entry in entries)
+    counts = listing(f"{count} in {phase}" for phase, count in per_phase.items())
+    kinds = listing(sorted({entry.evidence_kind for entry in entries}))
+    page.line(f"{reason}: {counts}, on {provider} (evidence: {kinds})")
+    one_phase = [entry for entry in entries if entry.phase == entries[-1].phase]
+    page.line(f"operators: {tally(dict(Counter(entry.op_type or 'unknown' for entry in one_phase)))}", indent=4)
+    named = [f"{entry.node} ({entry.source_line})" if entry.source_line else entry.node for entry in one_phase[:ROWS]]
+    more = f" and {len(one_phase) - ROWS} more" if len(one_phase) > ROWS else ""
+    page.line(f"nodes: {', '.join(named)}{more}", indent=4)
+    for label, texts in (("evidence", [e.evidence for e in one_phase]), ("remedy", [e.remedy for e in one_phase])):
+        different = list(dict.fromkeys(texts))
+        more = f" (and {len(different) - 1} more like it)" if len(different) > 1 else ""
+        page.line(f"{label}: {different[0]}{more}", indent=4)

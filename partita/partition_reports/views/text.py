@@ -1,0 +1,185 @@
+"""The report for a terminal: the verdict first, then what stands behind it. No figure is made here, only arranged."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.views._placement import show_copies, show_fallbacks, show_partitions, show_placement
+from partita.partition_reports.views._tables import ALARM, BOLD, ROWS, Column, Page
+from partita.partition_reports.views.base import View
+from partita.partition_reports.wording import decimals, human_bytes, plural
+
+FILE_COLUMNS = 100
+"""Width of the view when it goes to a file."""
+
+
+def render(report: Report, console: Console) -> None:
+    """Print the report to `console`, at its width; readable at 80 columns and without colour."""
+    page = Page(console)
+    show_verdict(page, report)
+    show_request(page, report)
+    show_phases(page, report)
+    show_placement(page, report)
+    show_partitions(page, report)
+    show_copies(page, report)
+    show_fallbacks(page, report)
+    show_cache(page, report)
+    show_memory(page, report)
+    show_environment(page, report)
+    show_checks(page, report)
+    show_sources(page, report)
+    show_notes(page, report)
+
+
+def to_text(report: Report) -> str:
+    """The same without colour, for a file."""
+    stream = io.StringIO()
+    render(report, Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False))
+    return stream.getvalue()
+
+
+def show_verdict(page: Page, report: Report) -> None:
+    """What ran, whether it is verified, and the verdict."""
+    package = report.package
+    if package.verification != "verified":
+        page.line(f"UNVERIFIED PACKAGE: {package.verification_detail}", indent=0, style=ALARM)
+    page.line(give_verdict(report), indent=0, style=BOLD)
+
+
+def show_request(page: Page, report: Report) -> None:
+    """Package, request and what became of each provider of the chain."""
+    package, request = report.package, report.request
+    page.heading("Request")
+    rows = [
+        ("package", f"{package.name}: {package.model_type}, {package.precision}, attention {package.attention}"),
+        ("", f"batch {package.batch_size}, max length {package.max_length}, manifest {package.manifest_sha256[:12]}"),
+        ("package is", f"{package.verification}: {package.verification_detail}"),
+        ("verb", f"{request.verb}, {plural(request.prompt_tokens, 'prompt token')}, up to {request.max_new_tokens} new ones"),
+        ("chain", f"{', '.join(request.chain) or 'none'} ({request.chain_source})"),
+    ]
+    for entry in report.chain:
+        why = f": {entry.reason or 'no reason known'}; {entry.evidence or 'no evidence'}" if entry.status != "active" else ""
+        rows.append(("", f"{entry.provider} {entry.status}{why}"))
+        if entry.remedy:
+            rows.append(("", f"remedy: {entry.remedy}"))
+    threads = "ONNX Runtime's choice" if request.threads is None else str(request.threads)
+    rows.append(("threads", f"{threads}; prefill in chunks of {request.prefill_chunk_tokens} tokens"))
+    if request.options:
+        rows.append(("options", ", ".join(f"{name}={value}" for name, value in request.options.items())))
+    page.pairs(rows)
+
+
+def show_phases(page: Page, report: Report) -> None:
+    """Speed per phase, and the times around it."""
+    totals = report.totals
+    page.heading("Phases")
+    rows = [
+        (
+            phase.name,
+            f"{phase.tokens:,}",
+            decimals(phase.seconds),
+            decimals(phase.tokens_per_second),
+            decimals(phase.step_p50_ms),
+            decimals(phase.step_p95_ms),
+            decimals(phase.step_p99_ms),
+            decimals(phase.overhead_p50_ms),
+        )
+        for phase in report.phases
+    ]
+    titles = ("tokens", "seconds", "tok/s", "p50 ms", "p95 ms", "p99 ms", "outside p50")
+    page.table((Column("phase", False), *(Column(title) for title in titles)), rows)
+    page.line("Milliseconds are per step; outside: what a step spends outside the session run.")
+    first = "no token came" if totals.first_token_seconds is None else f"{decimals(totals.first_token_seconds)} s"
+    detail = f" ({totals.finish_detail})" if totals.finish_detail else ""
+    page.pairs(
+        [
+            ("load", f"session {decimals(totals.session_load_seconds)} s, tokenizer {decimals(totals.tokenizer_load_seconds)} s"),
+            ("first token", f"{first} after prefill began"),
+            ("tokens", f"{totals.prompt_tokens:,} prompt, {totals.new_tokens:,} new; finish: {totals.finish_reason}{detail}"),
+        ]
+    )
+
+
+def show_cache(page: Page, report: Report) -> None:
+    """Where the cache lived, and which states did not stay in place."""
+    cache = report.cache
+    if not cache.states:
+        return
+    page.heading("KV cache")
+    where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
+    page.line(f"{plural(cache.states, 'state')}, {where}")
+    page.line(
+        f"{cache.in_place_states} of {cache.states} in place (past and present one buffer at every observed step), "
+        f"{plural(cache.address_changes, 'address change')}"
+    )
+    moved = [entry.name for entry in cache.entries if not entry.in_place]
+    if moved:
+        more = f" and {len(moved) - ROWS} more" if len(moved) > ROWS else ""
+        page.line(f"NOT in place: {', '.join(moved[:ROWS])}{more}", style=ALARM)
+
+
+def show_memory(page: Page, report: Report) -> None:
+    """Memory of package and process."""
+    memory = report.memory
+    page.heading("Memory")
+    sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
+    before, after, peak = (human_bytes(size) for size in sizes)
+    page.pairs(
+        [
+            ("package", f"weights {human_bytes(memory.weight_bytes)}, cache {human_bytes(memory.cache_bytes)}"),
+            ("process", f"{before} before load, {after} after load, {peak} at its peak (resident)"),
+        ]
+    )
+
+
+def show_environment(page: Page, report: Report) -> None:
+    """Machine and software."""
+    env = report.environment
+    page.heading("Environment")
+    page.pairs(
+        [
+            ("machine", f"{env.cpu}, {plural(env.logical_cores, 'logical core')}, {human_bytes(env.memory_bytes)}"),
+            ("system", f"{env.operating_system}, Python {env.python}"),
+            ("runtime", f"{env.onnxruntime_package} {env.onnxruntime_version} ({env.onnxruntime_build})"),
+            ("packages", ", ".join(f"{name} {version}" for name, version in env.packages.items())),
+            ("partita", f"{report.partita_version}, report of {report.created}"),
+        ]
+    )
+
+
+def show_checks(page: Page, report: Report) -> None:
+    """Failed checks one by one, passed ones as a count; then the nodes on which sources disagree."""
+    failed = [check for check in report.checks if not check.passed]
+    passed = len(report.checks) - len(failed)
+    page.heading("Checks")
+    page.line(f"{passed} of {plural(len(report.checks), 'check')} passed")
+    for check in failed:
+        page.line(f"FAILED {check.name}: {check.detail}", style=ALARM)
+    for entry in report.disagreements[:ROWS]:
+        page.line(f"sources disagree in {entry.phase} on {entry.node}: {entry.detail}")
+    if len(report.disagreements) > ROWS:
+        page.line(f"and {plural(len(report.disagreements) - ROWS, 'more disagreement')}")
+
+
+def show_sources(page: Page, report: Report) -> None:
+    """What each source saw, and what it cannot see."""
+    page.heading("Sources")
+    rows = []
+    for entry in report.sources:
+        rows += [(entry.source, entry.covers if entry.available else "NOT AVAILABLE in this run"), ("", f"limit: {entry.limits}")]
+    page.pairs(rows)
+
+
+def show_notes(page: Page, report: Report) -> None:
+    """Whatever else has to be said."""
+    if report.notes:
+        page.heading("Notes")
+        for note in report.notes:
+            page.line(f"- {note}")
+
+
+VIEW = View("text", ".txt", "the report as tables for a terminal", to_text)

@@ -1,0 +1,212 @@
+"""Shared fixtures: tiny random checkpoints of any model type, and the policy for components that are missing.
+
+Nothing heavy is imported until a test asks for it: torch and transformers are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO_CHECKPOINT = REPOSITORY / "partita" / "demo" / "checkpoint"
+
+# Large enough for prompts beyond every window below, small enough for 20 ms a forward pass.
+BASE: dict[str, Any] = {
+    "vocab_size": 288,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+# What makes each architecture itself: small windows so that a short prompt leaves them, multipliers that are not 1,
+# enough layers that every kind of layer occurs.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"head_dim": 16},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": 8},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 2.0,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 16,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "phi3": {},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    "olmo2": {},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 0.5,
+    },
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def require(component: str, available: bool | None = None) -> None:
+    """Skip the test when `component` is missing, or fail it when PARTITA_REQUIRE_ALL=1, as in CI.
+
+    `component` is the name of a module unless `available` says whether it is there.
+    """
+    if available is None:
+        available = importlib.util.find_spec(component) is not None
+    if available:
+        return
+    reason = f"missing component: {component}"
+    if os.environ.get("PARTITA_REQUIRE_ALL") == "1":
+        pytest.fail(f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)", pytrace=False)
+    pytest.skip(reason)
+
+
+class TinyCheckpoint(Protocol):
+    """What the fixture `tiny_checkpoint` gives."""
+
+    def __call__(
+        self,
+        model_type: str,
+        *,
+        shards: int = 1,
+        dtype: str = "float32",
+        tied: bool | None = None,
+        tokenizer: bool = True,
+        seed: int = 0,
+        **overrides: Any,
+    ) -> Path:
+        """Return the folder of a random checkpoint; the same arguments give the same folder, so never write into it.
+
+        `shards` is the number of safetensors files, `tied` sets tie_word_embeddings, `overrides` go into the config.
+        Any model type of transformers works; those in MODELS get the settings that make them interesting.
+        """
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    """Factory of tiny random checkpoints, made once per session and argument list."""
+    made: dict[str, Path] = {}
+
+    def factory(
+        model_type: str,
+        *,
+        shards: int = 1,
+        dtype: str = "float32",
+        tied: bool | None = None,
+        tokenizer: bool = True,
+        seed: int = 0,
+        **overrides: Any,
+    ) -> Path:
+        settings = {**BASE, **MODELS.get(model_type, {}), **overrides}
+        if tied is not None:
+            settings["tie_word_embeddings"] = tied
+        key = json.dumps([model_type, shards, dtype, tokenizer, seed, settings], sort_keys=True, default=str)
+        if key not in made:
+            require("torch")
+            folder = tmp_path_factory.mktemp(f"tiny-{model_type}-")
+            _save_random_model(folder, model_type, settings, dtype, seed)
+            if shards > 1:
+                _split_weights(folder, shards)
+            if tokenizer:
+                _save_tokenizer(folder, settings["vocab_size"])
+            made[key] = folder
+        return made[key]
+
+    return factory
+
+
+@pytest.fixture
+def own_copy(tmp_path: Path) -> Callable[[Path], Path]:
+    """Copy a folder into this test's own temporary folder, for tests that damage what they are given."""
+
+    def copy(folder: Path) -> Path:
+        return shutil.copytree(folder, tmp_path / folder.name)
+
+    return copy
+
+
+def _save_random_model(folder: Path, model_type: str, settings: dict[str, Any], dtype: str, seed: int) -> None:
+    """Write config.json, generation_config.json and model.safetensors.
+
+    Fresh weights of transformers are so small that all logits are nearly equal and a wrong graph looks right. These are
+    large enough that attention is sharp and logits differ: normal with std 0.2; vectors are moved by std 0.1. Tied
+    embeddings are smaller, or every token would predict itself whatever the layers compute.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        if model.config.tie_word_embeddings:
+            model.get_input_embeddings().weight.mul_(0.25)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+
+
+def _split_weights(folder: Path, shards: int) -> None:
+    """Replace model.safetensors by `shards` files and their index, tensors dealt out in turn."""
+    from safetensors.torch import load_file, save_file
+
+    single = folder / "model.safetensors"
+    tensors = load_file(single)
+    if len(tensors) < shards:
+        raise ValueError(f"{len(tensors)} tensors cannot fill {shards} shards")
+    names = [f"model-{index + 1:05d}-of-{shards:05d}.safetensors" for index in range(shards)]
+    weight_map = {key: names[position % shards] for position, key in enumerate(sorted(tensors))}
+    for name in names:
+        part = {key: tensors[key] for key, where in weight_map.items() if where == name}
+        save_file(part, folder / name, metadata={"format": "pt"})
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    single.unlink()
+
+
+def _save_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a byte-level BPE tokenizer: 3 special tokens, all 256 bytes, merges up to `vocab_size`, at least 259."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["return the value of the given item in the other list"] * 4, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", chat_template=CHAT_TEMPLATE
+    )
+    fast.save_pretrained(folder)

@@ -1,0 +1,53 @@
+"""Exit codes and the exception tree, as scripts and the docstring of errors.py promise them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from partita import errors
+
+ERRORS = {
+    name: value
+    for name, value in vars(errors).items()
+    if inspect.isclass(value) and issubclass(value, errors.PartitaError)
+}
+
+# What scripts around Partita test for: changing a row breaks them.
+EXIT_CODES = {
+    "PartitaError": 1,
+    "UsageError": 2,
+    "CheckpointError": 1,
+    "UnsupportedModelError": 1,
+    "PackageError": 1,
+    "ReportError": 1,
+    "ResourceError": 1,
+    "GenerationError": 1,
+    "ProviderError": 3,
+    "ParityError": 4,
+    "ReportCheckError": 5,
+}
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_exit_code(name):
+    assert ERRORS[name].exit_code == EXIT_CODES[name]
+
+
+def test_no_error_is_missing_from_the_table():
+    assert set(ERRORS) == set(EXIT_CODES)
+
+
+def test_the_drawn_tree_is_the_real_one():
+    assert errors.__doc__ is not None
+    drawn = dict(re.findall(r"(\w+Error)\s+(\d)  ", errors.__doc__))
+    assert {name: int(code) for name, code in drawn.items()} == EXIT_CODES
+    assert issubclass(errors.UnsupportedModelError, errors.CheckpointError)
+
+
+def test_every_error_can_be_caught_as_one():
+    for error in ERRORS.values():
+        with pytest.raises(errors.PartitaError, match="disk full"):
+            raise error("disk full")

@@ -1,0 +1,233 @@
+"""The rules about imports and modules, as a checker that reads source text and runs nothing.
+
+`violations(root)` applies every rule to a tree; the tests below apply it to Partita, and to planted trees that break
+one rule each, so that the checker itself is known to find what it looks for.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+# What each room may import of our own, besides itself. A room is a folder or a file directly under partita/. Everything
+# may import the package root, which holds the version. Imports inside functions and under TYPE_CHECKING count too.
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "demo": set(),
+    "package": {"errors"},
+    "partition_reports": {"errors"},
+    "providers": {"partition_reports", "errors"},
+    "runtime": {"package", "providers", "partition_reports", "errors"},
+    "export": {"package", "errors"},
+    "cli": {"export", "package", "runtime", "providers", "partition_reports", "errors", "demo"},
+    "__main__": {"cli"},
+}
+
+# Who may import a library; a name that ends with / is a folder.
+ONLY_IN: dict[str, tuple[str, ...]] = {
+    "onnxruntime": ("runtime/session.py",),
+    "torch": ("export/", "demo/train.py"),
+    "onnxscript": ("export/",),
+}
+
+MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/", "demo/train.py")
+
+# Must stay unloaded by `import partita.cli`. numpy alone takes about 100 ms, a third of what `--help` may take.
+HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by full dotted name, and the line that imports it."""
+
+    target: str
+    line: int
+
+
+def modules_of(root: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module under the package folder `root`."""
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = (root.name, *path.relative_to(root).with_suffix("").parts)
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(tree: ast.Module, known: dict[str, Path]) -> list[Import]:
+    """Every import in `tree`, wherever it stands; `from a import b` names a.b when that is a module of ours."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [Import(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                found.append(Import(full if full in known else base, node.lineno))
+        elif isinstance(node, ast.Call):
+            found += _dynamic_import(node)
+    return found
+
+
+def _dynamic_import(node: ast.Call) -> list[Import]:
+    """`import_module("x")` and `__import__("x")` with a literal name."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in ("import_module", "__import__") and node.args:
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            return [Import(first.value, node.lineno)]
+    return []
+
+
+def violations(root: Path) -> list[str]:
+    """Every breach of a rule in the package folder `root`, as `file:line: what`."""
+    known = modules_of(root)
+    found: list[str] = []
+    edges: dict[str, set[str]] = {}
+    for name, path in known.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        where = path.relative_to(root).as_posix()
+        imports = imports_of(tree, known)
+        if ast.get_docstring(tree) is None:
+            found.append(f"{where}:1: no module docstring")
+        found += [f"{where}:{line}: print() outside the command line and the views" for line in _prints(tree, where)]
+        found += _layer_breaches(root.name, name, where, imports)
+        found += _library_breaches(where, imports)
+        edges[name] = {i.target for i in imports if i.target in known and i.target != name}
+    return found + _cycles(edges)
+
+
+def _prints(tree: ast.Module, where: str) -> list[int]:
+    if any(where == allowed or (allowed.endswith("/") and where.startswith(allowed)) for allowed in MAY_PRINT):
+        return []
+    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "print"]
+
+
+def _layer_breaches(package: str, name: str, where: str, imports: list[Import]) -> list[str]:
+    if name == package:
+        return [f"{where}:{i.line}: the package root imports {i.target}" for i in imports if _room(package, i.target)]
+    room = _room(package, name)
+    if room not in MAY_IMPORT:
+        return [f"{where}:1: {room} is in no layer; add it to MAY_IMPORT in tests/test_imports.py"]
+    allowed = MAY_IMPORT[room] | {room}
+    found = []
+    for item in imports:
+        target = _room(package, item.target)
+        if target and target not in allowed:
+            found.append(f"{where}:{item.line}: {room} imports {target}")
+    return found
+
+
+def _room(package: str, dotted: str) -> str:
+    """`partita.export.passes.x` -> `export`; empty for the package root and for foreign modules."""
+    parts = dotted.split(".")
+    return parts[1] if parts[0] == package and len(parts) > 1 else ""
+
+
+def _library_breaches(where: str, imports: list[Import]) -> list[str]:
+    found = []
+    for item in imports:
+        library = item.target.split(".")[0]
+        homes = ONLY_IN.get(library)
+        if homes and not any(where == home or (home.endswith("/") and where.startswith(home)) for home in homes):
+            found.append(f"{where}:{item.line}: imports {library}, which only {' and '.join(homes)} may")
+    return found
+
+
+def _cycles(edges: dict[str, set[str]]) -> list[str]:
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return ["import cycle: " + " -> ".join(error.args[1])]
+    return []
+
+
+def test_partita_keeps_every_rule():
+    assert len(modules_of(REPOSITORY / "partita")) > 10, "the checker looked in the wrong place"
+    assert violations(REPOSITORY / "partita") == []
+
+
+# file under the planted package -> its source, and what the checker must say about it
+PLANTED = {
+    "upward": ({"runtime/a.py": "import partita.cli"}, "runtime/a.py:2: runtime imports cli"),
+    "upward in a function": (
+        {"providers/a.py": "def f():\n    from partita.runtime import session"},
+        "providers/a.py:3: providers imports runtime",
+    ),
+    "export and runtime": ({"export/a.py": "from partita.runtime import x"}, "export/a.py:2: export imports runtime"),
+    "runtime and export": ({"runtime/a.py": "from partita import export"}, "runtime/a.py:2: runtime imports export"),
+    "by name": (
+        {"export/a.py": "import importlib\nimportlib.import_module('partita.runtime')"},
+        "export/a.py:3: export imports runtime",
+    ),
+    "root imports": ({"__init__.py": "from partita import errors"}, "__init__.py:2: the package root imports"),
+    "unknown room": ({"helpers.py": "X = 1"}, "helpers.py:1: helpers is in no layer"),
+    "onnxruntime": (
+        {"runtime/a.py": "def f():\n    import onnxruntime as ort"},
+        "runtime/a.py:3: imports onnxruntime, which only runtime/session.py may",
+    ),
+    "torch": ({"runtime/a.py": "from torch.nn import Module"}, "runtime/a.py:2: imports torch"),
+    "cycle": (
+        {"runtime/a.py": "import partita.runtime.b", "runtime/b.py": "def f():\n    import partita.runtime.a"},
+        "import cycle: ",
+    ),
+    "print": ({"runtime/a.py": "print('x')"}, "runtime/a.py:2: print() outside"),
+}
+
+
+@pytest.mark.parametrize("case", PLANTED)
+def test_checker_finds_a_planted_violation(tmp_path, case):
+    files, expected = PLANTED[case]
+    root = plant(tmp_path, files)
+    found = violations(root)
+    assert len(found) == 1, found
+    assert found[0].startswith(expected)
+
+
+def test_checker_finds_a_missing_docstring(tmp_path):
+    root = plant(tmp_path, {})
+    (root / "runtime" / "a.py").write_text("X = 1\n")
+    assert violations(root) == ["runtime/a.py:1: no module docstring"]
+
+
+def test_checker_accepts_what_is_allowed(tmp_path):
+    files = {
+        "cli.py": "from partita.export import a\nimport partita.runtime.session\nprint('x')",
+        "runtime/session.py": "import onnxruntime\nfrom partita.providers import x",
+        "export/a.py": "import torch\nfrom partita import __version__, errors",
+        "partition_reports/views/text.py": "print('x')",
+    }
+    assert violations(plant(tmp_path, files)) == []
+
+
+def plant(folder: Path, files: dict[str, str]) -> Path:
+    """A package tree that keeps every rule, plus `files`, each under a module docstring."""
+    root = folder / "partita"
+    rooms = ("", "export/", "runtime/", "providers/", "partition_reports/", "partition_reports/views/")
+    empty = {**{f"{room}__init__.py": "" for room in rooms}, "errors.py": "", "cli.py": "", "runtime/session.py": ""}
+    for name, source in {**empty, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'"""Planted."""\n{source}\n', encoding="utf-8")
+    return root
+
+
+def test_importing_the_command_line_loads_nothing_heavy():
+    script = f"import json, sys, partita.cli; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == []
+
+
+def test_architecture_page_names_every_room():
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {_room("partita", name) for name in modules_of(REPOSITORY / "partita")} - {""}
+    assert [room for room in sorted(rooms) if f"`{room}/" not in text and f"`{room}.py`" not in text] == []

@@ -1,0 +1,81 @@
+"""Starting the command line is quick, and loads no heavy library where none is needed."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+HEAVY = ("torch", "onnxruntime", "transformers")
+HELP_LIMIT_SECONDS = 0.3
+RUN_MAIN = "import sys; sys.argv[0] = 'partita'; from partita.cli import main; sys.exit(main())"
+
+# Runs the command line, then tells on a marked last line what it ended with and what it had loaded.
+RUN_AND_TELL = f"""
+import json, sys
+sys.argv[0] = "partita"
+code = 0
+try:
+    from partita.cli import main
+    code = main()
+except SystemExit as exit:
+    code = exit.code
+loaded = [m for m in {HEAVY!r} if m in sys.modules]
+print("LOADED " + json.dumps([code or 0, loaded]))
+"""
+
+
+def console_script() -> list[str]:
+    """The installed `partita` beside this Python, or the same main function when only the working tree is there."""
+    script = Path(sys.executable).parent / "partita"
+    return [str(script)] if script.is_file() else [sys.executable, "-c", RUN_MAIN]
+
+
+def run_and_tell(*arguments: str, cwd: Path) -> tuple[int, list[str], str]:
+    """Exit code, heavy modules that were loaded, and stderr."""
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{RUN_AND_TELL}", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True)
+    code, loaded = json.loads(done.stdout.rpartition("LOADED ")[2])
+    return code, loaded, done.stderr
+
+
+def test_help_is_quick():
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        done = subprocess.run([*console_script(), "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert "export" in done.stdout
+    # The first run reads files from disk and may compile them; a user pays for that once.
+    assert statistics.median(seconds[1:]) < HELP_LIMIT_SECONDS, seconds
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["export", "--help"], ["generate", "--help"]], ids=" ".join)
+def test_help_loads_nothing_heavy(tmp_path, arguments):
+    code, loaded, _ = run_and_tell(*arguments, cwd=tmp_path)
+    assert (code, loaded) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["no-such-verb"], ["generate"], ["export", "a", "b", "--max-length", "many"], ["report", "show"]],
+    ids=" ".join,
+)
+def test_usage_error_is_exit_2_and_loads_nothing_heavy(tmp_path, arguments):
+    code, loaded, stderr = run_and_tell(*arguments, cwd=tmp_path)
+    assert (code, loaded) == (2, [])
+    assert stderr.strip() and "Traceback" not in stderr
+
+
+def test_missing_report_is_one_line_and_loads_nothing_heavy(tmp_path):
+    code, loaded, stderr = run_and_tell("report", "show", "missing.json", cwd=tmp_path)
+    assert (code, loaded) == (1, [])
+    assert "missing.json" in stderr
+    assert len(stderr.strip().splitlines()) == 1, stderr
