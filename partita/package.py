@@ -144,7 +144,9 @@ class Verification(Record):
     tolerance: float | None = None
     """Largest max_rel_error that passes."""
     near_ties: int = 0
-    """Compared positions at which the reference's two best logits are closer than the tolerance allows to tell apart."""
+    """Compared positions at which the reference's two best logits are closer than the tolerance allows to tell
+    apart.
+    """
     steps: tuple[StepError, ...] = ()
 
 
@@ -201,7 +203,9 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not folder.is_dir():
-        raise PackageError(f"{folder}: no such folder; export a checkpoint first with: partita export CHECKPOINT {folder}")
+        raise PackageError(
+            f"{folder}: no such folder; export a checkpoint first with: partita export CHECKPOINT {folder}"
+        )
     if not path.is_file():
         raise PackageError(f"{folder}: not a Partita package, it has no {MANIFEST}")
     try:
@@ -210,7 +214,9 @@ def read_manifest(folder: Path) -> Manifest:
         raise PackageError(f"{path}: damaged, it is not JSON ({error}); export the checkpoint again") from error
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
-        raise PackageError(f"{path}: schema is {schema!r}, this Partita reads {SCHEMA!r}; use the Partita that wrote it")
+        raise PackageError(
+            f"{path}: schema is {schema!r}, this Partita reads {SCHEMA!r}; use the Partita that wrote it"
+        )
     try:
         return Manifest.model_validate(raw)
     except ValidationError as error:
@@ -239,6 +245,11 @@ def inside(folder: Path, name: str) -> Path:
     """`folder/name`, refused with PackageError when it would leave the folder."""
     parts = PurePosixPath(name)
     path = folder / name
-    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not path.resolve().is_relative_to(folder.resolve()):
+    if (
+        parts.is_absolute()
+        or ".." in parts.parts
+        or "\\" in name
+        or not path.resolve().is_relative_to(folder.resolve())
+    ):
         raise PackageError(f"{folder}: the path {name!r} leaves the package folder; refusing to follow it")
     return path

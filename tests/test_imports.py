@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "providers": {"partition_reports", "errors"},
     "runtime": {"package", "providers", "partition_reports", "errors"},
     "export": {"package", "errors"},
-    "cli": {"export", "package", "runtime", "providers", "partition_reports", "errors", "demo"},
+    "commands": {"export", "package", "runtime", "providers", "partition_reports", "errors", "demo"},
+    "cli": {"commands", "export", "package", "runtime", "providers", "partition_reports", "errors", "demo"},
     "__main__": {"cli"},
 }
 

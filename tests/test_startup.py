@@ -15,7 +15,6 @@ from tests.conftest import REPOSITORY
 
 HEAVY = ("torch", "onnxruntime", "transformers")
 HELP_LIMIT_SECONDS = 0.3
-RUN_MAIN = "import sys; sys.argv[0] = 'partita'; from partita.cli import main; sys.exit(main())"
 
 # Runs the command line, then tells on a marked last line what it ended with and what it had loaded.
 RUN_AND_TELL = f"""
@@ -32,12 +31,6 @@ print("LOADED " + json.dumps([code or 0, loaded]))
 """
 
 
-def console_script() -> list[str]:
-    """The installed `partita` beside this Python, or the same main function when only the working tree is there."""
-    script = Path(sys.executable).parent / "partita"
-    return [str(script)] if script.is_file() else [sys.executable, "-c", RUN_MAIN]
-
-
 def run_and_tell(*arguments: str, cwd: Path) -> tuple[int, list[str], str]:
     """Exit code, heavy modules that were loaded, and stderr."""
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{RUN_AND_TELL}", *arguments]
@@ -50,7 +43,7 @@ def test_help_is_quick():
     seconds = []
     for _ in range(6):
         start = time.perf_counter()
-        done = subprocess.run([*console_script(), "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        done = subprocess.run([sys.executable, "-m", "partita", "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
         seconds.append(time.perf_counter() - start)
     assert "export" in done.stdout
     # The first run reads files from disk and may compile them; a user pays for that once.

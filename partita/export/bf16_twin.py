@@ -1,9 +1,9 @@
 """Verify a bfloat16 graph where no bfloat16 kernels exist: replay a twin that computes in float32.
 
-ONNX Runtime's CPU provider has bfloat16 kernels for data movement only. The twin is the exported graph with every bfloat16
-value typed float32 and a Cast behind each weight, over the very weight file of the package. It proves the graph and the rounded
-weights; it cannot prove the arithmetic of a bfloat16 kernel, and the verification says so. `partita verify --provider` does
-that on a provider that has such kernels.
+ONNX Runtime's CPU provider has bfloat16 kernels for data movement only. The twin is the exported graph with every
+bfloat16 value typed float32 and a Cast behind each weight, over the very weight file of the package. It proves the
+graph and the rounded weights; it cannot prove the arithmetic of a bfloat16 kernel, and the verification says so.
+`partita verify --provider` does that on a provider that has such kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
 
 
-def replay(folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Verification]) -> Verification:
+def replay(
+    folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Verification]
+) -> Verification:
     """Build the twin of every graph beside the package and replay the known answer on it with `run`."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
         twin_folder = Path(name)

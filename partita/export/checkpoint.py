@@ -1,14 +1,13 @@
 """Find, validate and describe a Hugging Face checkpoint; read its tensors piece by piece.
 
-Knows folders, hub ids, config.json, weight files and their indexes. Loads no model and no whole file: tensors are read in
-slices, and each safetensors file is opened anew per tensor so that the pages of the last one do not stay in memory.
+Knows folders, hub ids, config.json, weight files and their indexes. Loads no model and no whole file: tensors are read
+in slices, and each safetensors file is opened anew per tensor so that the pages of the last one do not stay in memory.
 Remote code is never run.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,18 +24,35 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from partita.errors import CheckpointError, UnsupportedModelError
 
 COMPANIONS = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt",
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
 """Files copied into the package as they are, where the checkpoint has them."""
-HUB_PATTERNS = [*COMPANIONS, "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"]
+HUB_PATTERNS = [
+    *COMPANIONS,
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
+]
 SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 TORCH_NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of the checkpoint: which file holds it, its shape, its dtype (ONNX spelling, or the file's own if not float)."""
+    """One tensor of the checkpoint: which file holds it, its shape, its dtype (ONNX spelling, or the file's own if not
+    float).
+    """
 
     name: str
     file: str
@@ -107,7 +123,8 @@ def _locate(given: str) -> Path:
         return Path(snapshot_download(given, allow_patterns=HUB_PATTERNS))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(
-            f"{given}: no such folder, and the Hugging Face hub did not give it ({_first_line(error)}); check the name and "
+            f"{given}: no such folder, and the Hugging Face hub did not give it ({_first_line(error)}); check the "
+            "name and "
             "the network, or download it elsewhere and give the folder"
         ) from error
 
@@ -140,7 +157,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         )
     model_type = raw.get("model_type")
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
         if "auto_map" in raw:
             raise UnsupportedModelError(
@@ -162,24 +179,33 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
     """Refuse, by name, what is not a decoder with a language-model head."""
     kind, architecture = config.model_type, _architecture(config)
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{folder}: {architecture or kind} is an encoder-decoder; Partita exports decoders only")
+        raise UnsupportedModelError(
+            f"{folder}: {architecture or kind} is an encoder-decoder; Partita exports decoders only"
+        )
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise UnsupportedModelError(f"{folder}: {architecture or kind} (model type {kind!r}) is not a causal language model")
+        raise UnsupportedModelError(
+            f"{folder}: {architecture or kind} (model type {kind!r}) is not a causal language model"
+        )
     expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
     accepted = {expected} if isinstance(expected, str) else set(expected)
     if architecture and architecture not in accepted and not re.search(r"CausalLM|LMHead", architecture):
         raise UnsupportedModelError(
-            f"{folder}: the checkpoint holds {architecture}, which has no language-model head; Partita needs one saved as {expected}"
+            f"{folder}: the checkpoint holds {architecture}, which has no language-model head; Partita needs one "
+            f"saved as {expected}"
         )
     if getattr(config, "is_decoder", True) is False:
         raise UnsupportedModelError(
-            f"{folder}: {architecture} is an encoder (is_decoder is false in config.json); Partita exports decoders only"
+            f"{folder}: {architecture} is an encoder (is_decoder is false in config.json); Partita exports decoders "
+            "only"
         )
 
 
 def _index(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
     """Every tensor of the checkpoint, and its weight files."""
-    for single, index in (("model.safetensors", "model.safetensors.index.json"), ("pytorch_model.bin", "pytorch_model.bin.index.json")):
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
         if (folder / index).is_file():
             return _read_sharded(folder, index)
         if (folder / single).is_file():
@@ -187,7 +213,9 @@ def _index(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
             return tensors, (single,)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
-    raise CheckpointError(f"{folder}: config.json is there but no weights (model.safetensors or pytorch_model.bin){hint}")
+    raise CheckpointError(
+        f"{folder}: config.json is there but no weights (model.safetensors or pytorch_model.bin){hint}"
+    )
 
 
 def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
@@ -198,7 +226,9 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
     tensors: dict[str, TensorInfo] = {}
     for name in files:
         if Path(name).name != name or name in ("", ".", ".."):
-            raise CheckpointError(f"{folder / index}: names the shard {name!r} outside the checkpoint folder; refusing to follow it")
+            raise CheckpointError(
+                f"{folder / index}: names the shard {name!r} outside the checkpoint folder; refusing to follow it"
+            )
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: this shard is missing; download the checkpoint again")
         held = {info.name: info for info in _list_tensors(folder, name)}
@@ -214,7 +244,8 @@ def _list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     path = folder / file
     if file.endswith(".bin"):
         return [
-            TensorInfo(name, file, tuple(t.shape), TORCH_NAMES.get(t.dtype, str(t.dtype))) for name, t in _load_bin(path).items()
+            TensorInfo(name, file, tuple(t.shape), TORCH_NAMES.get(t.dtype, str(t.dtype)))
+            for name, t in _load_bin(path).items()
         ]
     try:
         with safe_open(str(path), framework="pt") as handle:
@@ -236,7 +267,9 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        raise CheckpointError(f"{path}: cannot be read as plain weights ({_first_line(error)}); use safetensors files") from error
+        raise CheckpointError(
+            f"{path}: cannot be read as plain weights ({_first_line(error)}); use safetensors files"
+        ) from error
     if not isinstance(loaded, dict) or not all(isinstance(v, torch.Tensor) for v in loaded.values()):
         raise CheckpointError(f"{path}: holds something other than named tensors; use safetensors files")
     return loaded
@@ -273,4 +306,4 @@ class TensorReader:
 
 def source_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:
     """Weight files with their sizes in bytes."""
-    return [(name, os.path.getsize(checkpoint.folder / name)) for name in checkpoint.files]
+    return [(name, (checkpoint.folder / name).stat().st_size) for name in checkpoint.files]

@@ -1,12 +1,12 @@
 """What Partita registers with transformers: an attention function, a mask function and a cache.
 
-transformers routes every attention call through `AttentionInterface`, every mask through `AttentionMaskInterface` and every
-key and value through a `Cache`. Plugging in our own at these three public points is all that is needed to see, and to
-replace, what a decoder does with its cache; no model is named here.
+transformers routes every attention call through `AttentionInterface`, every mask through `AttentionMaskInterface` and
+every key and value through a `Cache`. Plugging in our own at these three public points is all that is needed to see,
+and to replace, what a decoder does with its cache; no model is named here.
 
-The mask a model asks for decides which keys a query sees: transformers' eager attention looks at nothing else. So a sliding
-window is read from the mask, not from the `sliding_window` keyword, which several models pass without using it or use
-without passing it.
+The mask a model asks for decides which keys a query sees: transformers' eager attention looks at nothing else. So a
+sliding window is read from the mask, not from the `sliding_window` keyword, which several models pass without using it
+or use without passing it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 from transformers import AttentionMaskInterface
 from transformers.cache_utils import Cache
 from transformers.modeling_utils import AttentionInterface
@@ -113,11 +113,21 @@ def classify_mask(mask_function: Callable[..., Any], max_length: int) -> MaskRul
             row = mask_function(zero, zero, torch.full_like(keys, query), keys)
             return torch.as_tensor(row).expand(max_length).to(torch.bool)
 
-        window = int(allowed(max_length - 1).sum())
-        for query in {q for q in (0, 1, window - 1, window, window + 1, max_length // 2, max_length - 1) if 0 <= q < max_length}:
+        try:
+            window = int(allowed(max_length - 1).sum())
+        except DataDependentOutputException as error:
+            raise UnsupportedModelError(
+                "the model asks for an attention mask that depends on the tokens or their padding (chunked "
+                "attention, say), and "
+                "is neither causal nor a sliding window; such masks cannot be exported yet"
+            ) from error
+        for query in {
+            q for q in (0, 1, window - 1, window, window + 1, max_length // 2, max_length - 1) if 0 <= q < max_length
+        }:
             if not torch.equal(allowed(query), (keys <= query) & (keys > query - window)):
                 raise UnsupportedModelError(
-                    f"the model asks for an attention mask that is neither causal nor a sliding window (query {query} of "
+                    "the model asks for an attention mask that is neither causal nor a sliding window (query "
+                    f"{query} of "
                     f"{max_length}); such masks cannot be exported yet"
                 )
     return MaskRule(None if window >= max_length else window)
@@ -147,16 +157,23 @@ def _attention(
     name = type(module).__name__
     unknown = sorted(k for k, v in keywords.items() if v is not None and k not in HARMLESS_KEYWORDS)
     if unknown:
-        raise UnsupportedModelError(f"{name} passes {', '.join(unknown)} to its attention function, which has no lowering yet")
+        raise UnsupportedModelError(
+            f"{name} passes {', '.join(unknown)} to its attention function, which has no lowering yet"
+        )
     if not isinstance(attention_mask, MaskRule):
         raise UnsupportedModelError(
-            f"{name} computes with the attention mask or does without one; only masks made by transformers' mask functions "
+            f"{name} computes with the attention mask or does without one; only masks made by transformers' mask "
+            "functions "
             "can be exported"
         )
     if dropout or is_causal is False:
-        raise UnsupportedModelError(f"{name} asks for {'dropout' if dropout else 'attention that is not causal'} at inference")
+        raise UnsupportedModelError(
+            f"{name} asks for {'dropout' if dropout else 'attention that is not causal'} at inference"
+        )
     if plug.layer is None:
-        raise UnsupportedModelError(f"{name} attends without writing the cache; shared or cross attention has no lowering yet")
+        raise UnsupportedModelError(
+            f"{name} attends without writing the cache; shared or cross attention has no lowering yet"
+        )
     layer, plug.layer = plug.layer, None
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
     request = AttentionRequest(layer, query, key, value, scale, float(softcap or 0.0), attention_mask)

@@ -1,7 +1,7 @@
 """The known answer: what the original model computes for a fixed prompt, stored in the package.
 
-The original runs in float32 with transformers' eager attention, whole sequences at a time and without a cache: nothing it does
-is shared with the exported graph. Any execution provider can replay the answer later without torch.
+The original runs in float32 with transformers' eager attention, whole sequences at a time and without a cache: nothing
+it does is shared with the exported graph. Any execution provider can replay the answer later without torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +28,8 @@ SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
 PROMPT_TOKENS = 24
 PROMPT_TEXT = (
-    "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure that there is "
+    "Return the number of items in the list. If the list is empty, raise ValueError: the caller has to make sure "
+    "that there is "
     "at least one item to count."
 )
 MEMORY_MARGIN = 1.15
@@ -50,7 +52,8 @@ def check_memory(parameters: int) -> None:
     needed, free = int(parameters * 4 * MEMORY_MARGIN), psutil.virtual_memory().available
     if needed > free:
         raise ResourceError(
-            f"the original model needs about {needed / 1e9:.1f} GB for its known answer and {free / 1e9:.1f} GB are free; export "
+            f"the original model needs about {needed / 1e9:.1f} GB for its known answer and {free / 1e9:.1f} GB are "
+            "free; export "
             "with --no-verify, and verify on a machine with more memory"
         )
 
@@ -63,12 +66,20 @@ def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int) -> KnownAn
     steps = min(DECODE_STEPS, max(1, max_length // 4))
     prompt = _prompt(checkpoint, vocab_size, max(1, min(PROMPT_TOKENS, max_length - steps)))
     with quiet(), translated("loading the original model"):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            str(checkpoint.folder), dtype=torch.float32, attn_implementation="eager", local_files_only=True,
-            trust_remote_code=False, output_loading_info=True,
-        )  # fmt: skip
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(checkpoint.folder),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    del loaded
     if info.get("missing_keys"):
-        raise UnsupportedModelError(f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}")
+        raise UnsupportedModelError(
+            f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}"
+        )
     sequence = torch.from_numpy(prompt)[None]
     with quiet(), torch.no_grad(), translated("running the original model"):
         for _ in range(steps):
@@ -83,13 +94,13 @@ def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int) -> KnownAn
         tokens=sequence[0, count:].numpy(),
         prefill_logits=np.ascontiguousarray(logits[:count]),
         decode_logits=np.ascontiguousarray(logits[count:]),
-        reference=f"transformers {transformers.__version__}, torch {torch.__version__}, eager attention, float32, no cache",
+        reference=f"transformers {transformers.__version__}, torch {torch.__version__}: eager attention, float32",
     )
 
 
 def save(answer: KnownAnswer, folder: Path) -> None:
     """Write known_answer.safetensors."""
-    tensors = {
+    tensors: dict[str, npt.NDArray[Any]] = {
         "prompt": answer.prompt,
         "tokens": answer.tokens,
         "prefill_logits": answer.prefill_logits,
@@ -103,7 +114,9 @@ def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray
     ids: list[int] = []
     if any(name.startswith("tokenizer") for name in checkpoint.companions()):
         with quiet(), translated("loading the tokenizer"):
-            tokenizer = AutoTokenizer.from_pretrained(str(checkpoint.folder), local_files_only=True, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(checkpoint.folder), local_files_only=True, trust_remote_code=False
+            )
             ids = [i for i in tokenizer(PROMPT_TEXT)["input_ids"] if 0 <= i < vocab_size][:length]
     if len(ids) < length:
         spread = np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, length - len(ids))

@@ -1,15 +1,14 @@
 """The export itself, stage by stage: describe, trace, rewrite, write weights, answer, verify, publish.
 
-Everything is written to a hidden folder next to the target and renamed at the end, the manifest last: a killed or failed
-export leaves nothing that looks like a package. Replaying the known answer needs the runtime, which this folder may not
-import: the caller passes a function.
+Everything is written to a hidden folder next to the target and renamed at the end, the manifest last: a killed or
+failed export leaves nothing that looks like a package. Replaying the known answer needs the runtime, which this folder
+may not import: the caller passes a function.
 """
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import os
 import resource
 import shutil
 import sys
@@ -123,7 +122,11 @@ def export(options: ExportOptions, *, replay: Replay, progress: Progress | None 
 def _check_options(options: ExportOptions) -> None:
     if options.precision not in PRECISIONS:
         raise UsageError(f"--precision {options.precision}: choose one of {', '.join(PRECISIONS)}")
-    for name, value in (("max-length", options.max_length), ("batch-size", options.batch_size), ("prefill-chunk", options.prefill_chunk)):
+    for name, value in (
+        ("max-length", options.max_length),
+        ("batch-size", options.batch_size),
+        ("prefill-chunk", options.prefill_chunk),
+    ):
         if value is not None and not 1 <= value <= 1 << 24:
             raise UsageError(f"--{name} {value}: must be between 1 and {1 << 24:,}")
     if options.prefill_chunk is not None and not options.static_shapes:
@@ -131,7 +134,9 @@ def _check_options(options: ExportOptions) -> None:
     if options.attention != "auto":
         chosen = lowering(options.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
-            raise UsageError(f"--opset {options.opset}: --attention {chosen.name} needs opset {chosen.min_opset} or newer")
+            raise UsageError(
+                f"--opset {options.opset}: --attention {chosen.name} needs opset {chosen.min_opset} or newer"
+            )
     if options.opset is not None and not 18 <= options.opset <= MAX_OPSET:
         raise UsageError(f"--opset {options.opset}: must be between 18 and {MAX_OPSET}")
 
@@ -144,7 +149,9 @@ def _check_target(options: ExportOptions) -> None:
     if not options.force:
         raise PackageError(f"{out}: exists already; choose another folder, or replace the package with --force")
     if not replaceable:
-        raise PackageError(f"{out}: exists and is not a Partita package; --force replaces packages only, remove it yourself")
+        raise PackageError(
+            f"{out}: exists and is not a Partita package; --force replaces packages only, remove it yourself"
+        )
 
 
 def _run(work: _Work, replay: Replay) -> Summary:
@@ -174,7 +181,14 @@ def _run(work: _Work, replay: Replay) -> Summary:
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, parameters)
     graphs = tuple(
-        GraphFile(file=file, phase=phase, sequence_length=length, nodes=len(list(t.model.graph)), inputs=t.inputs, outputs=t.outputs)
+        GraphFile(
+            file=file,
+            phase=phase,
+            sequence_length=length,
+            nodes=len(list(t.model.graph)),
+            inputs=t.inputs,
+            outputs=t.outputs,
+        )
         for (file, phase, length), t in zip(phases, traced, strict=True)
     )
     graph = _graph(options, fake, traced[0], graphs, max_length, chosen, data.size_bytes)
@@ -203,7 +217,9 @@ def _choose_lowering(options: ExportOptions, fake: FakeModel) -> tuple[Lowering,
     return lowering("gqa"), "auto: one fused node per layer, in place, on the CPU provider"
 
 
-def _phases(options: ExportOptions, max_length: int) -> list[tuple[str, Literal["any", "prefill", "decode"], int | None]]:
+def _phases(
+    options: ExportOptions, max_length: int
+) -> list[tuple[str, Literal["any", "prefill", "decode"], int | None]]:
     """File name, phase and fixed S of every graph."""
     if not options.static_shapes:
         return [("model.onnx", "any", None)]
@@ -231,29 +247,48 @@ def _rewrite(work: _Work, traced: list[Traced], checkpoint: Checkpoint, fake: Fa
 def _check_space(parent: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if needed > free:
-        raise ResourceError(f"{parent}: no space left: the package needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
+        raise ResourceError(
+            f"{parent}: no space left: the package needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
+        )
 
 
 def _source(checkpoint: Checkpoint, parameters: int) -> Source:
     files = tuple(
-        FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name)) for name, size in source_files(checkpoint)
+        FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name))
+        for name, size in source_files(checkpoint)
     )
     return Source(
-        checkpoint=checkpoint.given, model_type=checkpoint.model_type, architecture=checkpoint.architecture,
-        dtype=checkpoint.dtype, parameters=parameters, files=files,
-    )  # fmt: skip
+        checkpoint=checkpoint.given,
+        model_type=checkpoint.model_type,
+        architecture=checkpoint.architecture,
+        dtype=checkpoint.dtype,
+        parameters=parameters,
+        files=files,
+    )
 
 
 def _graph(
-    options: ExportOptions, fake: FakeModel, traced: Traced, files: tuple[GraphFile, ...], max_length: int, chosen: Lowering,
+    options: ExportOptions,
+    fake: FakeModel,
+    traced: Traced,
+    files: tuple[GraphFile, ...],
+    max_length: int,
+    chosen: Lowering,
     weight_bytes: int,
-) -> Graph:  # fmt: skip
+) -> Graph:
     cache = sum(_nbytes(state.shape, state.dtype) for state in traced.states)
     return Graph(
-        files=files, states=traced.states, opsets=dict(traced.model.opset_imports), attention=chosen.name,
-        precision=options.precision, batch_size=options.batch_size, max_length=max_length, vocab_size=fake.vocab_size,
-        weight_bytes=weight_bytes, cache_bytes=cache,
-    )  # fmt: skip
+        files=files,
+        states=traced.states,
+        opsets=dict(traced.model.opset_imports),
+        attention=chosen.name,
+        precision=options.precision,
+        batch_size=options.batch_size,
+        max_length=max_length,
+        vocab_size=fake.vocab_size,
+        weight_bytes=weight_bytes,
+        cache_bytes=cache,
+    )
 
 
 def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -287,10 +322,16 @@ def _toolchain() -> dict[str, str]:
 
 
 def _verify(
-    work: _Work, manifest: Manifest, checkpoint: Checkpoint, models: list[ir.Model],
-    phases: list[tuple[str, Literal["any", "prefill", "decode"], int | None]], replay: Replay,
-) -> Manifest:  # fmt: skip
-    """Compute the known answer, replay it, and return the manifest with the result. Raises ParityError when they differ."""
+    work: _Work,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    models: list[ir.Model],
+    phases: list[tuple[str, Literal["any", "prefill", "decode"], int | None]],
+    replay: Replay,
+) -> Manifest:
+    """Compute the known answer, replay it, and return the manifest with the result. Raises ParityError when they
+    differ.
+    """
     if not work.options.verify:
         return manifest
     with stage(work.progress, "known answer", work.seconds):
@@ -304,7 +345,8 @@ def _verify(
             result = replay(work.folder, manifest)
     if result.status != "verified":
         raise ParityError(
-            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}; nothing was "
+            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: "
+            f"{result.detail}; nothing was "
             "written, please report this model"
         )
     return manifest.model_copy(update={"verification": result})
@@ -316,8 +358,8 @@ def _publish(folder: Path, options: ExportOptions) -> None:
     old: Path | None = None
     if options.out.exists():
         old = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.old-")) / "package"
-        os.rename(options.out, old)
-    os.rename(folder, options.out)
+        options.out.rename(old)
+    folder.rename(options.out)
     if old is not None:
         shutil.rmtree(old.parent, ignore_errors=True)
 

@@ -26,7 +26,9 @@ class LayerState:
     key_width: int
     value_width: int
     window: int | None
-    """Sliding window in tokens; None when every earlier key is seen, or when the cache is not longer than the window."""
+    """Sliding window in tokens; None when every earlier key is seen, or when the cache is not longer than the
+    window.
+    """
 
 
 def probe_layers(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[LayerState, ...]:
@@ -57,12 +59,14 @@ def probe_layers(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_l
         model(input_ids=ids, position_ids=positions, past_key_values=PlugCache(plug, _layers(model)), use_cache=True)
     if not found:
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not route its attention through transformers' AttentionInterface, or has none; "
+            f"{type(model).__name__} does not route its attention through transformers' AttentionInterface, or has "
+            "none; "
             "it cannot be traced with a static cache"
         )
     if sorted(found) != list(range(len(found))) or len(plug.updates) != len(found):
         raise UnsupportedModelError(
-            f"{type(model).__name__} caches {len(plug.updates)} layers but attends in layers {sorted(found)}; layers that "
+            f"{type(model).__name__} caches {len(plug.updates)} layers but attends in layers {sorted(found)}; "
+            "layers that "
             "share or skip the cache cannot be exported yet"
         )
     return tuple(found[layer] for layer in sorted(found))

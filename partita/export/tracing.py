@@ -1,7 +1,8 @@
 """A Hugging Face decoder on fake tensors -> an ONNX graph with a static cache, its nodes named by module path.
 
-transformers' own modelling code is traced with our attention function and cache plugged in (`hooks.py`); no weight is read.
-Parameters come out as initializers without data, named as in the model; buffers (rotary frequencies, scales) are real.
+transformers' own modelling code is traced with our attention function and cache plugged in (`hooks.py`); no weight is
+read. Parameters come out as initializers without data, named as in the model; buffers (rotary frequencies, scales) are
+real.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import onnx_ir as ir
 import onnxscript.optimizer
@@ -83,7 +84,9 @@ class Traced:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep warnings of torch, onnxscript and transformers that a user can do nothing about off the terminal."""
-    loggers = [logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")]
+    loggers = [
+        logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
+    ]
     levels = [logger.level for logger in loggers]
     bars = transformers.utils.logging.is_progress_bar_enabled()
     for logger in loggers:
@@ -141,12 +144,20 @@ def translated(what: str) -> Iterator[None]:
             if isinstance(cause, PartitaError):
                 raise cause from error
             cause = cause.__cause__ or cause.__context__
+        if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
+            raise UnsupportedModelError(
+                "the model picks its attention by class and not through transformers' AttentionInterface; it "
+                "cannot be traced with a "
+                "static cache"
+            ) from error
         first = next((line for line in str(error).splitlines() if line.strip()), "no message")
         raise UnsupportedModelError(f"{what} failed: {type(error).__name__}: {first.strip()[:300]}") from error
 
 
 class _Wrapper(torch.nn.Module):
-    """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present states."""
+    """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
+    states.
+    """
 
     def __init__(self, fake: FakeModel, lowering: Lowering, max_length: int) -> None:
         super().__init__()
@@ -166,9 +177,17 @@ class _Wrapper(torch.nn.Module):
         def lower(request: AttentionRequest) -> torch.Tensor:
             keys, values = past[2 * request.layer : 2 * request.layer + 2]
             call = AttentionCall(
-                request.query, request.key, request.value, keys, values, position_ids, cursors,
-                request.scale, request.softcap, self.layers[request.layer].window,
-            )  # fmt: skip
+                request.query,
+                request.key,
+                request.value,
+                keys,
+                values,
+                position_ids,
+                cursors,
+                request.scale,
+                request.softcap,
+                self.layers[request.layer].window,
+            )
             output, *new = self.lowering.emit(call)
             present[request.layer] = (new[0], new[1])
             return output
@@ -177,9 +196,13 @@ class _Wrapper(torch.nn.Module):
         plug = Plug(lower, lambda function: MaskRule(None), self.max_length)
         with plugged(plug):
             logits = getattr(self, ROOT)(
-                input_ids=input_ids, position_ids=position_ids, past_key_values=PlugCache(plug, len(self.layers)),
-                use_cache=True, attention_mask=None, logits_to_keep=logits_indices,
-            ).logits  # fmt: skip
+                input_ids=input_ids,
+                position_ids=position_ids,
+                past_key_values=PlugCache(plug, len(self.layers)),
+                use_cache=True,
+                attention_mask=None,
+                logits_to_keep=logits_indices,
+            ).logits
         return (logits, *(tensor for layer in sorted(present) for tensor in present[layer]))
 
 
@@ -204,18 +227,33 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
         wanted = torch.export.Dim("logits_rows", min=1, max=spec.max_length)
         shapes = {
-            "input_ids": {1: tokens}, "position_ids": {1: tokens}, "logits_indices": {0: wanted},
-            "cursors": tuple({} for _ in cursors), "past": tuple({} for _ in past),
-        }  # fmt: skip
-    input_names = ["input_ids", "position_ids", "logits_indices", *(c.name for c in lowering.cursors), *(s.past for s in states)]
+            "input_ids": {1: tokens},
+            "position_ids": {1: tokens},
+            "logits_indices": {0: wanted},
+            "cursors": tuple({} for _ in cursors),
+            "past": tuple({} for _ in past),
+        }
+    input_names = [
+        "input_ids",
+        "position_ids",
+        "logits_indices",
+        *(c.name for c in lowering.cursors),
+        *(s.past for s in states),
+    ]
     output_names = ["logits", *(s.present for s in states)]
     with quiet(), torch.no_grad(), translated("tracing the model"):
         wrapper = _Wrapper(fake, lowering, spec.max_length)
         program = torch.export.export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
         onnx_program = torch.onnx.export(
-            program, arguments, dynamo=True, opset_version=spec.opset, input_names=input_names, output_names=output_names,
-            optimize=False, verbose=False,
-        )  # fmt: skip
+            program,
+            arguments,
+            dynamo=True,
+            opset_version=spec.opset,
+            input_names=input_names,
+            output_names=output_names,
+            optimize=False,
+            verbose=False,
+        )
     assert onnx_program is not None
     model = onnx_program.model
     with quiet(), translated("cleaning the graph"):
@@ -248,8 +286,13 @@ def _states(fake: FakeModel, spec: TraceSpec) -> tuple[State, ...]:
             window=layer.window,
         )
         for layer in fake.layers
-        for kind, width in (("key", layer.key_width), ("value", layer.value_width))
+        for kind, width in _widths(layer)
     )
+
+
+def _widths(layer: LayerState) -> tuple[tuple[Literal["key", "value"], int], ...]:
+    """What a layer caches, with the size of its last axis."""
+    return ("key", layer.key_width), ("value", layer.value_width)
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
@@ -284,7 +327,9 @@ def _drop_unused_inputs(model: ir.Model) -> None:
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Name every node `<module path>/<Op>[_n]`, its outputs after it, and keep module, class and source line as metadata."""
+    """Name every node `<module path>/<Op>[_n]`, its outputs after it, and keep module, class and source line as
+    metadata.
+    """
     seen: dict[str, int] = {}
     keep = {v.name for v in (*model.graph.inputs, *model.graph.outputs)} | set(model.graph.initializers)
     for node in model.graph:
@@ -348,6 +393,8 @@ def _ports(
     inputs = tuple(known[v.name] for v in model.graph.inputs if v.name in known)
     logits = model.graph.outputs[0]
     assert logits.dtype is not None
-    dtype = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}[logits.dtype]
+    dtype = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}[
+        logits.dtype
+    ]
     output = Port(name="logits", role="logits", shape=(spec.batch, rows, fake.vocab_size), dtype=dtype)
     return inputs, (output,)

@@ -1,7 +1,8 @@
 """Weights from checkpoint files to one external data file, a slice at a time.
 
-Until it is written, a weight is a `CheckpointWeight`: which tensor it comes from and what is done to it on the way. Equal
-weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one slice of one tensor.
+Until it is written, a weight is a `CheckpointWeight`: which tensor it comes from and what is done to it on the way.
+Equal weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one slice of one
+tensor.
 """
 
 from __future__ import annotations
@@ -22,13 +23,19 @@ from partita.export.progress import Stage
 from partita.package import WEIGHTS
 
 IR_DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-TORCH_DTYPES = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16, ir.DataType.BFLOAT16: torch.bfloat16}
+TORCH_DTYPES = {
+    ir.DataType.FLOAT: torch.float32,
+    ir.DataType.FLOAT16: torch.float16,
+    ir.DataType.BFLOAT16: torch.bfloat16,
+}
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size."""
 INLINE_BYTES = 1024
 """Smaller constants stay inside the ONNX file."""
 ALIGNMENT = 4096
-"""Offset alignment of large tensors, so that ONNX Runtime can map them into memory (ONNX external data specification)."""
+"""Offset alignment of large tensors, so that ONNX Runtime can map them into memory (ONNX external data
+specification).
+"""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -65,7 +72,8 @@ class CheckpointWeight(ir.LazyTensor):
                 cast = piece.to(target)
                 if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
                     raise CheckpointError(
-                        f"tensor {self.source}: a value of {float(piece.abs().max()):.3g} does not fit float16; use --precision "
+                        f"tensor {self.source}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
+                        "--precision "
                         "bf16 or fp32"
                     )
                 yield cast.t().contiguous() if self.transposed else cast.contiguous()
@@ -85,8 +93,8 @@ def _raw(tensor: torch.Tensor) -> bytes:
 def attach(model: ir.Model, checkpoint: Checkpoint, aliases: Mapping[str, frozenset[str]]) -> None:
     """Give every initializer that is a parameter its checkpoint tensor.
 
-    `aliases` maps a parameter name to all names of the same, tied parameter. Raises CheckpointError naming what is missing or
-    of another shape or dtype than the config asks for.
+    `aliases` maps a parameter name to all names of the same, tied parameter. Raises CheckpointError naming what is
+    missing or of another shape or dtype than the config asks for.
     """
     missing, wrong = [], []
     for name, value in model.graph.initializers.items():
@@ -111,7 +119,9 @@ def attach(model: ir.Model, checkpoint: Checkpoint, aliases: Mapping[str, frozen
 
 
 def find_source(name: str, checkpoint: Checkpoint, aliases: Mapping[str, frozenset[str]]) -> str | None:
-    """The checkpoint tensor that holds parameter `name`: by its name, a tied name, or without the base model's prefix."""
+    """The checkpoint tensor that holds parameter `name`: by its name, a tied name, or without the base model's
+    prefix.
+    """
     for candidate in (name, *sorted(aliases.get(name, ()))):
         for spelling in (candidate, candidate.partition(".")[2]):
             if spelling in checkpoint.tensors:
@@ -194,12 +204,14 @@ class _Writer:
         assert tensor is not None, value.name
         if not isinstance(tensor, CheckpointWeight) and tensor.nbytes < INLINE_BYTES:
             return
-        key: object = tensor.key if isinstance(tensor, CheckpointWeight) else hashlib.sha256(tensor.tobytes()).hexdigest()
+        key: object = (
+            tensor.key if isinstance(tensor, CheckpointWeight) else hashlib.sha256(tensor.tobytes()).hexdigest()
+        )
         if key not in self.placed:
             self.placed[key] = self._append(tensor)
         offset, length = self.placed[key]
         value.const_value = ir.ExternalTensor(
-            WEIGHTS, offset, length, tensor.dtype, shape=tensor.shape, name=value.name or "", base_dir=folder
+            WEIGHTS, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or "", base_dir=folder
         )
 
     def _append(self, tensor: Any) -> tuple[int, int]:

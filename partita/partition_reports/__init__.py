@@ -1,1 +1,1 @@
-"""Facts about one run, the report built from them, and the views that show it. Imports nothing heavier than pydantic."""
+"""Facts about one run, the report built from them, and the views that show it. Needs only pydantic and rich."""

@@ -166,8 +166,12 @@ def plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
     for index in indexes:
         streams = index.facts.plan
         if streams is None:
-            notes.append(f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {index.order_source}")
+            notes.append(
+                f"{index.facts.file}: ONNX Runtime wrote no plan; nodes and their order come from {index.order_source}"
+            )
         elif len(streams) > 1:
-            origin = "that of the last profiled run" if index.events else "one stream after the other, for want of a profile"
+            origin = (
+                "that of the last profiled run" if index.events else "one stream after the other, for want of a profile"
+            )
             notes.append(f"{index.facts.file}: the plan has {len(streams)} streams; the order of nodes is {origin}")
     return tuple(notes)

@@ -33,7 +33,10 @@ def check_session(index: SessionIndex) -> Iterator[Check]:
         counts = Counter(name for stream in facts.plan for name in stream)
         repeated = [name for name, count in counts.items() if count > 1]
         yield make(
-            f"{facts.file}: every plan node appears once", repeated, f"{len(counts)} nodes, each once", "appear more than once"
+            f"{facts.file}: every plan node appears once",
+            repeated,
+            f"{len(counts)} nodes, each once",
+            "appear more than once",
         )
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
@@ -47,7 +50,9 @@ def check_session(index: SessionIndex) -> Iterator[Check]:
         windows = {window.run for window in facts.runs}
         orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
         good = f"{len(windows)} session runs, every event in one"
-        yield make(f"{facts.file}: every event belongs to a known run", orphans, good, "are session runs nobody described")
+        yield make(
+            f"{facts.file}: every event belongs to a known run", orphans, good, "are session runs nobody described"
+        )
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
@@ -62,11 +67,15 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
             yield Check(name=f"{phase.name}: time shares per {label} sum to 1", passed=passed, detail=f"{whole:.6f}")
     yield check_partitions(phase)
     nameless = [node.name for node in phase.nodes if node.provider is None]
-    yield make(f"{phase.name}: every node has a provider", nameless, f"{len(phase.nodes)} nodes", "have no known provider")
+    yield make(
+        f"{phase.name}: every node has a provider", nameless, f"{len(phase.nodes)} nodes", "have no known provider"
+    )
     allowed = {entry.provider for entry in chain if entry.status == "active"}
     strays = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
     good = f"{len(phase.nodes)} nodes on {', '.join(sorted(allowed)) or 'no provider'}"
-    yield make(f"{phase.name}: every node is on a provider of the chain", strays, good, "run on a provider outside the chain")
+    yield make(
+        f"{phase.name}: every node is on a provider of the chain", strays, good, "run on a provider outside the chain"
+    )
 
 
 def groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupShare]], ...]:
@@ -95,8 +104,8 @@ def check_partitions(phase: Phase) -> Check:
 def check_tokens(facts: RunFacts) -> Iterator[Check]:
     """Tokens per row of the steps against the prompt and the new tokens.
 
-    Prefill yields the first new token, so n new tokens take n - 1 decode steps; one more when the token that the last step
-    made was not kept, as with a stop token. A run that was cut short may have done less.
+    Prefill yields the first new token, so n new tokens take n - 1 decode steps; one more when the token that the last
+    step made was not kept, as with a stop token. A run that was cut short may have done less.
     """
     prefill = sum(step.tokens for step in facts.steps if step.phase == "prefill")
     cut_short = facts.finish_reason in INCOMPLETE and facts.new_tokens == 0

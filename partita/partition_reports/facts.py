@@ -1,7 +1,7 @@
 """What an observer hands over: plain facts about one run, before any of them is interpreted.
 
-Frozen dataclasses, filled by `partita.runtime` and read by `partita.partition_reports.build`. A fact that a source could
-not give is None, never a made-up value.
+Frozen dataclasses, filled by `partita.runtime` and read by `partita.partition_reports.build`. A fact that a source
+could not give is None, never a made-up value.
 """
 
 from __future__ import annotations

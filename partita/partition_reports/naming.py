@@ -1,7 +1,8 @@
 """What a node's name tells: its module, its layer, and the exported nodes it took the place of.
 
-Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. ONNX Runtime names the nodes it makes after the ones
-they replace (`<exported name>/QuickGeluFusion/`) or after nothing at all (`Transpose_token_4`). Knows no facts and no report.
+Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. ONNX Runtime names the nodes it makes after
+the ones they replace (`<exported name>/QuickGeluFusion/`) or after nothing at all (`Transpose_token_4`). Knows no facts
+and no report.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partitions: maximal runs of consecutive nodes on one provider, and the tensors that cross their borders.
 
-Tensors come from the exported graph's edges where both ends are known by name. Tensors that only exist after fusion have no
-name in any source and are not listed.
+Tensors come from the exported graph's edges where both ends are known by name. Tensors that only exist after fusion
+have no name in any source and are not listed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The partition report as it is written to disk: frozen, versioned, every number with its unit in its name.
 
-Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Numbers are measured or counted; what is
-not known is null.
+Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Numbers are measured or counted;
+what is not known is null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Source = Literal[
 
 
 class Record(BaseModel):
-    """Base of every record in a report: immutable; unknown fields and numbers that are none (NaN, infinity) are errors."""
+    """Base of every record in a report: immutable; unknown fields, NaN and infinity are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 

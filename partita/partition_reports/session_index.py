@@ -1,4 +1,4 @@
-"""The facts of one session, sorted for look-up by node name. Joins sources; decides nothing about the report's shape."""
+"""The facts of one session, sorted for look-up by node name. Joins sources, draws no conclusion."""
 
 from __future__ import annotations
 
@@ -95,10 +95,14 @@ def without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], 
 
 
 def is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
-    """True when `event` ran within the time of the control-flow node `frame`."""
-    end = frame.start_us + frame.host_us
-    same = event.run == frame.run and event is not frame and event.name != frame.name
-    return same and frame.start_us <= event.start_us < end and event.start_us + event.host_us <= end
+    """True when `event` began within the time of the control-flow node `frame`.
+
+    Times are whole microseconds: a node that ended as `frame` began may share its start, but then it took no time.
+    """
+    if event.run != frame.run or event is frame or event.name == frame.name:
+        return False
+    began_within = frame.start_us <= event.start_us < frame.start_us + frame.host_us
+    return began_within and (event.host_us > 0 or event.order > frame.order)
 
 
 def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
@@ -131,5 +135,6 @@ def collect_claims(facts: SessionFacts, events: tuple[NodeEvent, ...], order: tu
     for name, provider in native_log.placements(facts.log, order).items():
         said["native_log"].setdefault(name, set()).add(provider)
     return {
-        name: {source: frozenset(by_node[name]) for source, by_node in said.items() if name in by_node} for name in order
+        name: {source: frozenset(by_node[name]) for source, by_node in said.items() if name in by_node}
+        for name in order
     }

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from partita.partition_reports.facts import NodeEvent, StepFact
 from partita.partition_reports.session_index import PhaseName, SessionIndex
 
-PERCENTILES = "percentiles interpolate linearly between the two nearest ranks"
-
 
 @dataclass(frozen=True, slots=True)
 class NodeTimes:
@@ -77,7 +75,7 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
 
 
 def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
-    """Speed of the steps of `phase` that were not observed, or of all of them when every one was. `rows`: batch size."""
+    """Speed of the steps of `phase` that were not observed, or of all when every one was. `rows`: batch size."""
     of_phase = [step for step in steps if step.phase == phase]
     free = [step for step in of_phase if not step.observed]
     timed = free or of_phase
@@ -103,8 +101,10 @@ def speed_note(steps: int, free: int) -> str:
     if not steps:
         return "no step of this phase was run"
     if free:
-        return f"speed over {free} of {steps} steps, those that were not profiled; {PERCENTILES}"
-    return f"speed over all {steps} steps, every one slowed by profiling; {PERCENTILES}"
+        return f"speed over {free} of {steps} steps, those that were not profiled"
+    return (
+        "speed over 1 step, slowed by profiling" if steps == 1 else f"speed over {steps} steps, all slowed by profiling"
+    )
 
 
 def node_time_note(times: NodeTimes) -> str:

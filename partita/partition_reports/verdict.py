@@ -43,11 +43,13 @@ def describe_placement(phases: list[Phase]) -> str:
     if not total:
         return f"no node known in {phase_names(phases)}"
     first, *others = phase.providers
-    on = ", ".join([f"{first.nodes} of {total} nodes on {first.provider}", *(f"{o.nodes} on {o.provider}" for o in others)])
+    placed = [f"{first.nodes} of {plural(total, 'node')} on {first.provider}"]
+    placed += [f"{other.nodes} on {other.provider}" for other in others]
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""
-    return f"{on} in {phase_names(phases)}; {plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
+    parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
+    return f"{', '.join(placed)} in {phase_names(phases)}; {parts}"
 
 
 def describe_cache(report: Report) -> str:
@@ -56,6 +58,9 @@ def describe_cache(report: Report) -> str:
     if not cache.states:
         return "no cache"
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
-    if cache.in_place_states == cache.states and not cache.address_changes:
-        return f"cache in place ({where})"
-    return f"cache NOT in place: {cache.states - cache.in_place_states} of {plural(cache.states, 'state')} copied ({where})"
+    copied = cache.states - cache.in_place_states
+    if copied:
+        return f"cache NOT in place: {copied} of {plural(cache.states, 'state')} copied ({where})"
+    if cache.address_changes:
+        return f"cache NOT in place: its address changed {plural(cache.address_changes, 'time')} ({where})"
+    return f"cache in place ({where})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Iterable
 
@@ -11,7 +12,9 @@ BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 def clean(text: str, encoding: str = "utf-8") -> str:
     """`text` on one line, without control or bidirectional characters, and with nothing `encoding` cannot write."""
-    plain = "".join("?" if unicodedata.category(mark) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else mark for mark in text)
+    plain = "".join(
+        "?" if unicodedata.category(mark) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") else mark for mark in text
+    )
     return plain.encode(encoding, "replace").decode(encoding)
 
 
@@ -33,13 +36,9 @@ def human_bytes(size: int | None) -> str:
         return NOT_KNOWN
     if abs(size) < 1024:
         return f"{size} B"
-    value = float(size)
-    unit = ""
-    for unit in BINARY_UNITS:
-        value /= 1024
-        if abs(value) < 1023.5:
-            break
-    return f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    steps = min(int(math.log(abs(size), 1024)), len(BINARY_UNITS))
+    value = size / 1024**steps
+    return f"{value:.3g} {BINARY_UNITS[steps - 1]}" if value < 100 else f"{value:,.0f} {BINARY_UNITS[steps - 1]}"
 
 
 def decimals(value: float | None, scale: float = 1.0) -> str:
@@ -70,4 +69,4 @@ def tally(counts: dict[str, int], most: int = 6) -> str:
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     rest = sum(count for _, count in ranked[most:])
     shown = [f"{name} {count}" for name, count in ranked[:most]]
-    return ", ".join([*shown, f"{rest} of {len(ranked) - most} other kinds"] if rest else shown)
+    return ", ".join([*shown, f"{len(ranked) - most} more kinds {rest}"] if rest else shown)

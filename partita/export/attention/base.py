@@ -1,7 +1,7 @@
 """What a lowering of attention and cache is: a name, its cursor inputs, and a function that emits ONNX ops.
 
-A lowering turns one attention call of the model, plus the past keys and values of that layer, into graph nodes that write
-the new keys and values into the static cache and attend to all valid ones.
+A lowering turns one attention call of the model, plus the past keys and values of that layer, into graph nodes that
+write the new keys and values into the static cache and attend to all valid ones.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ largest of them plus one, a CPU input. Source: ONNX Runtime ContribOperators.md,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.export.attention.base import AttentionCall, Cursor, Lowering
 
@@ -24,7 +24,7 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
     batch, heads, length, width = call.query.shape
     flat = [t.transpose(1, 2).reshape(batch, length, -1) for t in (call.query, call.key, call.value)]
-    attributes: dict[str, int | float] = {
+    attributes: dict[str, Any] = {
         "num_heads": heads,
         "kv_num_heads": call.key.shape[1],
         "scale": call.scale,

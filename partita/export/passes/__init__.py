@@ -1,4 +1,6 @@
-"""Graph passes, one per file, each equal to the identity on the values a graph computes. `ORDER` is the order they run in."""
+"""Graph passes, one per file, each equal to the identity on the values a graph computes. `ORDER` is the order they run
+in.
+"""
 
 from __future__ import annotations
 

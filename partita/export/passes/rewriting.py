@@ -16,7 +16,7 @@ def constant(value: ir.Value | None) -> list[Any] | None:
 
 def only_consumer(value: ir.Value) -> ir.Node | None:
     """The node that alone reads `value`; None when several do or it is a graph output."""
-    uses = value.uses()
+    uses = tuple(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
@@ -26,10 +26,12 @@ def take_names(new: ir.Node, old: ir.Node) -> None:
 
 
 def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ...] = ()) -> None:
-    """Put `new` where `old` is, move its users over, and remove `old` and those of `dead` that nothing reads any more."""
+    """Put `new` where `old` is, move its users over, and remove `old` and those of `dead` that nothing reads any
+    more.
+    """
     graph.insert_before(old, new)
     for before, after in zip(old.outputs, new.outputs, strict=True):
-        after.shape, after.dtype = before.shape, before.dtype
+        after.shape, after.type = before.shape, before.type
         if before.is_graph_output():
             name = before.name
             before.name = f"{name}_replaced"

@@ -3,8 +3,8 @@
     h [B, K, H] ─ MatMul(Transpose(E)) ─ logits [B, K, V]                                   before
     h [B, K, H] ─ Reshape [B*K, H] ─ Gemm(E, transB=1) ─ Reshape [B, K, V] ─ logits         after
 
-A Transpose of the shared weight would be folded by ONNX Runtime at session start into a second copy in memory (vocabulary
-x hidden size, often the largest tensor there is), and hides the head from quantisers.
+A Transpose of the shared weight would be folded by ONNX Runtime at session start into a second copy in memory
+(vocabulary x hidden size, often the largest tensor there is), and hides the head from quantisers.
 """
 
 from __future__ import annotations
@@ -38,13 +38,16 @@ def _rewrite(graph: ir.Graph, turn: ir.Node, matmul: ir.Node, hidden: ir.Value, 
     assert weight.shape is not None and hidden.shape is not None
     vocabulary, width = weight.shape.numpy()
     batch = hidden.shape[0]
+    assert isinstance(batch, int)
     flat = ir.node("Reshape", inputs=[hidden, _constant(graph, f"{weight.name}.rows", [-1, width])])
     gemm = ir.node("Gemm", inputs=[flat.outputs[0], weight], attributes={"transB": 1})
-    back = ir.node("Reshape", inputs=[gemm.outputs[0], _constant(graph, f"{weight.name}.logits", [int(batch), -1, vocabulary])])
+    back = ir.node(
+        "Reshape", inputs=[gemm.outputs[0], _constant(graph, f"{weight.name}.logits", [batch, -1, vocabulary])]
+    )
     for node in (flat, gemm, back):
         take_names(node, matmul)
     for node in (flat, gemm):
-        node.outputs[0].dtype = hidden.dtype
+        node.outputs[0].type = hidden.type
         graph.insert_before(matmul, node)
     replace(graph, matmul, back, dead=(turn,))
 
@@ -52,6 +55,6 @@ def _rewrite(graph: ir.Graph, turn: ir.Node, matmul: ir.Node, hidden: ir.Value, 
 def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
     """An int64 initializer."""
     tensor = ir.tensor(np.array(values, np.int64), name=name)
-    value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+    value = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.initializers[name] = value
     return value

@@ -26,7 +26,9 @@ def run(model: ir.Model) -> int:
             continue
         turned = weight.const_value.transpose()
         name = weight.name or ""
-        value = ir.Value(name=f"{name}.transposed", shape=turned.shape, type=ir.TensorType(turned.dtype), const_value=turned)
+        value = ir.Value(
+            name=f"{name}.transposed", shape=turned.shape, type=ir.TensorType(turned.dtype), const_value=turned
+        )
         graph.initializers[f"{name}.transposed"] = value
         node.outputs[0].replace_all_uses_with(value)
         graph.remove(node, safe=True)

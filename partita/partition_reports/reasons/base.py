@@ -1,8 +1,8 @@
 """The reason record: one reason code, when it applies, what proves it, and what to do.
 
-One file per code in this folder exposes `REASON`; the file name is the code. To decide on a node every reason is asked, and the
-finding with the strongest evidence wins, so a new file needs no place in any list. Knows nothing of the report's shape beyond
-the chain entry.
+One file per code in this folder exposes `REASON`; the file name is the code. To decide on a node every reason is asked,
+and the finding with the strongest evidence wins, so a new file needs no place in any list. Knows nothing of the
+report's shape beyond the chain entry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partita.partition_reports.records import ChainEntry
 
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
-"""Strongest first: logged = ONNX Runtime or the EP said so; probed = an experiment shows it; derived = it follows from facts."""
+"""Strongest first. Logged: ONNX Runtime or the EP said so; probed: an experiment shows it; derived: it follows."""
 
 
 @dataclass(frozen=True, slots=True)

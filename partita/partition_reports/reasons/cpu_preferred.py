@@ -15,8 +15,8 @@ REASON = Reason(
     code="cpu_preferred",
     level="node",
     title="CPU preferred by ONNX Runtime",
-    condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX Runtime "
-    "expects the round trip to cost more than it saves",
+    condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX "
+    "Runtime expects the round trip to cost more than it saves",
     needs="a native log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
     remedy="usually harmless; exporting with --static-shapes removes most shape computations",
     example=Context(
@@ -27,9 +27,9 @@ REASON = Reason(
         exported=True,
         replaces=(),
         log=(
-            "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU execution for "
-            "node: /Concat because the CPU execution path is deemed faster than overhead involved with execution on other EPs "
-            " capable of executing this node",
+            "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU "
+            "execution for node: /Concat because the CPU execution path is deemed faster than overhead involved with "
+            "execution on other EPs  capable of executing this node",
         ),
     ),
     decide=decide,

@@ -15,8 +15,8 @@ REASON = Reason(
     code="no_kernel_op",
     level="node",
     title="No kernel found",
-    condition="the wanted provider has no kernel for the operator as this node uses it; the log does not say whether the "
-    "operator itself, its version or its types are missing",
+    condition="the wanted provider has no kernel for the operator as this node uses it; the log does not say whether "
+    "the operator itself, its version or its types are missing",
     needs="a native log line `… kernel not found in registries for Op type: <op> node name: <node>`",
     remedy="export with another attention lowering, opset or precision, or name a provider that has the kernel first",
     example=Context(
@@ -27,8 +27,8 @@ REASON = Reason(
         exported=True,
         replaces=(),
         log=(
-            "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries for "
-            "Op type: Gather node name: model.rotary_emb/Gather",
+            "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries "
+            "for Op type: Gather node name: model.rotary_emb/Gather",
         ),
     ),
     decide=decide,

@@ -11,14 +11,16 @@ def decide(context: Context) -> Finding | None:
     entry = context.wanted
     if entry.status != "unavailable" or entry.reason != "not_in_build":
         return None
-    return Finding("derived", entry.evidence or f"{entry.provider} is not among the providers of this build", entry.remedy)
+    return Finding(
+        "derived", entry.evidence or f"{entry.provider} is not among the providers of this build", entry.remedy
+    )
 
 
 REASON = Reason(
     code="not_in_build",
     level="provider",
     title="Provider not in this build of ONNX Runtime",
-    condition="the wanted provider is missing from the list of providers that the installed ONNX Runtime was built with",
+    condition="the wanted provider is not in the list of providers that the installed ONNX Runtime was built with",
     needs="the chain entry of the wanted provider: status unavailable, reason not_in_build",
     remedy="install the ONNX Runtime wheel that contains the provider",
     example=Context(

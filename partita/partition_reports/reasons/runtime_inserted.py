@@ -21,15 +21,17 @@ def decide(context: Context) -> Finding | None:
     name = OWN_NAMES.get(context.op_type or "")
     if context.exported or name is None or not name.fullmatch(context.node):
         return None
-    return Finding("derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so")
+    return Finding(
+        "derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so"
+    )
 
 
 REASON = Reason(
     code="runtime_inserted",
     level="node",
     title="Inserted by ONNX Runtime",
-    condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change the layout, "
-    "or a Cast because the CPU has no kernel for the type",
+    condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
+    "the layout, or a Cast because the CPU has no kernel for the type",
     needs="the exported graph, and a name that ONNX Runtime gives to nodes of its own",
     remedy="look at the nodes next to it: it goes away when they run on one provider, in one layout and type",
     example=Context(

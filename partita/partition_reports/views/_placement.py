@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from partita.partition_reports.groups import OUTSIDE_LAYERS
 from partita.partition_reports.records import BoundaryTensor, Copy, Fallback, GroupShare, Partition, Phase, Report
 from partita.partition_reports.verdict import merge_phases, phase_names
 from partita.partition_reports.views._tables import NAME, ROWS, Column, Page
@@ -29,36 +30,50 @@ def show_placement(page: Page, report: Report) -> None:
         return
     page.heading("Placement")
     show_providers(page, phases)
-    show_groups(page, "op type", phases, lambda phase: phase.by_op_type)
-    show_groups(page, "module", phases, lambda phase: phase.by_module)
-    show_groups(page, "layer", phases, lambda phase: phase.by_layer)
-    for phase in phases:
-        page.line(f"{phase.name}: {phase.timing_note}.")
+    mixed = len({entry.provider for phase in phases for entry in phase.providers}) > 1
+    groups: tuple[tuple[str, Group], ...] = (
+        ("op type", lambda phase: phase.by_op_type),
+        ("module", lambda phase: phase.by_module),
+        ("layer", layers_outside_first),
+    )
+    for title, pick in groups:
+        page.console.print()
+        show_groups(page, title, phases, pick, mixed=mixed)
+    page.line("Milliseconds are host time per session run; time: part of the phase's node time.")
 
 
 def show_providers(page: Page, phases: Sequence[Phase]) -> None:
-    """What each provider does."""
-    shares = [(phase, entry) for phase in phases for entry in phase.providers]
-    rows = [
-        (
-            phase.name,
-            entry.provider,
-            str(entry.nodes),
-            decimals(entry.host_us_per_run, 1e-3),
-            percent(entry.time_share),
-            tally(entry.op_types, 3),
+    """What each provider does, and with which operators once there are several."""
+    show_groups(page, "provider", phases, provider_groups, mixed=False)
+    for same in merge_phases(tuple(phases)):
+        if len(same[0].providers) > 1:
+            for entry in same[0].providers:
+                page.line(f"{short_provider(entry.provider)} in {phase_names(same)}: {tally(entry.op_types)}")
+
+
+def provider_groups(phase: Phase) -> tuple[GroupShare, ...]:
+    """Providers as groups, so that they share the groups' table."""
+    return tuple(
+        GroupShare(
+            name=entry.provider,
+            nodes=entry.nodes,
+            nodes_by_provider={entry.provider: entry.nodes},
+            host_us_per_run=entry.host_us_per_run,
+            time_share=entry.time_share,
         )
-        for phase, entry in shares
-    ]
-    columns = (Column("phase", False), Column("provider", False), Column("nodes"), Column(TIME), Column("time"))
-    page.table((*columns, Column("op types", False)), rows)
+        for entry in phase.providers
+    )
 
 
-def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group) -> None:
-    """One row per group; a column of nodes, time and share per phase."""
+def layers_outside_first(phase: Phase) -> list[GroupShare]:
+    """Layers in order after what is outside them, so that a long model does not push the latter off the table."""
+    return sorted(phase.by_layer, key=lambda entry: entry.name != OUTSIDE_LAYERS)
+
+
+def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group, *, mixed: bool) -> None:
+    """One row per group, with time and share per phase; `mixed` adds a column that tells the providers."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
-    mixed = len({provider for groups in by_phase for entry in groups.values() for provider in entry.nodes_by_provider}) > 1
     rows = [group_row(name, [groups.get(name) for groups in by_phase], mixed) for name in names[:ROWS]]
     columns = [Column(title, False), Column("nodes")]
     if mixed:
@@ -66,7 +81,6 @@ def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group) ->
     for phase in phases:
         columns += [Column(f"{phase.name} ms"), Column("time")]
     left = names[ROWS:]
-    page.console.print()
     page.table(columns, rows, sum_up(title, left, phases, by_phase) if left else "")
 
 
@@ -75,11 +89,15 @@ def group_row(name: str, entries: Sequence[GroupShare | None], mixed: bool) -> t
     counts = dict.fromkeys(str(entry.nodes) if entry else "0" for entry in entries)
     cells = [name, " / ".join(counts)]
     if mixed:
-        first = next(entry for entry in entries if entry)
-        cells.append(tally({short_provider(key): count for key, count in first.nodes_by_provider.items()}))
+        cells.append(on_providers(next(entry for entry in entries if entry).nodes_by_provider))
     for entry in entries:
         cells += [decimals(entry.host_us_per_run, 1e-3) if entry else "-", percent(entry.time_share) if entry else "-"]
     return tuple(cells)
+
+
+def on_providers(counts: dict[str, int]) -> str:
+    """Nodes per provider, by short names."""
+    return tally({short_provider(provider): count for provider, count in counts.items()})
 
 
 def sum_up(title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]) -> str:
@@ -89,22 +107,33 @@ def sum_up(title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: 
         entries = [groups[name] for name in names if name in groups]
         known = [entry.time_share for entry in entries if entry.time_share is not None]
         time = f", {percent(sum(known))} of the time" if known else ""
-        parts.append(f"{plural(sum(entry.nodes for entry in entries), 'node')}{time} in {phase.name}")
+        counts: Counter[str] = Counter()
+        for entry in entries:
+            counts.update(entry.nodes_by_provider)
+        where = f" ({on_providers(counts)})" if len(counts) > 1 else ""
+        parts.append(f"{plural(sum(entry.nodes for entry in entries), 'node')}{where}{time} in {phase.name}")
     return f"and {plural(len(names), f'more {title}')}: {'; '.join(dict.fromkeys(parts))}"
 
 
 def show_partitions(page: Page, report: Report) -> None:
     """Partitions in execution order with what crosses their borders, then the largest crossings between them."""
     for phases in merge_phases(tuple(phase for phase in report.phases if phase.nodes)):
-        phase = phases[-1]
+        phase = best_observed(phases)
         page.heading(f"Partitions in {phase_names(phases)}: {len(phase.partitions)}, in execution order")
         rows = [partition_row(part) for part in phase.partitions[:ROWS]]
         columns = (Column("#"), Column("provider", False), Column("nodes"), Column("positions"))
         left = phase.partitions[ROWS:]
-        rest = f"and {plural(len(left), 'more partition')}: {plural(sum(p.nodes for p in left), 'node')}" if left else ""
+        rest = (
+            f"and {plural(len(left), 'more partition')}: {plural(sum(p.nodes for p in left), 'node')}" if left else ""
+        )
         page.table((*columns, Column("tensors in", False), Column("tensors out", False)), rows, rest)
         show_crossings(page, phase)
-        page.line(f"Bytes are those of {phase.name}; only tensors with a name in the ONNX file are listed.")
+        page.line(f"Bytes are per run of {phase.name}; only tensors with a name in the ONNX file are listed.")
+
+
+def best_observed(phases: Sequence[Phase]) -> Phase:
+    """The last of phases that share a placement; one that was profiled, when there is any, for it knows sizes."""
+    return max(enumerate(phases), key=lambda entry: (entry[1].observed_runs > 0, entry[0]))[1]
 
 
 def partition_row(part: Partition) -> tuple[str, ...]:
@@ -120,8 +149,8 @@ def describe_border(tensors: Sequence[BoundaryTensor]) -> str:
     if not tensors:
         return "none"
     session = sum(tensor.other_side == "session" for tensor in tensors)
-    sides = [(session, "session"), (len(tensors) - session, "partitions")]
-    return f"{total_bytes(tensors)}: " + ", ".join(f"{count} {side}" for count, side in sides if count)
+    sides = [(session, "session"), (len(tensors) - session, "other")]
+    return ", ".join(f"{count} {side}" for count, side in sides if count) + f", {total_bytes(tensors)}"
 
 
 def total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
@@ -144,7 +173,9 @@ def show_crossings(page: Page, phase: Phase) -> None:
     if not crossing:
         return
     crossing.sort(key=lambda entry: -(entry[0].size_bytes or 0))
-    rows = [(f"{origin} -> {tensor.other_side}", human_bytes(tensor.size_bytes), tensor.name) for tensor, origin in crossing]
+    rows = [
+        (f"{origin} -> {tensor.other_side}", human_bytes(tensor.size_bytes), tensor.name) for tensor, origin in crossing
+    ]
     left = crossing[ROWS:]
     rest = f"and {plural(len(left), 'more tensor')}: {total_bytes(tensor for tensor, _ in left)}" if left else ""
     page.console.print()
@@ -161,12 +192,14 @@ def show_copies(page: Page, report: Report) -> None:
         page.line("None: no Memcpy node, and every session input and output is bound where ONNX Runtime wants it.")
         return
     for phases_alike in merge_phases(tuple(phase for phase in phases if phase.copies)):
-        phase = phases_alike[-1]
+        phase = best_observed(phases_alike)
         rows = [copy_row(copy) for copy in phase.copies[:ROWS]]
         columns = (Column(phase_names(phases_alike), False), Column("direction", False), Column("bytes"), Column(TIME))
         left = phase.copies[ROWS:]
         page.table((*columns, NAME), rows, sum_up_copies(left) if left else "")
-    page.line("Bytes and time are per run. The time of a copy is wait and copy together; the host cannot tell them apart.")
+    page.line(
+        "Bytes and time are per run. The time of a copy is wait and copy together; the host cannot tell them apart."
+    )
 
 
 def copy_row(copy: Copy) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The few shapes the text view is made of: headings, lines and tables that read well at 80 columns and without colour."""
+"""The few shapes the text view is made of: headings, lines and tables readable at 80 columns and without colour."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Page:
 
     def line(self, line: str, *, indent: int = 2, style: Style = PLAIN) -> None:
         """One line or paragraph; what is wrapped stays indented."""
-        self.console.print(Padding(self.text(line, style), (0, 0, 0, indent)))
+        self.console.print(Padding(self.text(line, style), (0, 0, 0, indent), expand=False))
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names and values, values one below the other."""
@@ -59,16 +59,16 @@ class Page:
         table.add_column(overflow="fold")
         for name, value in rows:
             table.add_row(self.text(name), self.text(value))
-        self.console.print(Padding(table, (0, 0, 0, 2)))
+        self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "") -> None:
         """A table under the columns' headings; `rest` is a line below it on the rows that were left out."""
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style=BOLD)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=BOLD)
         for column in columns:
             justify = "right" if column.number else "left"
             table.add_column(self.text(column.title), justify=justify, no_wrap=column.number, overflow="fold")  # type: ignore[arg-type]
         for row in rows:
             table.add_row(*(self.text(cell) for cell in row))
-        self.console.print(Padding(table, (0, 0, 0, 2)))
+        self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
         if rest:
             self.line(rest, style=DIM)

@@ -1,7 +1,8 @@
 """What every view is: a name and a function from a report to text.
 
-One file per view in this folder exposes `VIEW`; the file name is the view's name. Files that begin with an underscore are parts
-of a view. Libraries that only one view needs are imported by that view's file, which is loaded when it is asked for.
+One file per view in this folder exposes `VIEW`; the file name is the view's name. Files that begin with an underscore
+are parts of a view. Libraries that only one view needs are imported by that view's file, which is loaded when it is
+asked for.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def view_names() -> tuple[str, ...]:
 
 
 def load_view(name: str) -> View:
-    """The view called `name`. Raises UsageError when there is none, ValueError when its file does not keep the contract."""
+    """The view called `name`. Raises UsageError when there is none, ValueError when its file breaks the contract."""
     if name not in view_names():
         raise UsageError(f"no view is called {name!r}; there are: {', '.join(view_names())}")
     view = importlib.import_module(f"{__name__.rpartition('.')[0]}.{name}").VIEW

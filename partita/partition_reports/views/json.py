@@ -1,4 +1,4 @@
-"""The report as a JSON file: written whole or not at all, and read with a one-line error for whatever is wrong with it."""
+"""The report as a JSON file: written whole or not at all, and read with one line on whatever is wrong."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def replace(path: Path, text: str) -> None:
 def read(path: Path) -> Report:
     """Read and validate the report at `path`.
 
-    Raises ReportError when it is missing, damaged, no report, or from another version of Partita; the message names the field.
+    Raises ReportError when it is missing, damaged, no report, or from another version of Partita; the message names the
+    field.
     """
     raw = parse(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
@@ -81,7 +82,9 @@ def parse(path: Path) -> Any:
     except OSError as error:
         raise ReportError(f"{path}: cannot read the report: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ReportError(f"{path}: not a report: byte {error.start} is not UTF-8 text; write the report again") from error
+        raise ReportError(
+            f"{path}: not a report: byte {error.start} is not UTF-8 text; write the report again"
+        ) from error
     except (ValueError, RecursionError) as error:
         detail = f"{error.msg} in line {error.lineno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise ReportError(f"{path}: damaged or cut off, it is not JSON ({detail}); write the report again") from error

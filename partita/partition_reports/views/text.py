@@ -38,7 +38,9 @@ def render(report: Report, console: Console) -> None:
 def to_text(report: Report) -> str:
     """The same without colour, for a file."""
     stream = io.StringIO()
-    render(report, Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False))
+    render(
+        report, Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False)
+    )
     return stream.getvalue()
 
 
@@ -58,11 +60,18 @@ def show_request(page: Page, report: Report) -> None:
         ("package", f"{package.name}: {package.model_type}, {package.precision}, attention {package.attention}"),
         ("", f"batch {package.batch_size}, max length {package.max_length}, manifest {package.manifest_sha256[:12]}"),
         ("package is", f"{package.verification}: {package.verification_detail}"),
-        ("verb", f"{request.verb}, {plural(request.prompt_tokens, 'prompt token')}, up to {request.max_new_tokens} new ones"),
+        (
+            "verb",
+            f"{request.verb}, {plural(request.prompt_tokens, 'prompt token')}, up to {request.max_new_tokens} new ones",
+        ),
         ("chain", f"{', '.join(request.chain) or 'none'} ({request.chain_source})"),
     ]
     for entry in report.chain:
-        why = f": {entry.reason or 'no reason known'}; {entry.evidence or 'no evidence'}" if entry.status != "active" else ""
+        why = (
+            f": {entry.reason or 'no reason known'}; {entry.evidence or 'no evidence'}"
+            if entry.status != "active"
+            else ""
+        )
         rows.append(("", f"{entry.provider} {entry.status}{why}"))
         if entry.remedy:
             rows.append(("", f"remedy: {entry.remedy}"))
@@ -80,6 +89,7 @@ def show_phases(page: Page, report: Report) -> None:
     rows = [
         (
             phase.name,
+            f"{phase.steps:,}",
             f"{phase.tokens:,}",
             decimals(phase.seconds),
             decimals(phase.tokens_per_second),
@@ -90,16 +100,19 @@ def show_phases(page: Page, report: Report) -> None:
         )
         for phase in report.phases
     ]
-    titles = ("tokens", "seconds", "tok/s", "p50 ms", "p95 ms", "p99 ms", "outside p50")
+    titles = ("steps", "tokens", "seconds", "tok/s", "p50 ms", "p95 ms", "p99 ms", "outside ms")
     page.table((Column("phase", False), *(Column(title) for title in titles)), rows)
-    page.line("Milliseconds are per step; outside: what a step spends outside the session run.")
+    page.line("Milliseconds are per step, percentiles linear between ranks; outside: median outside the session run.")
+    for phase in report.phases:
+        page.line(f"{phase.name}: {phase.timing_note}.")
     first = "no token came" if totals.first_token_seconds is None else f"{decimals(totals.first_token_seconds)} s"
-    detail = f" ({totals.finish_detail})" if totals.finish_detail else ""
+    session, tokenizer = decimals(totals.session_load_seconds), decimals(totals.tokenizer_load_seconds)
+    ended = totals.finish_reason + (f" ({totals.finish_detail})" if totals.finish_detail else "")
     page.pairs(
         [
-            ("load", f"session {decimals(totals.session_load_seconds)} s, tokenizer {decimals(totals.tokenizer_load_seconds)} s"),
+            ("load", f"session {session} s, tokenizer {tokenizer} s"),
             ("first token", f"{first} after prefill began"),
-            ("tokens", f"{totals.prompt_tokens:,} prompt, {totals.new_tokens:,} new; finish: {totals.finish_reason}{detail}"),
+            ("tokens", f"{totals.prompt_tokens:,} prompt, {totals.new_tokens:,} new; finish: {ended}"),
         ]
     )
 
@@ -168,9 +181,10 @@ def show_checks(page: Page, report: Report) -> None:
 def show_sources(page: Page, report: Report) -> None:
     """What each source saw, and what it cannot see."""
     page.heading("Sources")
-    rows = []
+    rows: list[tuple[str, str]] = []
     for entry in report.sources:
-        rows += [(entry.source, entry.covers if entry.available else "NOT AVAILABLE in this run"), ("", f"limit: {entry.limits}")]
+        rows.append((entry.source, entry.covers if entry.available else "NOT AVAILABLE in this run"))
+        rows.append(("", f"limit: {entry.limits}"))
     page.pairs(rows)
 
 

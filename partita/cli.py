@@ -1,0 +1,234 @@
+"""The command line: verbs, their options, and how errors end.
+
+Only typer is imported here. Each verb lives in `partita.commands` and is imported when it is called, so that `--help`,
+a usage error and `report show` stay fast and load neither torch nor onnxruntime nor transformers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import Abort, Exit, TyperException
+
+import partita
+from partita.errors import PartitaError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
+app = typer.Typer(
+    name="partita",
+    help="Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+report_app = typer.Typer(help="Look at a partition report.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(report_app, name="report")
+
+PackageArgument = Annotated[Path, typer.Argument(help="Folder that `partita export` wrote.", show_default=False)]
+ProviderOption = Annotated[
+    str, typer.Option(help="Execution providers in order, comma-separated. These and no others may run a node.")
+]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"partita {partita.__version__}")
+        raise Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where."""
+
+
+@app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 4096")
+def export(
+    checkpoint: Annotated[
+        str, typer.Argument(help="Checkpoint folder, or a hub id such as owner/name.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Argument(help="Folder to write the package to.", show_default=False)],
+    precision: Annotated[str, typer.Option(help="Type of weights, cache and arithmetic: fp32, fp16 or bf16.")] = "fp32",
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Cache length N: most tokens of prompt and answer together. Default: the model's, up to 2048."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows per run, fixed in the graph.")] = 1,
+    attention: Annotated[str, typer.Option(help="How attention and cache are written: auto, gqa or onnx24.")] = "auto",
+    static_shapes: Annotated[
+        bool, typer.Option("--static-shapes", help="Write prefill.onnx and decode.onnx without any symbolic size.")
+    ] = False,
+    prefill_chunk: Annotated[
+        int | None, typer.Option(help="Tokens per run of a static prefill.onnx. Default: 128.")
+    ] = None,
+    no_verify: Annotated[
+        bool,
+        typer.Option("--no-verify", help="Do not compare with the original model; the package says it is unverified."),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a package that is there already.")] = False,
+    opset: Annotated[
+        int | None, typer.Option(help="ONNX operator set. Default: what the attention lowering asks for.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Export a checkpoint to a package and check it against the original model."""
+    from partita.commands import export as verb
+    from partita.export.pipeline import ExportOptions
+
+    verb.run(
+        ExportOptions(
+            checkpoint=checkpoint,
+            out=out,
+            precision=precision,
+            max_length=max_length,
+            batch_size=batch_size,
+            attention=attention,
+            static_shapes=static_shapes,
+            prefill_chunk=prefill_chunk,
+            verify=not no_verify,
+            force=force,
+            opset=opset,
+        ),
+        as_json=as_json,
+    )
+
+
+@app.command(epilog='Example: partita generate ./package "Return the" --max-new-tokens 64 --report run.json')
+def generate(
+    package: PackageArgument,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROMPT]...", help="The prompt; - reads it from stdin. One per row when the batch size is above 1."
+        ),
+    ] = None,
+    provider: ProviderOption = "cpu",
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 picks the likeliest token; higher is more varied.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 is off.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the likeliest tokens that make up this probability; 1 is off.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Drop tokens below this part of the likeliest one's probability; 0 is off.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: tokens that were there already become less likely.")
+    ] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler; the same seed gives the same text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop when this text appears; may be given several times.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the tokenizer's chat template.")] = False,
+    system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
+    ] = False,
+    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens per run.")] = 512,
+    threads: ThreadsOption = None,
+    report: Annotated[Path | None, typer.Option(help="Write the partition report of this run to a file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
+    from partita.commands import generate as verb
+
+    verb.run(
+        verb.GenerateOptions(
+            package=package,
+            prompts=tuple(prompts or ()),
+            provider=provider,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            seed=seed,
+            stop=tuple(stop or ()),
+            chat=chat or system is not None,
+            system=system,
+            token_ids=token_ids,
+            prefill_chunk=prefill_chunk,
+            threads=threads,
+            report=report,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(epilog="Example: partita verify ./package --provider cpu")
+def verify(
+    package: PackageArgument,
+    provider: ProviderOption = "cpu",
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay the known answer of a package on a provider, without torch. Exit code 4 when it disagrees."""
+    from partita.commands import verify as verb
+
+    verb.run(package, provider, threads=threads, as_json=as_json)
+
+
+@report_app.command(epilog="Example: partita report show run.json")
+def show(
+    file: Annotated[Path, typer.Argument(help="Report that `generate --report` wrote.", show_default=False)],
+    as_json: JsonOption = False,
+) -> None:
+    """Show a report as tables."""
+    from partita.commands import report as verb
+
+    verb.show(file, as_json=as_json)
+
+
+def main() -> None:
+    """Entry point: run a verb; every error is one line on stderr and an exit code."""
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    sys.exit(_run([a for a in arguments if a != "--debug"], debug=debug))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    try:
+        result = app(arguments, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except Exit as error:
+        return error.exit_code
+    except (KeyboardInterrupt, Abort):
+        return _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone. Nothing is wrong; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except PartitaError as error:
+        return _fail(str(error), error.exit_code, debug=debug)
+    except TyperException as error:
+        return _fail(f"{error.format_message()} (see --help)", error.exit_code, debug=debug)
+    except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
+        hint = "" if debug else "; this is a bug in Partita, --debug shows where"
+        return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)
+
+
+def _fail(message: str, code: int, *, debug: bool = False) -> int:
+    """One line on stderr. Control characters in it (from a file name, say) are not passed to the terminal."""
+    if debug:
+        traceback.print_exc()
+    line = " ".join(message.split())
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    print(f"partita: {line}", file=sys.stderr)
+    return code

@@ -1,0 +1,76 @@
+"""`partita export`: joins the exporter with the runtime that replays its known answer, and prints the summary."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from partita.commands.terminal import Bars, note, print_json, size
+from partita.export.pipeline import ExportOptions, Summary, export
+from partita.package import Manifest, Verification
+
+
+def run(options: ExportOptions, *, as_json: bool) -> None:
+    """Export and say what was written."""
+    with Bars() as bars:
+        summary = export(options, replay=replay, progress=bars)
+    for line in summary.notes:
+        note(f"note: {line}")
+    if as_json:
+        print_json(as_dict(summary))
+    else:
+        sys.stdout.write("\n".join(describe(summary)) + "\n")
+
+
+def replay(folder: Path, manifest: Manifest) -> Verification:
+    """Replay the known answer on the CPU provider."""
+    from partita.runtime.verify import replay as replay_on
+
+    return replay_on(folder, "cpu", manifest=manifest)
+
+
+def cache_bytes_per_token(manifest: Manifest) -> int:
+    """What one token of one row takes in all state buffers."""
+    graph = manifest.graph
+    return graph.cache_bytes // (graph.batch_size * graph.max_length)
+
+
+def as_dict(summary: Summary) -> dict[str, object]:
+    """The summary for `--json`."""
+    return {
+        "package": str(summary.out),
+        "manifest": summary.manifest.model_dump(mode="json", by_alias=True),
+        "attention_reason": summary.attention_reason,
+        "passes": summary.passes,
+        "cache_bytes_per_token": cache_bytes_per_token(summary.manifest),
+        "peak_rss_bytes": summary.peak_rss_bytes,
+        "seconds": {name: round(value, 3) for name, value in summary.seconds.items()},
+        "notes": list(summary.notes),
+    }
+
+
+def describe(summary: Summary) -> list[str]:
+    """The summary for people."""
+    manifest, graph = summary.manifest, summary.manifest.graph
+    source = manifest.source
+    windows = sorted({s.window for s in graph.states if s.window is not None})
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
+    return [
+        f"{summary.out}: {source.architecture} exported, {manifest.verification.status}",
+        f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
+        *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
+        f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
+        f"  weights     {size(graph.weight_bytes)}",
+        f"  cache       {size(graph.cache_bytes)}: {cache_bytes_per_token(manifest):,} bytes per token, batch "
+        f"{graph.batch_size}, "
+        f"{graph.max_length:,} tokens" + (f", window {', '.join(map(str, windows))}" if windows else ""),
+        f"  verified    {_verification(manifest.verification)}",
+        f"  peak RSS    {size(summary.peak_rss_bytes)}",
+        "  seconds     " + ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items()),
+    ]
+
+
+def _verification(result: Verification) -> str:
+    if result.status != "verified":
+        return f"no: {result.detail}"
+    return f"yes: {result.detail}"

@@ -1,0 +1,78 @@
+"""What the verbs share in talking to a terminal: progress bars, one-line notes, sizes and times for people.
+
+stdout carries results only; everything said along the way goes to stderr, and bars are drawn on a terminal only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from partita.export.progress import Stage
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    stderr.print(text, markup=False)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object on stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+
+
+def size(count: float) -> str:
+    """Bytes in a unit people read: 512 B, 1.5 KiB, 20.6 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+class Bars:
+    """Progress bars on stderr, one per stage; silent when stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self.bars = Progress(
+            SpinnerColumn(finished_text="done"),
+            TextColumn("{task.description:<16}"),
+            BarColumn(bar_width=24),
+            DownloadColumn(binary_units=True),
+            TimeElapsedColumn(),
+            console=stderr,
+            transient=True,
+            disable=not stderr.is_terminal,
+        )
+
+    def __enter__(self) -> Bars:
+        self.bars.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.bars.stop()
+
+    def start(self, title: str, total_bytes: int | None) -> Stage:
+        """Show a stage."""
+        return _Bar(self.bars, self.bars.add_task(title, total=total_bytes))
+
+    def finish(self, stage: Stage, seconds: float) -> None:
+        """Fill the bar of a stage that ended."""
+        assert isinstance(stage, _Bar)
+        task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
+        total = task.total or max(task.completed, 1)
+        self.bars.update(stage.task, total=total, completed=total)
+
+
+class _Bar:
+    def __init__(self, bars: Progress, task: TaskID) -> None:
+        self.bars, self.task = bars, task
+
+    def advance(self, amount: int) -> None:
+        self.bars.advance(self.task, amount)

@@ -1,0 +1,80 @@
+"""Reads what ONNX Runtime leaves behind about a session: the plan file and the profile. Pure functions of text.
+
+The formats are ONNX Runtime's own and undocumented; both were found by experiment (version 1.31.1). What is missing becomes
+None or empty, never a guess.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from partita.partition_reports.facts import NodeEvent, RunWindow
+
+NODE_SUFFIX = "_kernel_time"
+DTYPES = {"float": "float32", "double": "float64"}
+"""ONNX Runtime's names of element types, where they are not the usual ones."""
+
+
+def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
+    """Node names per stream of a plan file; None when it is not one."""
+    try:
+        streams = json.loads(text)["streams"]
+        return tuple(tuple(str(name) for name in stream) for stream in streams)
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
+def parse_profile(
+    text: str, runs: Sequence[tuple[str, int]]
+) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
+    """Node executions and run windows of a profile.
+
+    `runs` says phase and new tokens per row of each session run, in the order of the `model_run` events. A run that the
+    profile has and `runs` has not (one that failed) is left out, with its nodes.
+    """
+    entries: list[dict[str, Any]] = json.loads(text)
+    timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
+    windows = tuple(
+        RunWindow(run=index, phase=phase, tokens=tokens, start_us=int(entry["ts"]), host_us=int(entry["dur"]))
+        for index, (entry, (phase, tokens)) in enumerate(zip(timed, runs, strict=False))
+    )
+    nodes = [e for e in entries if e.get("cat") == "Node" and str(e.get("name", "")).endswith(NODE_SUFFIX)]
+    return node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows), windows
+
+
+def node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -> tuple[NodeEvent, ...]:
+    """Events in order of time, each in the run during which it began."""
+    starts = [window.start_us for window in windows]
+    orders = [count() for _ in windows]
+    events = []
+    for entry in nodes:
+        run = bisect_right(starts, int(entry["ts"])) - 1
+        if run >= 0 and int(entry["ts"]) <= windows[run].start_us + windows[run].host_us:
+            events.append(node_event(entry, run, next(orders[run])))
+    return tuple(events)
+
+
+def node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
+    """One profile entry as a fact."""
+    arguments = entry["args"]
+    return NodeEvent(
+        run=run,
+        order=order,
+        name=str(entry["name"]).removesuffix(NODE_SUFFIX),
+        op_type=str(arguments.get("op_name", "")),
+        provider=str(arguments.get("provider", "")),
+        start_us=int(entry["ts"]),
+        host_us=int(entry["dur"]),
+        output_bytes=int(arguments.get("output_size", 0)),
+        output_shapes=tuple(shape_text(tensor) for tensor in arguments.get("output_type_shape", ())),
+    )
+
+
+def shape_text(tensor: Mapping[str, Sequence[int]]) -> str:
+    """`{"float": [1, 12]}` as float32[1,12]."""
+    parts = ((DTYPES.get(dtype, dtype), ",".join(str(size) for size in shape)) for dtype, shape in tensor.items())
+    return ", ".join(f"{dtype}[{shape}]" for dtype, shape in parts)

@@ -1,0 +1,134 @@
+"""What an ONNX file says about itself, read without its weights: nodes, where they came from, and where the weights lie.
+
+Runs before ONNX Runtime sees the file, so that a path out of the package folder is refused first. Knows nothing of sessions.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
+
+from partita.errors import PackageError
+from partita.package import inside
+from partita.partition_reports.facts import GraphNode
+
+if TYPE_CHECKING:
+    import onnx
+
+MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
+SCOPES, CLASSES = "pkg.torch.onnx.name_scopes", "pkg.torch.onnx.class_hierarchy"
+STACK = "pkg.torch.onnx.stack_trace"
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """Structure of one ONNX file."""
+
+    nodes: tuple[GraphNode, ...]
+    """Nodes of the main graph, in file order."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def read_model_file(path: Path, folder: Path) -> ModelFile:
+    """Read the structure of the ONNX file `path`; the weights stay on disk.
+
+    Raises PackageError when the file is damaged, or names weights that lie outside the package `folder`.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except (DecodeError, ValueError, OSError) as error:
+        raise PackageError(f"{path}: not a readable ONNX file ({error}); export the checkpoint again") from error
+    check_external_data(model, path, folder)
+    initializers = {tensor.name for tensor in model.graph.initializer}
+    return ModelFile(
+        nodes=tuple(graph_node(node) for node in model.graph.node),
+        inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
+        outputs=tuple(port.name for port in model.graph.output),
+    )
+
+
+def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
+    """Raise PackageError when a tensor's external data is not in `folder`.
+
+    ONNX takes a location as relative to the ONNX file; both lie flat in the package.
+    """
+    for tensor in all_tensors(model):
+        for entry in tensor.external_data:
+            if entry.key == "location" and not inside(folder, entry.value).is_file():
+                raise PackageError(
+                    f"{path}: its weights are in {entry.value!r}, which is missing from the package; export the checkpoint again"
+                )
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor stored in the file: initializers and attributes, in subgraphs and functions too."""
+    yield from graph_tensors(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from node_tensors(node)
+
+
+def graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of one graph and its subgraphs."""
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from node_tensors(node)
+
+
+def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in the attributes of one node."""
+    for attribute in node.attribute:
+        yield from (attribute.t, *attribute.tensors)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from graph_tensors(graph)
+
+
+def graph_node(node: onnx.NodeProto) -> GraphNode:
+    """One node as a fact. The exporter's own metadata wins over what torch left; the node name is the last resort."""
+    notes = {entry.key: entry.value for entry in node.metadata_props}
+    head, slash, _ = node.name.partition("/")
+    return GraphNode(
+        name=node.name,
+        op_type=node.op_type,
+        domain=node.domain,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        module=(notes[MODULE] if MODULE in notes else head if slash else innermost(notes.get(SCOPES))) or None,
+        module_class=notes.get(CLASS) or innermost(notes.get(CLASSES)),
+        source=notes.get(SOURCE) or last_frame(notes.get(STACK)),
+    )
+
+
+def innermost(listed: str | None) -> str | None:
+    """The innermost module in torch's list of scopes or classes; the last entry of such a list is the operator itself."""
+    if not listed:
+        return None
+    try:
+        entries = ast.literal_eval(listed)
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(entries, list) or len(entries) < 2:
+        return None
+    return str(entries[-2]) or None
+
+
+def last_frame(trace: str | None) -> str | None:
+    """`file:line` of the innermost frame of a stack trace, the file without the folders above its package."""
+    frames = list(FRAME.finditer(trace or ""))
+    if not frames:
+        return None
+    parts = PurePath(frames[-1]["file"]).parts
+    if "site-packages" in parts:
+        parts = parts[parts.index("site-packages") + 1 :]
+    return f"{PurePath(*parts).as_posix()}:{frames[-1]['line']}"

@@ -1,0 +1,61 @@
+"""ONNX Runtime's exceptions as ours, one line each. Told apart by class name and text, so ONNX Runtime is not imported.
+
+Knows what the messages of version 1.31.1 look like; an unknown one is passed on whole, cut to one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
+from partita.runtime.native_log import complaints
+
+STRICT = "fallback to CPU EP has been explicitly disabled"
+HEAD = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
+MEMORY = re.compile(r"bad_alloc|out of memory|failed to allocate|BFCArena.*(fail|not enough)", re.IGNORECASE)
+FILE_TROUBLE = re.compile(
+    r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset", re.IGNORECASE
+)
+LONGEST = 400
+
+DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
+PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
+NO_KERNEL = "NotImplemented"
+
+
+def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
+    """What to raise when a session cannot be opened. `log` are the native lines of the attempt."""
+    kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
+    said = [one_line(line) for line in complaints(log)]
+    if STRICT in text:
+        causes = [line for line in said if STRICT not in line]
+        why = f"it could not start: {causes[0]}" if causes else "some nodes would have to run on the CPU provider"
+        return ProviderError(f"{path}: not all on {names}: {why}; add cpu at the end of --provider to allow the CPU")
+    extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
+    if MEMORY.search(text):
+        return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free memory or use a smaller package")
+    if kind == NO_KERNEL:
+        return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; export with another --precision or --attention")
+    if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
+        return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; export the checkpoint again")
+    return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; try --provider cpu")
+
+
+def run_error(file: str, error: Exception) -> PartitaError:
+    """What to raise when binding or a run fails."""
+    kind, text = type(error).__name__, one_line(str(error))
+    if MEMORY.search(text):
+        return ResourceError(f"{file}: memory ran out in a run: {text}; free memory or export with a smaller --max-length")
+    if kind in PROVIDER_TROUBLE:
+        return ProviderError(f"{file}: the provider failed in a run: {text}; try --provider cpu")
+    return GenerationError(f"{file}: a run failed: {text}; run `partita verify` on the package")
+
+
+def one_line(text: str) -> str:
+    """A message of ONNX Runtime on one line, without its status head and source paths."""
+    flat = " ".join(HEAD.sub("", SOURCE_PATH.sub("", text)).split())
+    flat = HEAD.sub("", flat)
+    return flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 1]}…"

@@ -1,0 +1,237 @@
+"""Every way a checkpoint can be wrong ends in one line that names what and where, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partita.errors import CheckpointError, PackageError, PartitaError, UnsupportedModelError, UsageError
+from partita.export.pipeline import ExportOptions, export
+from tests.conftest import TinyCheckpoint
+
+Copy = Callable[[Path], Path]
+
+
+def refuse(checkpoint: Path | str, out: Path, **options: object) -> PartitaError:
+    """Export, which must fail, and check that one line says so and nothing is left."""
+    out.parent.mkdir(exist_ok=True)
+    before = sorted(out.parent.iterdir())
+
+    def never(*args: object) -> None:
+        raise AssertionError("a bad checkpoint must be refused before anything is replayed")
+
+    with pytest.raises(PartitaError) as caught:
+        export(ExportOptions(str(checkpoint), out, **options), replay=never)  # type: ignore[arg-type]
+    assert sorted(out.parent.iterdir()) == before
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def edit_config(folder: Path, **changes: object) -> Path:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config.update(changes)
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    error = refuse(tmp_path / "absent", tmp_path / "out")
+    assert isinstance(error, CheckpointError) and "no such folder" in str(error)
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json" in str(refuse(tmp_path / "empty", tmp_path / "out"))
+
+
+def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    assert "a file, not a checkpoint folder" in str(refuse(tmp_path / "weights.bin", tmp_path / "out"))
+
+
+def test_hub_id_without_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    error = refuse("partita-nobody/no-such-model", tmp_path / "out")
+    assert "hub did not give it" in str(error) and "partita-nobody/no-such-model" in str(error)
+
+
+def test_config_is_not_json(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "config.json").write_text("{")
+    assert "config.json: damaged" in str(refuse(folder, tmp_path / "o" / "out"))
+
+
+def test_config_without_weights(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "model.safetensors").unlink()
+    assert "no weights" in str(refuse(folder, tmp_path / "o" / "out"))
+
+
+def test_missing_shard(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert "model-00002-of-00002.safetensors" in str(error) and "missing" in str(error)
+
+
+def test_truncated_shard(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    shard = folder / "model-00001-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert "model-00001-of-00002.safetensors" in str(error) and "cut off" in str(error)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ".."])
+def test_shard_outside_the_folder(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, name: str) -> None:
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][next(iter(content["weight_map"]))] = name
+    index.write_text(json.dumps(content))
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert repr(name) in str(error) and "refusing" in str(error)
+
+
+def test_tensor_of_the_wrong_shape(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), intermediate_size=128)
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert "mlp.gate_proj.weight is [96, 64], config.json asks for [128, 64]" in str(error)
+    assert "and 1 more" in str(error)
+
+
+def test_tensor_of_the_wrong_dtype(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert "model.norm.weight is I8" in str(error)
+
+
+def test_missing_tensors_are_named_and_counted(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), num_hidden_layers=3)
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert "model.layers.2." in str(error) and "and 4 more missing" in str(error)
+
+
+def test_unknown_model_type(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), model_type="llama99")
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert isinstance(error, UnsupportedModelError) and "'llama99'" in str(error)
+
+
+def test_remote_code_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    marker = tmp_path / "was-run"
+    (folder / "evil.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\nclass Config: pass\n")
+    edit_config(folder, model_type="evil", auto_map={"AutoConfig": "evil.Config"})
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert isinstance(error, UnsupportedModelError) and "does not run" in str(error)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "words"),
+    [
+        ("bert", "no language-model head"),
+        ("t5", "encoder-decoder"),
+    ],
+)
+def test_not_a_decoder(tmp_path: Path, model_type: str, words: str) -> None:
+    from transformers import AutoConfig, AutoModel
+
+    config = AutoConfig.for_model(
+        model_type,
+        vocab_size=64,
+        hidden_size=32,
+        d_model=32,
+        d_ff=32,
+        d_kv=8,
+        num_layers=1,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_heads=2,
+        intermediate_size=32,
+    )
+    AutoModel.from_config(config).save_pretrained(tmp_path / "checkpoint")
+    error = refuse(tmp_path / "checkpoint", tmp_path / "o" / "out")
+    assert isinstance(error, UnsupportedModelError) and words in str(error)
+
+
+def test_quantised_checkpoint_is_refused_by_name(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
+) -> None:
+    folder = edit_config(own_copy(tiny_checkpoint("llama")), quantization_config={"quant_method": "gptq", "bits": 4})
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert isinstance(error, UnsupportedModelError) and "quantised (gptq)" in str(error)
+
+
+def test_pickled_code_in_a_bin_file_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    import torch
+
+    marker = tmp_path / "was-run"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path.touch, (marker,))  # type: ignore[return-value]
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": Evil()}, folder / "pytorch_model.bin")
+    assert "cannot be read as plain weights" in str(refuse(folder, tmp_path / "o" / "out"))
+    assert not marker.exists()
+
+
+def test_value_that_does_not_fit_float16(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = 1e6
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    error = refuse(folder, tmp_path / "o" / "out", precision="fp16")
+    assert "up_proj.weight" in str(error) and "does not fit float16" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"precision": "fp8"}, "--precision fp8"),
+        ({"max_length": 0}, "--max-length 0"),
+        ({"max_length": -5}, "--max-length -5"),
+        ({"max_length": 1 << 40}, "--max-length"),
+        ({"max_length": 257}, "made for at most 256 positions"),
+        ({"batch_size": 0}, "--batch-size 0"),
+        ({"batch_size": 1 << 30}, "--batch-size"),
+        ({"prefill_chunk": 8}, "needs --static-shapes"),
+        ({"prefill_chunk": 0, "static_shapes": True}, "--prefill-chunk 0"),
+        ({"attention": "flash"}, "choose one of auto, gqa, onnx24"),
+        ({"attention": "onnx24", "opset": 21}, "needs opset 24"),
+        ({"opset": 7}, "--opset 7"),
+        ({"opset": 99}, "--opset 99"),
+    ],
+)
+def test_absurd_options(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], words: str
+) -> None:
+    error = refuse(tiny_checkpoint("llama"), tmp_path / "out", **options)
+    assert isinstance(error, UsageError) and words in str(error)
+
+
+def test_target_exists(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious.txt").write_text("mine")
+    error = refuse(tiny_checkpoint("llama"), out)
+    assert isinstance(error, PackageError) and "exists already" in str(error)
+    error = refuse(tiny_checkpoint("llama"), out, force=True)
+    assert "not a Partita package" in str(error)
+    assert (out / "precious.txt").read_text() == "mine"

@@ -1,0 +1,121 @@
+"""Each graph pass leaves what a graph computes as it was: the graph before and after it gets the same random input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.passes import ORDER, gather_rows, tied_head, transposed_weights
+from partita.export.weights import CheckpointWeight
+from tests.conftest import TinyCheckpoint
+
+HEAD = "model.embed_tokens.weight"  # [288, 64]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
+    return open_checkpoint(str(tiny_checkpoint("llama", tied=True)))
+
+
+def value(name: str, shape: list[int | str], dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
+    return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+
+
+def weight(checkpoint: Checkpoint, source: str) -> ir.Value:
+    tensor = CheckpointWeight(checkpoint, source, ir.DataType.FLOAT)
+    return ir.Value(name=source, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)  # type: ignore[arg-type]
+
+
+def constant(name: str, values: list[int]) -> ir.Value:
+    tensor = ir.tensor(np.array(values, np.int64), name=name)
+    return ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype), const_value=tensor)
+
+
+def graph(inputs: list[ir.Value], nodes: list[ir.Node], initializers: list[ir.Value]) -> ir.Model:
+    outputs = [nodes[-1].outputs[0]]
+    outputs[0].name, outputs[0].type = "out", ir.TensorType(ir.DataType.FLOAT)
+    made = ir.Graph(inputs, outputs, nodes=nodes, initializers=initializers, opset_imports={"": 21}, name="g")
+    return ir.Model(made, ir_version=10)
+
+
+def run(model: ir.Model, tmp_path: Path, feed: dict[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.float32]:
+    path = tmp_path / "graph.onnx"
+    ir.save(model, path)
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, feed)[0])
+
+
+def check_equal(
+    make: Callable[[], ir.Model], apply: Callable[[ir.Model], int], tmp_path: Path, feed: dict[str, npt.NDArray[np.generic]]
+) -> ir.Model:
+    """The pass changes one place and no value; returns the rewritten model."""
+    before = run(make(), tmp_path, feed)
+    model = make()
+    assert apply(model) == 1
+    np.testing.assert_allclose(run(model, tmp_path, feed), before, rtol=1e-5, atol=1e-6)
+    return model
+
+
+def random(*shape: int) -> npt.NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def test_gather_rows(tmp_path: Path) -> None:
+    def make() -> ir.Model:
+        x, rows = value("x", [2, "s", 8]), value("rows", ["k"], ir.DataType.INT64)
+        axis = constant("axis", [-1])
+        first = ir.node("Transpose", [x], {"perm": [1, 0, 2]})
+        unsqueeze = ir.node("Unsqueeze", [rows, axis])
+        gather = ir.node("GatherND", [first.outputs[0], unsqueeze.outputs[0]], {"batch_dims": 0})
+        last = ir.node("Transpose", [gather.outputs[0]], {"perm": [1, 0, 2]})
+        return graph([x, rows], [first, unsqueeze, gather, last], [axis])
+
+    feed = {"x": random(2, 5, 8), "rows": np.array([4, 0], np.int64)}
+    model = check_equal(make, gather_rows.run, tmp_path, feed)
+    assert [n.op_type for n in model.graph] == ["Gather"]
+
+
+def test_transposed_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    source = "model.layers.0.mlp.up_proj.weight"  # [96, 64]
+
+    def make() -> ir.Model:
+        x, w = value("x", [1, "s", 64]), weight(checkpoint, source)
+        turn = ir.node("Transpose", [w], {"perm": [1, 0]})
+        return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
+
+    model = check_equal(make, transposed_weights.run, tmp_path, {"x": random(1, 3, 64)})
+    assert [n.op_type for n in model.graph] == ["MatMul"]
+    assert list(model.graph.initializers) == [f"{source}.transposed"]
+
+
+def test_transposed_weights_leaves_shared_weights_alone(checkpoint: Checkpoint) -> None:
+    ids, w = value("ids", [1, "s"], ir.DataType.INT64), weight(checkpoint, HEAD)
+    embed = ir.node("Gather", [w, ids])
+    turn = ir.node("Transpose", [w], {"perm": [1, 0]})
+    model = graph([ids], [embed, turn, ir.node("MatMul", [embed.outputs[0], turn.outputs[0]])], [w])
+    assert transposed_weights.run(model) == 0
+    assert list(model.graph.initializers) == [HEAD]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_tied_head(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
+    def make() -> ir.Model:
+        x, w = value("x", [batch, "k", 64]), weight(checkpoint, HEAD)
+        turn = ir.node("Transpose", [w], {"perm": [1, 0]})
+        return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
+
+    model = check_equal(make, tied_head.run, tmp_path, {"x": random(batch, 2, 64)})
+    assert [n.op_type for n in model.graph] == ["Reshape", "Gemm", "Reshape"]
+    assert HEAD in model.graph.initializers
+
+
+def test_every_pass_has_a_test() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert set(ORDER) <= tested
