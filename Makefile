@@ -58,10 +58,12 @@ test: install ## run the whole test suite
 	@mkdir -p build
 	@$(BIN)/python -m pytest $(PYTEST_ARGS); code=$$?; echo $$code > build/pytest-exit-code; exit $$code
 
-check: install ## ruff, mypy --strict and the import rules
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest --quiet tests/test_imports.py
+check: install ## ruff, mypy --strict and the import rules; all three run even when one fails
+	@failed=; \
+	for step in "ruff check ." "mypy" "python -m pytest --quiet tests/test_imports.py"; do \
+	  echo "$$step"; $(BIN)/$$step || failed="$$failed [$$step]"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make check: failed:$$failed" >&2; exit 1; fi
 
 bench: install ## measure export, and generation against a bare loop and against transformers
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

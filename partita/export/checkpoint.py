@@ -157,7 +157,9 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         )
     model_type = raw.get("model_type")
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
         if "auto_map" in raw:
             raise UnsupportedModelError(

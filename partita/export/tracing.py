@@ -124,11 +124,28 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
             module = AutoModelForCausalLM.from_config(
                 config, attn_implementation=IMPLEMENTATION, dtype=TORCH_DTYPES[dtype], trust_remote_code=False
             ).eval()
+            _refuse_length_dependent_rope(module)
             layers = probe_layers(module, mode, batch, max_length)
     finally:
         handle.remove()
     vocabulary = int(module.config.get_text_config().vocab_size)
     return FakeModel(module, mode, dtype, layers, vocabulary)
+
+
+LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Rope types of transformers that pick their frequencies by the longest position of a call (modeling_rope_utils.py)."""
+
+
+def _refuse_length_dependent_rope(model: torch.nn.Module) -> None:
+    """A graph has one set of frequencies; a rope type that changes them from call to call would come out wrong."""
+    for name, module in model.named_modules():
+        kinds = getattr(module, "rope_type", None)
+        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
+            if kind in LENGTH_DEPENDENT_ROPE:
+                raise UnsupportedModelError(
+                    f"{name}: rope type {kind!r} picks its frequencies by the length of each prompt; it cannot be "
+                    "exported yet"
+                )
 
 
 @contextmanager

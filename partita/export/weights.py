@@ -211,7 +211,13 @@ class _Writer:
             self.placed[key] = self._append(tensor)
         offset, length = self.placed[key]
         value.const_value = ir.ExternalTensor(
-            WEIGHTS, offset, length, tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=value.name or "", base_dir=folder
+            WEIGHTS,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape.numpy()),
+            name=value.name or "",
+            base_dir=folder,
         )
 
     def _append(self, tensor: Any) -> tuple[int, int]:

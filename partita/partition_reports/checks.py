@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from partita.partition_reports.facts import RunFacts
 from partita.partition_reports.groups import UNKNOWN
@@ -32,27 +32,20 @@ def check_session(index: SessionIndex) -> Iterator[Check]:
     if facts.plan is not None:
         counts = Counter(name for stream in facts.plan for name in stream)
         repeated = [name for name, count in counts.items() if count > 1]
-        yield make(
-            f"{facts.file}: every plan node appears once",
-            repeated,
-            f"{len(counts)} nodes, each once",
-            "appear more than once",
-        )
+        yield make(f"{facts.file}: every plan node appears once", repeated, f"{len(counts)} nodes", "repeated")
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
         inside = f"; {len(index.bodies)} more ran inside control flow" if index.bodies else ""
         good = f"{len(ran)} executed nodes, all in the plan{inside}"
-        yield make(f"{facts.file}: every executed node is in the plan", strangers, good, "ran but are not in the plan")
+        yield make(f"{facts.file}: every executed node is in the plan", strangers, good, "ran outside the plan")
         idle = [name for name in index.order if name not in ran and name not in index.bodies]
         good = f"all {len(index.order)} plan nodes were observed"
-        yield make(f"{facts.file}: every plan node was executed", idle, good, "are in the plan but were never observed")
+        yield make(f"{facts.file}: every plan node was executed", idle, good, "never observed")
     if facts.events:
         windows = {window.run for window in facts.runs}
         orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
         good = f"{len(windows)} session runs, every event in one"
-        yield make(
-            f"{facts.file}: every event belongs to a known run", orphans, good, "are session runs nobody described"
-        )
+        yield make(f"{facts.file}: every event belongs to a known run", orphans, good, "unknown runs")
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
@@ -66,16 +59,12 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
             passed = math.isclose(whole, 1.0, abs_tol=1e-6)
             yield Check(name=f"{phase.name}: time shares per {label} sum to 1", passed=passed, detail=f"{whole:.6f}")
     yield check_partitions(phase)
+    good = f"{len(phase.nodes)} nodes"
     nameless = [node.name for node in phase.nodes if node.provider is None]
-    yield make(
-        f"{phase.name}: every node has a provider", nameless, f"{len(phase.nodes)} nodes", "have no known provider"
-    )
+    yield make(f"{phase.name}: every node has a provider", nameless, good, "without a known provider")
     allowed = {entry.provider for entry in chain if entry.status == "active"}
     strays = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
-    good = f"{len(phase.nodes)} nodes on {', '.join(sorted(allowed)) or 'no provider'}"
-    yield make(
-        f"{phase.name}: every node is on a provider of the chain", strays, good, "run on a provider outside the chain"
-    )
+    yield make(f"{phase.name}: every node is on a provider of the chain", strays, good, "outside the chain")
 
 
 def groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupShare]], ...]:
@@ -120,12 +109,7 @@ def check_tokens(facts: RunFacts) -> Iterator[Check]:
 
 def make(name: str, offenders: Sequence[str], good: str, bad: str) -> Check:
     """A check that fails when there are offenders, naming the first few."""
-    detail = f"{name_some(offenders)} {bad}" if offenders else good
+    more = f" and {len(offenders) - SHOWN_NAMES} more" if len(offenders) > SHOWN_NAMES else ""
+    named = ", ".join(offender or "(no name)" for offender in offenders[:SHOWN_NAMES])
+    detail = f"{len(offenders)} {bad}: {named}{more}" if offenders else good
     return Check(name=name, passed=not offenders, detail=detail)
-
-
-def name_some(names: Iterable[str]) -> str:
-    """The first names and how many more there are."""
-    listed = list(names)
-    more = f" and {len(listed) - SHOWN_NAMES} more" if len(listed) > SHOWN_NAMES else ""
-    return ", ".join(listed[:SHOWN_NAMES]) + more

@@ -57,12 +57,13 @@ def find_partitions(
 
 def cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
     """Half-open ranges of positions whose nodes share a provider."""
-    starts = [
-        position
-        for position, node in enumerate(nodes)
-        if position == 0 or provider_of(node) != provider_of(nodes[position - 1])
-    ]
-    return list(zip(starts, [*starts[1:], len(nodes)], strict=True))
+    spans: list[tuple[int, int]] = []
+    for position, node in enumerate(nodes):
+        if spans and provider_of(node) == provider_of(nodes[position - 1]):
+            spans[-1] = (spans[-1][0], position + 1)
+        else:
+            spans.append((position, position + 1))
+    return spans
 
 
 def find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.wording import human_bytes, listing, plural
 
@@ -43,13 +44,18 @@ def describe_placement(phases: list[Phase]) -> str:
     if not total:
         return f"no node known in {phase_names(phases)}"
     first, *others = phase.providers
-    placed = [f"{first.nodes} of {plural(total, 'node')} on {first.provider}"]
-    placed += [f"{other.nodes} on {other.provider}" for other in others]
+    placed = [f"{first.nodes} of {plural(total, 'node')} on {provider_name(first.provider)}"]
+    placed += [f"{other.nodes} on {provider_name(other.provider)}" for other in others]
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
     return f"{', '.join(placed)} in {phase_names(phases)}; {parts}"
+
+
+def provider_name(provider: str) -> str:
+    """The provider, or words for the one that no source knows."""
+    return "an unknown provider" if provider == UNKNOWN else provider
 
 
 def describe_cache(report: Report) -> str:

@@ -67,6 +67,8 @@ def listing(parts: Iterable[str]) -> str:
 def tally(counts: dict[str, int], most: int = 6) -> str:
     """`MatMul 15, Mul 7`, largest first; what is over `most` is summed up."""
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
-    rest = sum(count for _, count in ranked[most:])
-    shown = [f"{name} {count}" for name, count in ranked[:most]]
-    return ", ".join([*shown, f"{len(ranked) - most} more kinds {rest}"] if rest else shown)
+    # A rest of one is shown: it takes no more room than saying that there is one more.
+    cut = most if len(ranked) > most + 1 else len(ranked)
+    shown = [f"{name} {count}" for name, count in ranked[:cut]]
+    rest = sum(count for _, count in ranked[cut:])
+    return ", ".join([*shown, f"{len(ranked) - cut} more kinds {rest}"] if rest else shown)

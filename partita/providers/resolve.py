@@ -1,7 +1,7 @@
 """From what the user wrote to what this machine has: names to provider records, records to resolutions.
 
-Knows which provider files lie in this folder, and nothing about any one provider. Does not import ONNX Runtime: the caller
-says which providers its build contains.
+Knows which provider files lie in this folder, and nothing about any one provider. Does not import ONNX Runtime: the
+caller says which providers its build contains.
 """
 
 from __future__ import annotations

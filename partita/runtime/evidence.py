@@ -1,7 +1,7 @@
 """Reads what ONNX Runtime leaves behind about a session: the plan file and the profile. Pure functions of text.
 
-The formats are ONNX Runtime's own and undocumented; both were found by experiment (version 1.31.1). What is missing becomes
-None or empty, never a guess.
+The formats are ONNX Runtime's own and undocumented; both were found by experiment (version 1.31.1). What is missing
+becomes None or empty, never a guess.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What an ONNX file says about itself, read without its weights: nodes, where they came from, and where the weights lie.
+"""What an ONNX file says about itself, read without its weights: nodes, their origin, and where the weights lie.
 
-Runs before ONNX Runtime sees the file, so that a path out of the package folder is refused first. Knows nothing of sessions.
+Runs before ONNX Runtime sees the file, so that a path out of the package folder is refused first. Knows nothing of
+sessions.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     Raises PackageError when the file is damaged, or names weights that lie outside the package `folder`.
     """
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     try:
         model = onnx.load(path, load_external_data=False)
@@ -64,9 +65,7 @@ def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> Non
     for tensor in all_tensors(model):
         for entry in tensor.external_data:
             if entry.key == "location" and not inside(folder, entry.value).is_file():
-                raise PackageError(
-                    f"{path}: its weights are in {entry.value!r}, which is missing from the package; export the checkpoint again"
-                )
+                raise PackageError(f"{path}: its weights file {entry.value!r} is missing from the package; export again")
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -111,7 +110,7 @@ def graph_node(node: onnx.NodeProto) -> GraphNode:
 
 
 def innermost(listed: str | None) -> str | None:
-    """The innermost module in torch's list of scopes or classes; the last entry of such a list is the operator itself."""
+    """The innermost module in torch's list of scopes or classes; the last entry of a list is the operator itself."""
     if not listed:
         return None
     try:

@@ -17,7 +17,8 @@ HEAD = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
 MEMORY = re.compile(r"bad_alloc|out of memory|failed to allocate|BFCArena.*(fail|not enough)", re.IGNORECASE)
 FILE_TROUBLE = re.compile(
-    r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset", re.IGNORECASE
+    r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset",
+    re.IGNORECASE,
 )
 LONGEST = 400
 
@@ -36,9 +37,9 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         return ProviderError(f"{path}: not all on {names}: {why}; add cpu at the end of --provider to allow the CPU")
     extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
     if MEMORY.search(text):
-        return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free memory or use a smaller package")
+        return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free some, or export it smaller")
     if kind == NO_KERNEL:
-        return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; export with another --precision or --attention")
+        return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; export with another --precision")
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; export the checkpoint again")
     return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; try --provider cpu")
@@ -48,7 +49,7 @@ def run_error(file: str, error: Exception) -> PartitaError:
     """What to raise when binding or a run fails."""
     kind, text = type(error).__name__, one_line(str(error))
     if MEMORY.search(text):
-        return ResourceError(f"{file}: memory ran out in a run: {text}; free memory or export with a smaller --max-length")
+        return ResourceError(f"{file}: memory ran out in a run: {text}; free some, or export with a smaller --max-length")
     if kind in PROVIDER_TROUBLE:
         return ProviderError(f"{file}: the provider failed in a run: {text}; try --provider cpu")
     return GenerationError(f"{file}: a run failed: {text}; run `partita verify` on the package")

@@ -1,7 +1,7 @@
 """The one boundary to ONNX Runtime: sessions, bindings, buffers, its exceptions and its evidence.
 
-The only module that imports onnxruntime. Knows how a session is opened so that no provider outside the chain takes a node
-silently, and so that everything ONNX Runtime says about placement is kept. Knows nothing of tokens, roles or packages.
+The only module that imports onnxruntime. Knows how a session is opened so that no provider outside the chain takes a
+node silently, and so that everything ONNX Runtime says about placement is kept. Knows nothing of tokens or packages.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import onnxruntime as ort
 
 from partita.errors import ProviderError
 from partita.partition_reports.facts import AssignedNode
-from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan
 from partita.runtime.native_log import Captured, captured_stderr, complaints
@@ -40,8 +39,9 @@ ELEMENT_TYPES: dict[str, tuple[int, str]] = {
     "bfloat16": (16, "uint16"),
 }
 """dtype of a port -> ONNX element type, and the numpy type of the same size that stores it (numpy has no bfloat16)."""
+NATIVE = ort.capi.onnxruntime_pybind11_state
 NATIVE_ERRORS: tuple[type[Exception], ...] = (
-    *(c for c in vars(ort.capi.onnxruntime_pybind11_state).values() if isinstance(c, type) and issubclass(c, Exception)),
+    *(entry for entry in vars(NATIVE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
     RuntimeError,
     ValueError,
 )
@@ -130,8 +130,8 @@ class Session:
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.profiling = observe
         self._native, self._folder, self._observe = native, folder, observe
-        self._input_infos = dict(zip((p.name for p in native.get_inputs()), native.get_input_memory_infos(), strict=True))
-        self._output_infos = dict(zip((p.name for p in native.get_outputs()), native.get_output_memory_infos(), strict=True))
+        self._input_infos = by_name(native.get_inputs(), native.get_input_memory_infos())
+        self._output_infos = by_name(native.get_outputs(), native.get_output_memory_infos())
         self.plan = read_plan(plan_path(folder))
         if not observe:
             folder.cleanup()
@@ -175,6 +175,11 @@ class Session:
         """End profiling and delete the temporary folder. May be called twice."""
         self.end_profiling()
         self._folder.cleanup()
+
+
+def by_name(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Any]:
+    """Memory info of each port."""
+    return {port.name: info for port, info in zip(ports, infos, strict=True)}
 
 
 class Binding:
@@ -221,9 +226,9 @@ class Binding:
 def open_session(path: Path, resolutions: tuple[Resolution, ...], *, threads: int | None, observe: bool) -> Session:
     """Open `path` on the active providers of the chain, and on no other.
 
-    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling, the assignment list and the log
-    at INFO. Raises ProviderError when no provider of the chain starts or some node fits none of them; PackageError when the
-    file is damaged; ResourceError when memory runs out.
+    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling, the assignment list and the
+    log at INFO. Raises ProviderError when no provider of the chain starts or some node fits none of them; PackageError
+    when the file is damaged; ResourceError when memory runs out.
     """
     chain = [resolution.provider.ort_name for resolution in resolutions if resolution.status == "active"]
     if not chain:
@@ -281,8 +286,8 @@ def settle(
 ) -> tuple[Resolution, ...]:
     """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with its reason.
 
-    Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is always
-    registered; outside the chain it holds no node, or opening would have failed.
+    Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is
+    always registered; outside the chain it holds no node, or opening would have failed.
     """
     settled = tuple(
         resolution if resolution.status != "active" or resolution.provider.ort_name in registered
@@ -314,8 +319,3 @@ def failed_to_start(resolution: Resolution, log: tuple[str, ...]) -> Resolution:
 def nothing_left(resolutions: tuple[Resolution, ...]) -> str:
     """One line on why no provider of the chain can run."""
     return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}; {r.remedy}" for r in resolutions)
-
-
-def describe(providers: Sequence[Provider]) -> str:
-    """A chain as the user writes it."""
-    return ",".join(provider.name for provider in providers)

@@ -53,7 +53,10 @@ def run(model: ir.Model, tmp_path: Path, feed: dict[str, npt.NDArray[np.generic]
 
 
 def check_equal(
-    make: Callable[[], ir.Model], apply: Callable[[ir.Model], int], tmp_path: Path, feed: dict[str, npt.NDArray[np.generic]]
+    make: Callable[[], ir.Model],
+    apply: Callable[[ir.Model], int],
+    tmp_path: Path,
+    feed: dict[str, npt.NDArray[np.generic]],
 ) -> ir.Model:
     """The pass changes one place and no value; returns the rewritten model."""
     before = run(make(), tmp_path, feed)

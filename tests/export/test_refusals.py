@@ -30,6 +30,17 @@ def test_refused_with_the_reason(tiny_checkpoint: TinyCheckpoint, tmp_path: Path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rope_that_depends_on_length_is_refused_by_name(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str
+) -> None:
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 128}
+    rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
+    folder = tiny_checkpoint("llama", tokenizer=False, rope_parameters=rope)
+    with pytest.raises(UnsupportedModelError, match=f"rope type '{kind}' picks its frequencies"):
+        export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=_never)
+
+
 def _never(*args: object) -> None:  # type: ignore[misc]
     raise AssertionError("a refused model must not get as far as a replay")
 

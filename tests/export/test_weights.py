@@ -56,8 +56,12 @@ def test_bin_files_are_read(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp
     np.testing.assert_array_equal(array(model, f"{name}.transposed"), tensors[name].T.numpy())
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_casts_round_as_torch_does(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, precision: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_casts_round_as_torch_does(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, precision: str, dtype: torch.dtype
+) -> None:
     folder = tiny_checkpoint("llama", dtype="bfloat16")
     model = unverified(folder, tmp_path / "out", precision=precision)
     name = "model.layers.0.mlp.up_proj.weight"
@@ -90,7 +94,9 @@ def test_tied_weights_are_stored_once(tiny_checkpoint: TinyCheckpoint, tmp_path:
 
 def test_large_weights_start_on_a_page(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     model = unverified(tiny_checkpoint("llama"), tmp_path / "out")
-    external = [v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)]
+    external = [
+        v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)
+    ]
     assert external
     assert all(t.offset % weights.ALIGNMENT == 0 for t in external if t.nbytes >= weights.ALIGNMENT)
 
@@ -103,7 +109,8 @@ def test_unused_tensors_are_named(tiny_checkpoint: TinyCheckpoint, own_copy: Cop
     tensors["mtp.head.weight"] = torch.zeros(2, 2)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     summary = export(
-        ExportOptions(str(folder), tmp_path / "out", max_length=32, verify=False), replay=lambda *a: pytest.fail("no replay")
+        ExportOptions(str(folder), tmp_path / "out", max_length=32, verify=False),
+        replay=lambda *a: pytest.fail("no replay"),
     )
     assert summary.notes == ("the model does not use these tensors of the checkpoint: mtp.head.weight",)
 

@@ -19,7 +19,8 @@ OWN_NAMES = {
 def decide(context: Context) -> Finding | None:
     """Applies when the file has no such node, and operator and name are those of a node ONNX Runtime inserts."""
     name = OWN_NAMES.get(context.op_type or "")
-    if context.exported or name is None or not name.fullmatch(context.node):
+    made_up = not context.exported and name is not None and name.fullmatch(context.node)
+    if not made_up or context.wanted.status != "active":
         return None
     return Finding(
         "derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so"

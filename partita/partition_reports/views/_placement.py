@@ -39,7 +39,7 @@ def show_placement(page: Page, report: Report) -> None:
     for title, pick in groups:
         page.console.print()
         show_groups(page, title, phases, pick, mixed=mixed)
-    page.line("Milliseconds are host time per session run; time: part of the phase's node time.")
+    page.line("Milliseconds are host time per session run; share: part of the phase's node time.")
 
 
 def show_providers(page: Page, phases: Sequence[Phase]) -> None:
@@ -79,7 +79,7 @@ def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group, *,
     if mixed:
         columns.append(Column("on", False))
     for phase in phases:
-        columns += [Column(f"{phase.name} ms"), Column("time")]
+        columns += [Column(f"{phase.name} ms"), Column("share")]
     left = names[ROWS:]
     page.table(columns, rows, sum_up(title, left, phases, by_phase) if left else "")
 
@@ -128,7 +128,9 @@ def show_partitions(page: Page, report: Report) -> None:
         )
         page.table((*columns, Column("tensors in", False), Column("tensors out", False)), rows, rest)
         show_crossings(page, phase)
-        page.line(f"Bytes are per run of {phase.name}; only tensors with a name in the ONNX file are listed.")
+        page.line(
+            f"Bytes are per run of {phase.name}; only tensors with a name in the ONNX file are listed; other: other partitions."
+        )
 
 
 def best_observed(phases: Sequence[Phase]) -> Phase:
@@ -236,7 +238,10 @@ def show_fallbacks(page: Page, report: Report) -> None:
 def show_reason(page: Page, reason: str, provider: str, entries: Sequence[Fallback]) -> None:
     """All nodes that one reason sent to one provider."""
     per_phase = Counter(entry.phase for entry in entries)
-    counts = listing(f"{count} in {phase}" for phase, count in per_phase.items())
+    phases_by_count: dict[int, list[str]] = {}
+    for phase, count in per_phase.items():
+        phases_by_count.setdefault(count, []).append(phase)
+    counts = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in phases_by_count.items())
     kinds = listing(sorted({entry.evidence_kind for entry in entries}))
     page.line(f"{reason}: {counts}, on {provider} (evidence: {kinds})")
     one_phase = [entry for entry in entries if entry.phase == entries[-1].phase]

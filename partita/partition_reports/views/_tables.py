@@ -50,7 +50,9 @@ class Page:
 
     def line(self, line: str, *, indent: int = 2, style: Style = PLAIN) -> None:
         """One line or paragraph; what is wrapped stays indented."""
-        self.console.print(Padding(self.text(line, style), (0, 0, 0, indent), expand=False))
+        for wrapped in self.text(line, style).wrap(self.console, max(self.console.width - indent, 20)):
+            wrapped.rstrip()
+            self.console.print(Text(" " * indent) + wrapped, soft_wrap=True)
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names and values, values one below the other."""

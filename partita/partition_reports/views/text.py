@@ -11,7 +11,7 @@ from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views._placement import show_copies, show_fallbacks, show_partitions, show_placement
 from partita.partition_reports.views._tables import ALARM, BOLD, ROWS, Column, Page
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import decimals, human_bytes, plural
+from partita.partition_reports.wording import decimals, human_bytes, listing, plural
 
 FILE_COLUMNS = 100
 """Width of the view when it goes to a file."""
@@ -172,10 +172,13 @@ def show_checks(page: Page, report: Report) -> None:
     page.line(f"{passed} of {plural(len(report.checks), 'check')} passed")
     for check in failed:
         page.line(f"FAILED {check.name}: {check.detail}", style=ALARM)
-    for entry in report.disagreements[:ROWS]:
-        page.line(f"sources disagree in {entry.phase} on {entry.node}: {entry.detail}")
-    if len(report.disagreements) > ROWS:
-        page.line(f"and {plural(len(report.disagreements) - ROWS, 'more disagreement')}")
+    phases: dict[tuple[str, str], list[str]] = {}
+    for entry in report.disagreements:
+        phases.setdefault((entry.node, entry.detail), []).append(entry.phase)
+    for (node, detail), names in list(phases.items())[:ROWS]:
+        page.line(f"sources disagree in {listing(names)} on {node}: {detail}")
+    if len(phases) > ROWS:
+        page.line(f"and on {plural(len(phases) - ROWS, 'more node')}")
 
 
 def show_sources(page: Page, report: Report) -> None:

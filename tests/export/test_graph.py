@@ -1,0 +1,138 @@
+"""What the exported graphs promise: names, metadata, ports, states, static shapes, one data file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partita.export.pipeline import ExportOptions, export
+from partita.package import WEIGHTS, Manifest
+from tests.conftest import TinyCheckpoint
+
+
+def unverified(checkpoint: Path, out: Path, **options: object) -> Manifest:
+    summary = export(
+        ExportOptions(str(checkpoint), out, verify=False, **{"max_length": 32, **options}),  # type: ignore[arg-type]
+        replay=lambda folder, manifest: pytest.fail("--no-verify must not replay"),
+    )
+    return summary.manifest
+
+
+def load(folder: Path, file: str) -> onnx.ModelProto:
+    return onnx.load(folder / file, load_external_data=False)
+
+
+def metadata(node: onnx.NodeProto) -> dict[str, str]:
+    return {p.key: p.value for p in node.metadata_props}
+
+
+@pytest.fixture(scope="module")
+def dynamic(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    out = tmp_path_factory.mktemp("graph") / "package"
+    return out, unverified(tiny_checkpoint("gemma3_text"), out)
+
+
+def test_node_names_are_unique_module_paths(dynamic: tuple[Path, Manifest]) -> None:
+    graph = load(dynamic[0], "model.onnx").graph
+    names = [n.name for n in graph.node]
+    assert len(set(names)) == len(names) and all(names)
+    assert "model.layers.0.self_attn/GroupQueryAttention" in names
+    assert "model.layers.3.mlp.gate_proj/MatMul" in names
+    for node in graph.node:
+        module = metadata(node)["partita.module"]
+        assert node.name.startswith(f"{module or 'graph'}/{node.op_type}")
+
+
+def test_nodes_know_their_class_and_source_line(dynamic: tuple[Path, Manifest]) -> None:
+    nodes = {n.name: metadata(n) for n in load(dynamic[0], "model.onnx").graph.node}
+    attention = nodes["model.layers.0.self_attn/GroupQueryAttention"]
+    assert attention["partita.class"] == "Gemma3Attention"
+    file, line = attention["partita.source"].rsplit(":", 1)
+    assert file == "transformers/models/gemma3/modeling_gemma3.py" and int(line) > 0
+    assert all({"partita.module", "partita.class", "partita.source"} <= set(m) for m in nodes.values())
+
+
+def test_ports_and_states_follow_the_contract(dynamic: tuple[Path, Manifest]) -> None:
+    manifest = dynamic[1]
+    graph = manifest.graph.files[0]
+    assert {p.role: (p.shape, p.dtype) for p in graph.inputs} == {
+        "tokens": ((1, "sequence_length"), "int64"),
+        "positions": ((1, "sequence_length"), "int64"),
+        "logits_rows": (("logits_rows",), "int64"),
+        "last_index": ((1,), "int32"),
+        "total_length": ((), "int32"),
+    }
+    assert [(p.name, p.shape) for p in graph.outputs] == [("logits", (1, "logits_rows", 288))]
+    assert [s.past for s in manifest.graph.states[:2]] == ["past_key_values.0.key", "past_key_values.0.value"]
+    assert all(s.shape == (1, 2, 32, 16) for s in manifest.graph.states)
+    assert [s.window for s in manifest.graph.states[::2]] == [8, 8, None, 8]
+    assert manifest.graph.cache_bytes == 8 * 2 * 32 * 16 * 4
+
+
+def test_the_file_has_the_ports_of_the_manifest(dynamic: tuple[Path, Manifest]) -> None:
+    graph, file = load(dynamic[0], "model.onnx").graph, dynamic[1].graph.files[0]
+    states = dynamic[1].graph.states
+    assert {v.name for v in graph.input} == {p.name for p in file.inputs} | {s.past for s in states}
+    assert {v.name for v in graph.output} == {p.name for p in file.outputs} | {s.present for s in states}
+
+
+@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+def test_a_static_pair_has_no_symbolic_size(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
+    options = {"static_shapes": True, "prefill_chunk": 4, "attention": attention, "batch_size": 2}
+    manifest = unverified(tiny_checkpoint("mistral"), tmp_path / "out", **options)
+    assert [(f.file, f.phase, f.sequence_length) for f in manifest.graph.files] == [
+        ("prefill.onnx", "prefill", 4),
+        ("decode.onnx", "decode", 1),
+    ]
+    for file in manifest.graph.files:
+        graph = load(tmp_path / "out", file.file).graph
+        values = [*graph.input, *graph.output, *graph.value_info]
+        symbolic = [
+            (v.name, d.dim_param) for v in values for d in v.type.tensor_type.shape.dim if not d.HasField("dim_value")
+        ]
+        assert symbolic == []
+
+
+def test_a_static_pair_shares_one_data_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    unverified(tiny_checkpoint("llama"), tmp_path / "single")
+    unverified(tiny_checkpoint("llama"), tmp_path / "pair", static_shapes=True)
+    sizes = {name: (tmp_path / name / WEIGHTS).stat().st_size for name in ("single", "pair")}
+    assert sizes["single"] == sizes["pair"]
+    places = []
+    for file in ("prefill.onnx", "decode.onnx"):
+        graph = load(tmp_path / "pair", file).graph
+        places.append(
+            {i.name: [(e.key, e.value) for e in i.external_data] for i in graph.initializer if i.external_data}
+        )
+    assert places[0] == places[1] and len(places[0]) > 10
+
+
+def test_opset_is_as_asked(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    manifest = unverified(tiny_checkpoint("llama"), tmp_path / "out", opset=23)
+    opsets = {o.domain: o.version for o in load(tmp_path / "out", "model.onnx").opset_import}
+    assert opsets == manifest.graph.opsets == {"": 23, "com.microsoft": 1}
+
+
+def test_companion_files_are_copied_as_they_are(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama")
+    manifest = unverified(folder, tmp_path / "out")
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
+        assert manifest.file(name) is not None
+
+
+def test_the_source_is_recorded(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    from partita.package import sha256_of
+
+    folder = tiny_checkpoint("llama", dtype="bfloat16")
+    source = unverified(folder, tmp_path / "out").source
+    assert (source.model_type, source.architecture, source.dtype) == ("llama", "LlamaForCausalLM", "bfloat16")
+    assert [(f.name, f.sha256) for f in source.files] == [
+        ("model.safetensors", sha256_of(folder / "model.safetensors"))
+    ]
+
+
+def test_default_length_is_the_models_own(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    assert unverified(tiny_checkpoint("llama"), tmp_path / "out", max_length=None).graph.max_length == 256

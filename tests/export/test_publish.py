@@ -1,0 +1,99 @@
+"""A package appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from partita.errors import ParityError, ResourceError
+from partita.export import known_answer
+from partita.export.pipeline import ExportOptions, export
+from partita.package import MANIFEST, Manifest, Verification, read_manifest
+from tests.conftest import REPOSITORY, TinyCheckpoint
+
+
+def no_replay(folder: Path, manifest: Manifest) -> Verification:
+    raise AssertionError("not to be called")
+
+
+def options(checkpoint: Path, out: Path, **changes: object) -> ExportOptions:
+    return ExportOptions(str(checkpoint), out, max_length=32, **changes)  # type: ignore[arg-type]
+
+
+def test_a_failed_replay_leaves_nothing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def fail(folder: Path, manifest: Manifest) -> Verification:
+        assert not (folder / MANIFEST).exists()
+        return Verification(status="unverified", detail="logits, decode 3: max relative error 0.5")
+
+    with pytest.raises(ParityError, match="decode 3") as caught:
+        export(options(tiny_checkpoint("llama"), tmp_path / "out"), replay=fail)
+    assert caught.value.exit_code == 4
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """SIGKILL while the known answer is replayed, the last stage before the manifest is written."""
+    script = textwrap.dedent("""
+        import sys, time
+        from pathlib import Path
+        from partita.export.pipeline import ExportOptions, export
+
+        def hang(folder, manifest):
+            Path(sys.argv[3]).touch()
+            time.sleep(600)
+
+        export(ExportOptions(sys.argv[1], Path(sys.argv[2]), max_length=32), replay=hang)
+    """)
+    ready, out = tmp_path / "ready", tmp_path / "place" / "out"
+    arguments = [sys.executable, "-c", script, str(tiny_checkpoint("llama")), str(out), str(ready)]
+    child = subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    deadline = time.monotonic() + 120
+    while not ready.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ready.exists()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert not out.exists()
+    assert not list(out.parent.rglob(MANIFEST))
+    export(options(tiny_checkpoint("llama"), out, verify=False), replay=no_replay)
+    assert read_manifest(out).verification.status == "unverified"
+
+
+def test_force_replaces_a_package_only_when_the_new_one_is_ready(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    export(options(tiny_checkpoint("llama"), out, verify=False), replay=no_replay)
+    first = read_manifest(out)
+
+    def fail(folder: Path, manifest: Manifest) -> Verification:
+        return Verification(status="unverified", detail="wrong")
+
+    with pytest.raises(ParityError):
+        export(options(tiny_checkpoint("llama"), out, force=True), replay=fail)
+    assert read_manifest(out) == first
+    export(options(tiny_checkpoint("llama"), out, force=True, verify=False, batch_size=2), replay=no_replay)
+    assert read_manifest(out).graph.batch_size == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_original_that_does_not_fit_in_memory(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_answer, "MEMORY_MARGIN", 1e9)
+    with pytest.raises(ResourceError, match="export with --no-verify"):
+        export(options(tiny_checkpoint("llama"), tmp_path / "out"), replay=no_replay)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unverified_package_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    export(options(tiny_checkpoint("llama"), tmp_path / "out", verify=False), replay=no_replay)
+    result = read_manifest(tmp_path / "out").verification
+    assert (result.status, result.detail) == ("unverified", "exported with --no-verify")

@@ -1,0 +1,241 @@
+"""Runs that ended early, sources that are missing, control flow, and facts drawn at random."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from partita.partition_reports.facts import AssignedNode, SessionFacts
+from partita.partition_reports.records import Report
+from partita.partition_reports.views import text
+from tests.partition_reports.samples import (
+    CPU,
+    CPU_CHAIN,
+    GPU,
+    GPU_CHAIN,
+    event,
+    exported,
+    failed,
+    mixed_facts,
+    mixed_session,
+    phase_of,
+    recorded_facts,
+    report_of,
+    run_facts,
+    session_facts,
+    step,
+    windows,
+    with_session,
+)
+
+
+def test_no_new_tokens():
+    facts = replace(recorded_facts(), new_tokens=0, finish_reason="stop")
+    facts = replace(facts, steps=facts.steps[:1])
+    report = report_of(facts)
+    decode = phase_of(report, "decode")
+    assert (decode.steps, decode.tokens, decode.seconds, decode.tokens_per_second) == (0, 0, None, None)
+    assert decode.step_p50_ms is None
+    assert decode.timing_note.startswith("no step of this phase was run")
+    assert failed(report) == []
+
+
+def test_interrupted_in_prefill():
+    facts = recorded_facts()
+    session = facts.sessions[0]
+    facts = replace(
+        facts,
+        sessions=(replace(session, runs=session.runs[:1], events=tuple(e for e in session.events if e.run == 0)),),
+        steps=(step("prefill", 2, observed=True),),
+        new_tokens=0,
+        first_token_seconds=None,
+        finish_reason="interrupted",
+    )
+    report = report_of(facts)
+    assert failed(report) == []
+    decode = phase_of(report, "decode")
+    assert len(decode.nodes) == 113, "the plan holds for decode even if decode was never reached"
+    assert decode.observed_runs == 0
+    assert {node.provider for node in decode.nodes} == {CPU}
+    assert {node.host_us_per_run for node in decode.nodes} == {None}
+    assert decode.providers[0].time_share is None
+    assert "run ended early: interrupted" in text.to_text(report)
+
+
+def test_no_profile_leaves_placement_to_the_other_sources():
+    facts = with_session(recorded_facts(), events=(), runs=())
+    report = report_of(facts)
+    decode = phase_of(report, "decode")
+    unknown = [node.name for node in decode.nodes if node.provider is None]
+    assert len(unknown) == 6
+    assert all(name.partition("Fusion")[1] for name in unknown), "only fused nodes are missing from the assignment list"
+    assert {entry.node for entry in report.disagreements} == set(unknown)
+    assert "node times unknown" in decode.timing_note
+    assert not next(entry for entry in report.sources if entry.source == "profile").available
+
+
+def test_no_plan_falls_back_to_the_order_of_the_profile_and_says_so():
+    facts = recorded_facts()
+    with_plan, report = report_of(facts), report_of(with_session(facts, plan=None))
+    assert [n.name for n in phase_of(report, "decode").nodes] == [n.name for n in phase_of(with_plan, "decode").nodes]
+    assert report.notes == ("model.onnx: ONNX Runtime wrote no plan; nodes and their order come from profile",)
+    plan = next(entry for entry in report.sources if entry.source == "plan_file")
+    assert not plan.available
+    assert "plan_file" not in phase_of(report, "decode").nodes[0].sources
+    assert failed(report) == []
+
+
+def test_neither_plan_nor_profile_uses_the_assignment_list():
+    report = report_of(with_session(recorded_facts(), plan=None, events=(), runs=()))
+    assert len(phase_of(report, "decode").nodes) == 119
+    assert "come from assignment" in report.notes[0]
+
+
+def test_no_session_at_all():
+    report = report_of(run_facts(steps=(), new_tokens=0, prompt_tokens=5, finish_reason="error", finish_detail="boom"))
+    assert report.phases == ()
+    assert failed(report) == []
+    assert text.to_text(report).startswith("no phase was run")
+
+
+def test_a_pair_of_static_files_gives_each_phase_its_own_session():
+    prefill = replace(mixed_session(), file="prefill.onnx", phases=("prefill",))
+    names = ("lm_head/MatMul",)
+    decode = session_facts(
+        file="decode.onnx",
+        phases=("decode",),
+        graph=(exported(names[0], ("hidden",), ("logits",)),),
+        plan=(names,),
+        events=(event(0, 0, names[0], "MatMul", GPU),),
+        runs=windows("decode"),
+    )
+    report = report_of(run_facts(prefill, decode), GPU_CHAIN)
+    assert [(phase.name, phase.file, len(phase.nodes)) for phase in report.phases] == [
+        ("prefill", "prefill.onnx", 13),
+        ("decode", "decode.onnx", 1),
+    ]
+    assert failed(report) == []
+    assert report.totals.session_load_seconds == pytest.approx(0.2)
+    assert "13 / 1" not in text.to_text(report).split("Placement")[0]
+
+
+def test_several_streams_are_ordered_as_the_last_run_ran_them():
+    events = tuple(event(0, order, name, "Add", CPU) for order, name in enumerate(("b", "a", "c")))
+    session = session_facts(plan=(("a", "c"), ("b", "idle")), events=events, runs=windows("decode"), phases=("decode",))
+    report = report_of(run_facts(session))
+    assert [node.name for node in phase_of(report, "decode").nodes] == ["b", "a", "c", "idle"]
+    assert "2 streams; the order of nodes is that of the last profiled run" in report.notes[0]
+
+
+def test_a_node_that_runs_several_times_in_a_run_is_added_up():
+    events = (
+        event(0, 0, "a", "Add", CPU, host_us=5, output_bytes=4),
+        event(0, 1, "a", "Add", CPU, host_us=7, output_bytes=4),
+    )
+    session = session_facts(plan=(("a",),), events=events, runs=windows("decode"), phases=("decode",))
+    (node,) = phase_of(report_of(run_facts(session)), "decode").nodes
+    assert (node.host_us_per_run, node.output_bytes) == (12.0, 8)
+
+
+def test_tokens_that_do_not_add_up_fail_their_check():
+    facts = recorded_facts()
+    assert failed(report_of(replace(facts, prompt_tokens=6))) == ["prefill: steps add up to the prompt"]
+    assert failed(report_of(replace(facts, new_tokens=9))) == ["decode: steps add up to the new tokens"]
+    assert failed(report_of(replace(facts, new_tokens=4, finish_reason="stop"))) == []
+
+
+def test_tokens_are_counted_over_all_rows():
+    from tests.partition_reports.samples import PACKAGE
+
+    report = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"batch_size": 3}))
+    one = phase_of(report_of(recorded_facts()), "decode")
+    three = phase_of(report, "decode")
+    assert (one.tokens, three.tokens) == (2, 6)
+    assert three.tokens_per_second == pytest.approx(3 * one.tokens_per_second)
+
+
+def control_flow_session(plan: tuple[tuple[str, ...], ...] | None) -> SessionFacts:
+    """What ONNX Runtime 1.31.1 records for If and Loop: bodies are profiled and assigned, and are not in the plan."""
+    rows = (
+        ("a/If", "If", 0, 142),
+        ("a.then/Mul", "Mul", 0, 56),
+        ("a.then/Relu", "Relu", 60, 19),
+        ("a/Loop", "Loop", 150, 84),
+        ("a.loop/Identity", "Identity", 155, 5),
+        ("a.loop/Add", "Add", 160, 6),
+        ("a.loop/Identity", "Identity", 180, 3),
+        ("a.loop/Add", "Add", 190, 12),
+        ("a/Sqrt", "Sqrt", 240, 6),
+    )
+    events = tuple(
+        event(0, order, name, op, CPU, start_us=start, host_us=took)
+        for order, (name, op, start, took) in enumerate(rows)
+    )
+    names = dict.fromkeys((name, op) for name, op, _, _ in rows)
+    assigned = tuple(AssignedNode(name, op, "", CPU, 0) for name, op in names)
+    return session_facts(plan=plan, events=events, assigned=assigned, runs=windows("decode"), phases=("decode",))
+
+
+@pytest.mark.parametrize("plan", [(("a/If", "a/Loop", "a/Sqrt"),), None], ids=["plan", "no plan"])
+def test_bodies_of_control_flow_are_counted_once_inside_their_node(plan):
+    report = report_of(run_facts(control_flow_session(plan)))
+    phase = phase_of(report, "decode")
+    assert [node.name for node in phase.nodes] == ["a/If", "a/Loop", "a/Sqrt"]
+    assert phase.providers[0].host_us_per_run == 142 + 84 + 6
+    assert failed(report) == []
+
+
+def random_facts(seed: int):
+    """A session with random names, providers, operators and gaps in every source."""
+    dice = random.Random(seed)
+    names = [
+        dice.choice(["", "model.layers.%d.mlp/Mul", "Memcpy_token_%d", "x/%d/", "/Add_%d", "[b]%d[/b]"])
+        for _ in range(12)
+    ]
+    names = [name % dice.randrange(4) if "%" in name else name for name in names]
+    ops = ["Mul", "If", "MemcpyToHost", "Loop", "Transpose"]
+    events = tuple(
+        event(
+            dice.randrange(4),
+            dice.randrange(12),
+            name,
+            dice.choice(ops),
+            dice.choice([CPU, GPU]),
+            host_us=dice.choice([0, 0, 1, 500]),
+            output_shapes=dice.choice([(), ("float32[2,3]",), ("float4[2]", "int64[]"), ("nonsense",)]),
+        )
+        for name in dice.choices(names, k=dice.randrange(30))
+    )
+    session = session_facts(
+        graph=tuple(
+            exported(name, tuple(dice.choices(names, k=2)), (dice.choice(names),)) for name in dice.choices(names, k=8)
+        ),
+        plan=dice.choice([None, (), ((),), (tuple(dice.choices(names, k=9)),), (tuple(names[:5]), tuple(names[5:]))]),
+        assigned=dice.choice([None, (), tuple(AssignedNode(name, "Mul", "", CPU, 0) for name in names[:6])]),
+        events=events,
+        runs=dice.choice([(), windows("prefill", "decode", "decode")]),
+        log=tuple(f"Force fallback to CPU execution for node: {name}" for name in names[:3]),
+    )
+    return run_facts(
+        session, steps=tuple(step(dice.choice(["prefill", "decode"]), dice.randrange(3)) for _ in range(5))
+    )
+
+
+@pytest.mark.parametrize("chain", [(), CPU_CHAIN, GPU_CHAIN], ids=["no chain", "cpu", "gpu,cpu"])
+def test_any_facts_give_a_report_whose_sums_hold(chain):
+    for seed in range(150):
+        report = report_of(random_facts(seed), chain)
+        wrong = [name for name in failed(report) if "add up" in name and "steps" not in name]
+        wrong += [name for name in failed(report) if "partitions cover" in name or "sum to 1" in name]
+        assert wrong == [], seed
+        for phase in report.phases:
+            assert len({node.name for node in phase.nodes}) == len(phase.nodes), seed
+        assert Report.model_validate(json.loads(report.model_dump_json(by_alias=True))) == report
+        assert text.to_text(report)
+
+
+def test_building_twice_gives_the_same_report():
+    assert report_of(mixed_facts(), GPU_CHAIN) == report_of(mixed_facts(), GPU_CHAIN)

@@ -1,0 +1,194 @@
+"""A run on WebGPU and CPU: partitions, copies, fallbacks and sources that contradict each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partita.partition_reports.facts import AssignedNode, PortFact
+from partita.partition_reports.records import ChainEntry
+from tests.partition_reports.samples import (
+    CPU,
+    CPU_CHAIN,
+    GPU,
+    GPU_CHAIN,
+    MIXED_PLAN,
+    NO_GPU_CHAIN,
+    NO_KERNEL,
+    failed,
+    mixed_facts,
+    mixed_session,
+    phase_of,
+    recorded_facts,
+    report_of,
+    run_facts,
+    with_session,
+)
+
+
+@pytest.fixture(scope="module")
+def report():
+    return report_of(mixed_facts(), GPU_CHAIN)
+
+
+def test_it_adds_up(report):
+    assert failed(report) == []
+    assert report.disagreements == ()
+
+
+def test_partitions_are_maximal_runs_in_execution_order(report):
+    parts = phase_of(report, "decode").partitions
+    spans = [(part.provider, part.first_position, part.nodes) for part in parts]
+    assert spans == [(GPU, 0, 2), (CPU, 2, 2), (GPU, 4, 4), (CPU, 8, 2), (GPU, 10, 3)]
+
+
+def test_boundary_tensors_name_both_sides(report):
+    crossings = {
+        (part.index, tensor.direction, tensor.name, tensor.other_side)
+        for part in phase_of(report, "decode").partitions
+        for tensor in part.boundary
+    }
+    assert crossings == {
+        (0, "in", "input_ids", "session"),
+        (0, "out", "hidden", "2"),
+        (0, "out", "shape", "1"),
+        (1, "in", "shape", "0"),
+        (1, "out", "wide", "2"),
+        (2, "in", "hidden", "0"),
+        (2, "in", "wide", "1"),
+        (2, "out", "expanded", "4"),
+        (2, "out", "query", "3"),
+        (3, "in", "query", "2"),
+        (3, "out", "det", "4"),
+        (4, "in", "det", "3"),
+        (4, "in", "expanded", "2"),
+        (4, "out", "logits", "session"),
+    }
+
+
+def test_memcpy_nodes_and_misplaced_ports_are_copies(report):
+    copies = {copy.name: copy for copy in phase_of(report, "decode").copies}
+    assert set(copies) == {"Memcpy_token_0", "Memcpy", "Memcpy_token_1", "input_ids"}
+    assert (copies["Memcpy"].direction, copies["Memcpy"].bytes_per_run) == ("device_to_host", 512)
+    assert copies["Memcpy_token_0"].direction == "host_to_device"
+    border = copies["input_ids"]
+    assert (border.kind, border.direction, border.bytes_per_run) == ("session_input", "host_to_device", 8)
+    assert border.source == "memory_info"
+    prefill = {copy.name: copy for copy in phase_of(report, "prefill").copies}
+    assert prefill["input_ids"].bytes_per_run is None, "the size of a prompt is not the size of a decode step"
+
+
+def test_an_output_bound_on_the_host_goes_device_to_host():
+    ports = (PortFact("logits", "output", "logits", "WebGPU_Buf", "Cpu", 2048),)
+    copies = phase_of(report_of(mixed_facts(ports=ports), GPU_CHAIN), "decode").copies
+    assert [(c.kind, c.direction) for c in copies if c.name == "logits"] == [("session_output", "device_to_host")]
+
+
+def test_every_fallback_has_the_reason_that_its_evidence_supports(report):
+    decode = {entry.node: entry for entry in report.fallbacks if entry.phase == "decode"}
+    assert {name: (entry.reason, entry.evidence_kind) for name, entry in decode.items()} == {
+        "model.rotary_emb/Gather": ("no_kernel_op", "logged"),
+        "model.rotary_emb/Concat": ("cpu_preferred", "logged"),
+        "model.layers.0.self_attn/Det": ("unexplained", "none"),
+        "Transpose_token_4": ("runtime_inserted", "derived"),
+    }
+    gather = decode["model.rotary_emb/Gather"]
+    assert gather.evidence == NO_KERNEL
+    assert (gather.source_line, gather.module) == ("modeling_llama.py:88", "model.rotary_emb")
+    assert len(report.fallbacks) == 8, "both phases"
+
+
+def test_memcpy_nodes_count_for_the_device_and_are_no_fallback(report):
+    memcpy = [node for node in phase_of(report, "decode").nodes if node.name.startswith("Memcpy")]
+    assert {node.provider for node in memcpy} == {GPU}
+    assert not any(entry.node.startswith("Memcpy") for entry in report.fallbacks)
+
+
+def test_a_wanted_provider_that_is_not_there_explains_every_node():
+    report = report_of(recorded_facts(), NO_GPU_CHAIN)
+    assert len(report.fallbacks) == 2 * 113
+    assert {(entry.reason, entry.evidence_kind, entry.remedy) for entry in report.fallbacks} == {
+        ("not_in_build", "derived", "pip install onnxruntime-webgpu")
+    }
+
+
+def test_a_provider_missing_for_a_reason_without_a_file_stays_unexplained_with_its_evidence():
+    chain = (ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter"), *CPU_CHAIN)
+    report = report_of(recorded_facts(), chain)
+    assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {("unexplained", "no adapter")}
+
+
+def test_sources_that_differ_are_a_disagreement_and_the_profile_wins():
+    session = mixed_session()
+    wrong = tuple(
+        replace(node, provider=GPU) if node.name == "model.layers.0.self_attn/Det" else node
+        for node in session.assigned
+    )
+    report = report_of(run_facts(replace(session, assigned=wrong)), GPU_CHAIN)
+    assert {(entry.node, entry.detail, entry.sources) for entry in report.disagreements} == {
+        ("model.layers.0.self_attn/Det", f"profile says {CPU}; assignment says {GPU}", ("profile", "assignment"))
+    }
+    node = next(n for n in phase_of(report, "decode").nodes if n.name == "model.layers.0.self_attn/Det")
+    assert node.provider == CPU
+
+
+def test_a_list_that_names_one_node_twice_contradicts_itself():
+    session = mixed_session()
+    twice = (*session.assigned, AssignedNode("lm_head/MatMul", "MatMul", "", CPU, 99))
+    report = report_of(run_facts(replace(session, assigned=twice)), GPU_CHAIN)
+    assert [entry.node for entry in report.disagreements] == ["lm_head/MatMul", "lm_head/MatMul"]
+
+
+def test_a_node_that_nobody_saw_has_no_provider_and_says_so():
+    facts = mixed_facts(plan=((*(name for name, _, _ in MIXED_PLAN), "ghost"),))
+    report = report_of(facts, GPU_CHAIN)
+    ghost = phase_of(report, "decode").nodes[-1]
+    assert (ghost.name, ghost.provider, ghost.sources) == ("ghost", None, ("plan_file",))
+    assert ("ghost", "no source names a provider for this node") in {(d.node, d.detail) for d in report.disagreements}
+    assert "decode: every node has a provider" in failed(report)
+    assert "model.onnx: every plan node was executed" in failed(report)
+    assert phase_of(report, "decode").partitions[-1].provider == "unknown"
+
+
+def test_a_node_twice_in_the_plan_fails_its_check_and_is_placed_once():
+    names = tuple(name for name, _, _ in MIXED_PLAN)
+    report = report_of(mixed_facts(plan=((*names, names[0]),)), GPU_CHAIN)
+    assert failed(report) == ["model.onnx: every plan node appears once"]
+    assert len(phase_of(report, "decode").nodes) == len(names)
+
+
+def test_an_executed_node_outside_the_plan_fails_its_check():
+    names = tuple(name for name, _, _ in MIXED_PLAN)
+    report = report_of(mixed_facts(plan=(names[:-1],)), GPU_CHAIN)
+    check = next(check for check in report.checks if check.name == "model.onnx: every executed node is in the plan")
+    assert not check.passed
+    assert check.detail == "lm_head/MatMul ran but are not in the plan"
+
+
+def test_a_provider_outside_the_chain_fails_its_check():
+    report = report_of(mixed_facts(), (ChainEntry(provider=GPU, status="active"),))
+    assert failed(report) == [f"{name}: every node is on a provider of the chain" for name in ("prefill", "decode")]
+
+
+def test_an_event_of_an_undescribed_run_fails_its_check():
+    facts = mixed_facts()
+    report = report_of(with_session(facts, runs=facts.sessions[0].runs[:-1]), GPU_CHAIN)
+    assert "model.onnx: every event belongs to a known run" in failed(report)
+
+
+def test_warm_up_does_not_reach_the_medians(report):
+    assert {node.host_us_per_run for node in phase_of(report, "decode").nodes} == {100.0}
+
+
+def test_the_native_log_can_place_nodes_when_it_is_verbose():
+    log = (
+        "[V:onnxruntime:, session_state.cc:1578 VerifyEachNodeIsAssignedToAnEp] Node placements",
+        f"[V:onnxruntime:, session_state.cc:1584 V]  Node(s) placed on [{GPU}]. Number of nodes: 1",
+        "[V:onnxruntime:, session_state.cc:1588 V]   MatMul (lm_head/MatMul)",
+    )
+    facts = mixed_facts(events=(), runs=(), assigned=None, log=log)
+    nodes = {node.name: node for node in phase_of(report_of(facts, GPU_CHAIN), "decode").nodes}
+    assert nodes["lm_head/MatMul"].provider == GPU
+    assert nodes["lm_head/MatMul"].sources == ("plan_file", "model_file", "native_log")
+    assert nodes["model.layers.0.mlp/Mul"].provider is None

@@ -1,0 +1,108 @@
+"""The report of a run that ONNX Runtime really made: everything in it adds up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.partition_reports.samples import CPU, failed, phase_of, recorded_facts, report_of
+
+NAMES = ("prefill", "decode")
+
+
+@pytest.fixture(scope="module")
+def facts():
+    return recorded_facts()
+
+
+@pytest.fixture(scope="module")
+def report(facts):
+    return report_of(facts)
+
+
+def test_every_check_passes(report):
+    assert failed(report) == []
+    assert len(report.checks) > 20
+    assert report.disagreements == ()
+    assert report.fallbacks == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_plan_node_appears_once_in_plan_order(facts, report, name):
+    (stream,) = facts.sessions[0].plan
+    nodes = phase_of(report, name).nodes
+    assert [node.name for node in nodes] == list(stream)
+    assert [node.position for node in nodes] == list(range(113))
+    assert {node.provider for node in nodes} == {CPU}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_sums_equal_the_node_count_and_the_node_time(report, name):
+    phase = phase_of(report, name)
+    time = sum(node.host_us_per_run for node in phase.nodes)
+    for groups in (phase.providers, phase.by_op_type, phase.by_layer, phase.by_module):
+        assert sum(group.nodes for group in groups) == 113
+        assert sum(group.host_us_per_run for group in groups) == pytest.approx(time)
+        assert sum(group.time_share for group in groups) == pytest.approx(1)
+    assert phase.providers[0].op_types == dict(Counter(node.op_type for node in phase.nodes))
+
+
+def test_fused_nodes_are_traced_back_to_what_they_replace(report):
+    fused = {node.name: node for node in phase_of(report, "decode").nodes if node.replaces}
+    gelu = fused["model.layers.1.mlp.act_fn/Mul/QuickGeluFusion/"]
+    assert (gelu.op_type, gelu.module, gelu.layer) == ("QuickGelu", "model.layers.1.mlp.act_fn", 1)
+    assert gelu.replaces == ("model.layers.1.mlp.act_fn/Mul",)
+    assert "assignment" not in gelu.sources, "the assignment list is older than the fusion"
+    assert len(fused) == 6
+
+
+def test_a_node_that_onnxruntime_made_up_has_no_module(report):
+    made_up = next(node for node in phase_of(report, "decode").nodes if node.name == "Transpose_token_4")
+    assert (made_up.module, made_up.layer, made_up.replaces) == (None, None, ())
+
+
+def test_layers_and_modules_are_told_apart(report):
+    phase = phase_of(report, "decode")
+    assert [group.name for group in phase.by_layer] == ["layer 0", "layer 1", "outside layers"]
+    modules = {group.name for group in phase.by_module}
+    assert {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm", "norm", "lm_head"} <= modules
+    attention = [node for node in phase.nodes if node.op_type == "GroupQueryAttention"]
+    assert [node.layer for node in attention] == [0, 1]
+
+
+def test_one_partition_has_exactly_the_session_inputs_and_outputs(facts, report):
+    (part,) = phase_of(report, "decode").partitions
+    assert (part.first_position, part.nodes, part.provider) == (0, 113, CPU)
+    sides = {(tensor.name, tensor.direction) for tensor in part.boundary}
+    assert sides == {(port.name, "in" if port.direction == "input" else "out") for port in facts.sessions[0].ports}
+    assert {tensor.other_side for tensor in part.boundary} == {"session"}
+    assert next(tensor for tensor in part.boundary if tensor.name == "logits").size_bytes == 512 * 4
+
+
+def test_bytes_follow_the_phase(report):
+    """Prefill handles 5 tokens at once, decode one; hidden size 128 in float32."""
+    sizes = {name: phase_of(report, name).nodes[1].output_bytes for name in NAMES}
+    assert phase_of(report, "decode").nodes[1].name == "model.embed_tokens/Gather"
+    assert sizes == {"prefill": 5 * 128 * 4, "decode": 128 * 4}
+
+
+def test_the_first_decode_run_is_left_out_as_warm_up(facts, report):
+    phase = phase_of(report, "decode")
+    second = {event.name: event.host_us for event in facts.sessions[0].events if event.run == 2}
+    assert {node.name: node.host_us_per_run for node in phase.nodes} == second
+    assert phase.observed_runs == 2
+    assert "warm-up, is left out" in phase.timing_note
+
+
+def test_nothing_is_copied_and_the_cache_stays_in_place(report):
+    assert all(phase.copies == () for phase in report.phases)
+    assert (report.cache.states, report.cache.in_place_states, report.cache.address_changes) == (4, 4, 0)
+    assert report.cache.memories == {"Cpu": 65536}
+
+
+def test_sources_say_what_they_saw(report):
+    said = {entry.source: entry for entry in report.sources}
+    assert said["model_file"].covers.startswith("model.onnx: 125 exported nodes, 105 run under their own name")
+    assert said["assignment"].covers == "119 nodes listed, 107 of them run"
+    assert all(entry.available and entry.limits for entry in said.values())
