@@ -112,5 +112,6 @@ def node_time_note(times: NodeTimes) -> str:
     if not times.observed_runs:
         return "node times unknown: no run of this phase was profiled"
     if times.timed_runs < times.observed_runs:
-        return f"node times are medians over {times.timed_runs} profiled runs; the first one, a warm-up, is left out"
+        runs = "one profiled run" if times.timed_runs == 1 else f"{times.timed_runs} profiled runs"
+        return f"node times are medians over {runs}; the one before, a warm-up, is left out"
     return "node times are from one profiled run, which includes warm-up"

@@ -1,8 +1,8 @@
 """Facts to build reports from: a recorded run on the CPU, and a hand-made one on WebGPU with the CPU as second choice.
 
-`recorded/tiny_llama_cpu.json` was recorded with ONNX Runtime 1.31.1: a random 2-layer llama with GroupQueryAttention, one
-prefill run of 5 tokens and two decode runs with the profile on, then two decode steps without. Sizes and times of the
-process are made up.
+`recorded/tiny_llama_cpu.json` was recorded with ONNX Runtime 1.31.1: a random 2-layer llama with GroupQueryAttention,
+one prefill run of 5 tokens and two decode runs with the profile on, then two decode steps without. Memory and loading
+times are made up.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ MIXED_PLAN = (
     ("lm_head/MatMul", "MatMul", GPU),
 )
 NO_KERNEL = (
-    "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries for Op type: "
-    "Gather node name: model.rotary_emb/Gather"
+    "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries for "
+    "Op type: Gather node name: model.rotary_emb/Gather"
 )
 PREFERRED = (
-    "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU execution for "
-    "node: model.rotary_emb/Concat because the CPU execution path is deemed faster than overhead involved with execution "
-    "on other EPs  capable of executing this node"
+    "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU execution "
+    "for node: model.rotary_emb/Concat because the CPU execution path is deemed faster than overhead involved with "
+    "execution on other EPs  capable of executing this node"
 )
 
 

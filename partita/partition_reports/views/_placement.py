@@ -128,9 +128,7 @@ def show_partitions(page: Page, report: Report) -> None:
         )
         page.table((*columns, Column("tensors in", False), Column("tensors out", False)), rows, rest)
         show_crossings(page, phase)
-        page.line(
-            f"Bytes are per run of {phase.name}; only tensors with a name in the ONNX file are listed; other: other partitions."
-        )
+        page.line(f"Bytes are per run of {phase.name}; only tensors named in the ONNX file; other: other partitions.")
 
 
 def best_observed(phases: Sequence[Phase]) -> Phase:
@@ -191,7 +189,9 @@ def show_copies(page: Page, report: Report) -> None:
         return
     page.heading("Copies between devices")
     if not any(phase.copies for phase in phases):
-        page.line("None: no Memcpy node, and every session input and output is bound where ONNX Runtime wants it.")
+        known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
+        bound = "every session input and output is bound where ONNX Runtime wants it"
+        page.line(f"None: no Memcpy node, and {bound if known else 'nothing is known of session inputs and outputs'}.")
         return
     for phases_alike in merge_phases(tuple(phase for phase in phases if phase.copies)):
         phase = best_observed(phases_alike)

@@ -1,0 +1,45 @@
+"""Percentiles, and which steps the speed covers."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from partita.partition_reports.timing import percentile, step_times
+from tests.partition_reports.samples import step
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 101])
+@pytest.mark.parametrize("percent", [0, 50, 95, 99, 100])
+def test_percentiles_are_those_of_numpy(count, percent):
+    values = [random.Random(count).random() for _ in range(count)]
+    assert percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)))
+
+
+def test_no_values_have_no_percentile():
+    assert percentile([], 50) is None
+
+
+def test_observed_steps_stay_out_of_the_speed():
+    steps = [step("decode", 1, 9.0, observed=True), step("decode", 1, 0.09, 0.01), step("decode", 1, 0.19, 0.01)]
+    times = step_times([*steps, step("prefill", 7)], "decode", rows=1)
+    assert (times.steps, times.tokens) == (2, 2)
+    assert times.seconds == pytest.approx(0.3)
+    assert times.tokens_per_second == pytest.approx(2 / 0.3)
+    assert times.p50_ms == pytest.approx(150)
+    assert times.overhead_p50_ms == pytest.approx(10)
+    assert "2 of 3 steps" in times.note
+
+
+def test_when_every_step_was_observed_they_count_and_the_note_says_so():
+    times = step_times([step("prefill", 5, observed=True), step("prefill", 3, observed=True)], "prefill", rows=2)
+    assert (times.steps, times.tokens) == (2, 16)
+    assert times.note == "speed over 2 steps, all slowed by profiling"
+
+
+def test_steps_that_took_no_time_have_no_speed():
+    times = step_times([step("decode", 1, 0.0, 0.0)], "decode", rows=1)
+    assert times.tokens_per_second is None
+    assert times.seconds == 0
