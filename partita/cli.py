@@ -148,26 +148,28 @@ def generate(
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
     from partita.commands import generate as verb
 
-    verb.run(
-        verb.GenerateOptions(
-            package=package,
-            prompts=tuple(prompts or ()),
-            provider=provider,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seed=seed,
-            stop=tuple(stop or ()),
-            chat=chat or system is not None,
-            system=system,
-            token_ids=token_ids,
-            prefill_chunk=prefill_chunk,
-            threads=threads,
-            report=report,
-            as_json=as_json,
+    raise Exit(
+        verb.run(
+            verb.GenerateOptions(
+                package=package,
+                prompts=tuple(prompts or ()),
+                provider=provider,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                seed=seed,
+                stop=tuple(stop or ()),
+                chat=chat or system is not None,
+                system=system,
+                token_ids=token_ids,
+                prefill_chunk=prefill_chunk,
+                threads=threads,
+                report=report,
+                as_json=as_json,
+            )
         )
     )
 

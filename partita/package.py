@@ -21,6 +21,9 @@ WEIGHTS = "model.onnx.data"
 KNOWN_ANSWER = "known_answer.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 
+TOLERANCES: dict[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2}
+"""Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
+
 Dimension = int | str
 """A fixed size, or the name of a symbolic one."""
 

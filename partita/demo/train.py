@@ -1,7 +1,7 @@
 """Train the demo checkpoint from the documentation text inside CPython's standard library.
 
 Run it as ``python -m partita.demo.train OUT_FOLDER``. It needs torch, transformers and tokenizers, no network,
-and about 25 minutes on two CPU cores. It writes two things:
+and an estimated 20 to 25 minutes on two idle CPU cores (more when they are shared). It writes two things:
 
 * ``OUT_FOLDER/checkpoint/``: config, bf16 weights, tokenizer, model card and loss curve, in the Hugging Face layout;
 * ``OUT_FOLDER/heldout.txt``: text the model never saw, for measuring it.
@@ -32,8 +32,10 @@ import sysconfig
 import time
 import tokenize
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +243,8 @@ def compiled_documents(stdlib: Path) -> Iterator[str]:
         if "test" in module_name or module_name.startswith(("xx", "_xx")):
             continue
         try:
-            module = importlib.import_module(module_name)
+            with warnings.catch_warnings(action="ignore"):  # some modules announce that they will be removed
+                module = importlib.import_module(module_name)
         except ImportError:  # an extension whose system library is missing
             continue
         for name, value in sorted(vars(module).items()):
@@ -367,7 +370,7 @@ def train_tokenizer(documents: list[str], settings: Settings) -> PreTrainedToken
     bpe.train_from_iterator(documents, trainer)
     bos = (BOS, bpe.token_to_id(BOS))
     bpe.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[bos])
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD,
         bos_token=BOS,
@@ -513,7 +516,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     folder.mkdir(parents=True, exist_ok=True)
     model.config.use_cache = True
     model.to(torch.bfloat16)  # type: ignore[arg-type]
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+    model.generation_config = GenerationConfig(
         do_sample=False,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -586,7 +589,7 @@ def processor_name() -> str:
 
 def curve_table(curve: list[dict[str, float]]) -> str:
     """Return about ten points of the loss curve as a Markdown table."""
-    stride = max(1, len(curve) // 10)
+    stride = math.ceil(len(curve) / 10)
     points = curve[::stride]
     if curve[-1] not in points:
         points.append(curve[-1])
@@ -644,14 +647,19 @@ chat interfaces run.
 
 ## Training
 
-{steps:,} steps of {tokens_per_step:,} tokens, {seen_tokens:,} tokens seen ({epochs:.1f} passes over the data), with
-packed sequences of {short_length} tokens and of {context} in the last {long_percent:.0f} % of the steps. AdamW, peak
-rate {peak_lr:g}, {warmup_steps} warm-up steps, cosine to {final_percent:.0f} %, weight decay {weight_decay:g},
-gradient clip {clip:g}, seed {seed}; bf16 autocast over fp32 weights. It took {train_seconds:,.0f} seconds of training
-and {total_seconds:,.0f} seconds from corpus to files, on {threads} CPU threads, {processor}
-(torch {torch}, transformers {transformers}, tokenizers {tokenizers}).
+{steps:,} steps of {tokens_per_step:,} tokens, {seen_tokens:,} tokens seen ({epochs:.1f} passes over the data), in
+packed sequences of {short_length} tokens, and of {context} in the last {long_percent:.0f} % of the steps. Seed {seed},
+bf16 autocast over fp32 weights. AdamW, peak rate {peak_lr:g}, {warmup_steps} warm-up steps, cosine to
+{final_percent:.0f} %, weight decay {weight_decay:g}, gradient clip {clip:g}.
 
-The loss in nats per token; the held-out column is over packed held-out text. `training_log.json` has all points.
+It took {train_seconds:,.0f} seconds of training and {total_seconds:,.0f} seconds from corpus to files, on {threads} CPU
+threads, {processor} (torch {torch}, transformers {transformers}, tokenizers {tokenizers}). Between two lines of the
+log, {log_every} steps apart, it took {quickest:,.0f} to {slowest:,.0f} seconds: short sequences are quicker, and so is
+a CPU that nobody shares.
+
+The loss is in nats per token. The held-out column is over packed held-out text in sequences of {context} tokens.
+Positions past {short_length} are new to the model until the long sequences start at step {long_from:,.0f}, so the
+column is too high before that. `training_log.json` has all points.
 
 {curve}
 
@@ -682,9 +690,18 @@ Unedited, at most 120 new tokens. Greedy uses a repetition penalty of 1.2; sampl
 """
 
 
-def write_card(folder: Path, facts: dict[str, Any]) -> None:
+def write_card(folder: Path, facts: dict[str, Any], curve: list[dict[str, float]], samples: str) -> None:
     """Write the model card from the measured facts."""
-    (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
+    ends = [0.0, *(point["seconds"] for point in curve)]
+    spans = [after - before for before, after in pairwise(ends)]
+    shown = facts | {
+        "curve": curve_table(curve),
+        "samples": samples,
+        "quickest": min(spans),
+        "slowest": max(spans),
+        "long_from": facts["steps"] * (1 - facts["long_share"]),
+    }
+    (folder / "README.md").write_text(CARD.format(**shown), encoding="utf-8")
 
 
 def sample_section(model: Any, tokenizer: Any, settings: Settings) -> str:
@@ -756,7 +773,7 @@ def finish(
     facts["total_seconds"] = round(time.monotonic() - started, 1)
     log = {"facts": facts, "curve": curve}
     (folder / "training_log.json").write_text(json.dumps(log, indent=1) + "\n", encoding="utf-8")
-    write_card(folder, facts | {"curve": curve_table(curve), "samples": samples})
+    write_card(folder, facts, curve, samples)
 
 
 def main(arguments: list[str] | None = None) -> int:

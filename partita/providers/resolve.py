@@ -55,10 +55,10 @@ def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
     """Every name a user may write, in lower case, to its provider. Raises ValueError when two providers share one."""
     by_name: dict[str, Provider] = {}
     for provider in providers:
-        for name in provider.names():
-            if name.lower() in by_name:
-                raise ValueError(f"{name!r} is a name of both {by_name[name.lower()].name} and {provider.name}")
-            by_name[name.lower()] = provider
+        for name in map(str.lower, provider.names()):
+            if name in by_name:
+                raise ValueError(f"{name!r} is a name of both {by_name[name].name} and {provider.name}")
+            by_name[name] = provider
     return by_name
 
 

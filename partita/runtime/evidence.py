@@ -28,9 +28,7 @@ def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
         return None
 
 
-def parse_profile(
-    text: str, runs: Sequence[tuple[str, int]]
-) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
+def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
     """Node executions and run windows of a profile.
 
     `runs` says phase and new tokens per row of each session run, in the order of the `model_run` events. A run that the

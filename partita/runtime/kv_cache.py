@@ -13,7 +13,7 @@ from partita.partition_reports.facts import StateFact
 from partita.runtime.session import Binding, Buffer, Session
 
 OVERWRITTEN = frozenset({"key", "value"})
-"""Kinds of state in which a row written beyond the cursor is never read, and is overwritten by the token that belongs there."""
+"""Kinds of state in which what is written beyond the cursor is never read, and is overwritten by the next tokens."""
 
 
 @dataclass(slots=True)

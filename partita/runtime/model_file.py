@@ -65,7 +65,7 @@ def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> Non
     for tensor in all_tensors(model):
         for entry in tensor.external_data:
             if entry.key == "location" and not inside(folder, entry.value).is_file():
-                raise PackageError(f"{path}: its weights file {entry.value!r} is missing from the package; export again")
+                raise PackageError(f"{path}: its weights file {entry.value!r} is missing; export the checkpoint again")
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -1,7 +1,7 @@
 """ONNX Runtime's own log lines: captured from file descriptor 2, and read.
 
-ONNX Runtime writes them from native code, past Python's sys.stderr, so only the descriptor itself can be redirected. Not
-safe while other threads write to stderr: their lines would be captured too. Does not know what a line means.
+ONNX Runtime writes them from native code, past Python's sys.stderr, so only the descriptor itself can be redirected.
+Not safe while other threads write to stderr: their lines would be captured too. Does not know what a line means.
 """
 
 from __future__ import annotations

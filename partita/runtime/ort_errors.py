@@ -49,7 +49,7 @@ def run_error(file: str, error: Exception) -> PartitaError:
     """What to raise when binding or a run fails."""
     kind, text = type(error).__name__, one_line(str(error))
     if MEMORY.search(text):
-        return ResourceError(f"{file}: memory ran out in a run: {text}; free some, or export with a smaller --max-length")
+        return ResourceError(f"{file}: memory ran out in a run: {text}; free some, or export a smaller --max-length")
     if kind in PROVIDER_TROUBLE:
         return ProviderError(f"{file}: the provider failed in a run: {text}; try --provider cpu")
     return GenerationError(f"{file}: a run failed: {text}; run `partita verify` on the package")

@@ -226,9 +226,9 @@ class Binding:
 def open_session(path: Path, resolutions: tuple[Resolution, ...], *, threads: int | None, observe: bool) -> Session:
     """Open `path` on the active providers of the chain, and on no other.
 
-    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling, the assignment list and the
-    log at INFO. Raises ProviderError when no provider of the chain starts or some node fits none of them; PackageError
-    when the file is damaged; ResourceError when memory runs out.
+    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling, the assignment list and
+    the log at INFO. Raises ProviderError when no provider of the chain starts or some node fits none of them;
+    PackageError when the file is damaged; ResourceError when memory runs out.
     """
     chain = [resolution.provider.ort_name for resolution in resolutions if resolution.status == "active"]
     if not chain:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,15 @@ def reference_model() -> LlamaForCausalLM:
         num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
         eos_token_id=2, initializer_range=0.2)
     return LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
+
+
+def greedy_reference(prompt: Sequence[int], count: int) -> list[int]:
+    """`count` greedy tokens after `prompt`, by transformers' generate; the end token does not end it."""
+    ids = torch.tensor([list(prompt)])
+    with torch.no_grad():
+        out = reference_model().generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None)
+    return out[0, len(prompt):].tolist()
 
 
 def cursor_ports(lowering: str, batch: int) -> tuple[package.Port, package.Port]:

@@ -38,6 +38,16 @@ def write(report: Report, path: Path) -> None:
         raise ReportError(f"{path}: cannot write the report: {reason}; choose another file for it") from error
 
 
+def check_writable(path: Path) -> None:
+    """Raise ReportError when a report could not be written to `path`: better said before a long run than after it."""
+    if path.is_dir():
+        raise ReportError(f"{path}: a folder; give a file name for the report")
+    if not path.parent.is_dir():
+        raise ReportError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ReportError(f"{path}: no permission to write there; choose another file")
+
+
 def replace(path: Path, text: str) -> None:
     """Write `text` beside `path`, then rename. Raises OSError, and leaves nothing behind then."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

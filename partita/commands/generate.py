@@ -1,0 +1,327 @@
+"""`partita generate`: prompts in, text out as it comes; timings on stderr, a report if asked for.
+
+The loop itself is `partita.runtime.generate`; here tokens become text, Ctrl-C becomes a finish reason, and every way a run can
+end still writes its report.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partita.commands.run_report import Asked, check_target, make_report
+from partita.commands.terminal import note, print_json
+from partita.errors import GenerationError, PartitaError, UsageError
+from partita.partition_reports.views import json as json_view
+from partita.providers.base import Provider
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate import generate
+from partita.runtime.run_facts import first_token_seconds, run_facts
+from partita.runtime.runner import Runner, Step, load_runner
+from partita.runtime.sampling import Sampler, make_sampler
+from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
+
+INTERRUPTED = 130
+MAX_TOKENS = 1 << 24
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """Everything `partita generate` was asked."""
+
+    package: Path
+    prompts: tuple[str, ...]
+    provider: str
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    seed: int | None
+    stop: tuple[str, ...]
+    chat: bool
+    system: str | None
+    token_ids: bool
+    prefill_chunk: int
+    threads: int | None
+    report: Path | None
+    as_json: bool
+
+
+@dataclass(slots=True)
+class Row:
+    """What one row of the batch has said so far."""
+
+    prompt: list[int]
+    stream: TextStream | None
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+    def text(self) -> str:
+        """The answer: text, or token ids when there is no tokenizer."""
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the loop ended."""
+
+    rows: list[Row]
+    interrupted: bool = False
+    error: PartitaError | None = None
+
+    def finish_reason(self) -> str | None:
+        """Finish reason for the report where the loop cannot tell it from its steps."""
+        if self.interrupted:
+            return "interrupted"
+        if self.error is not None:
+            return "error"
+        reasons = {row.finish for row in self.rows}
+        return "stop" if reasons == {"stop"} else None
+
+
+def run(options: GenerateOptions) -> int:
+    """Generate; returns the exit code."""
+    sampler, chain = _check(options)
+    prompts = read_prompts(options.prompts)
+    if options.report is not None:
+        check_target(options.report)
+    began = time.perf_counter()
+    text = None if options.token_ids else load_text(options.package)
+    tokenizer_seconds = time.perf_counter() - began
+    ids = [_encode(options, text, prompt) for prompt in prompts]
+    with load_runner(options.package, chain, threads=options.threads, observe=options.report is not None) as runner:
+        if runner.manifest.verification.status == "unverified":
+            note(f"note: this package is unverified: {runner.manifest.verification.detail}")
+        rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
+        outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
+        _finish_output(options, outcome, runner.steps)
+        _say_timings(runner, outcome)
+        if options.report is not None:
+            _write_report(options, runner, outcome, chain, tokenizer_seconds)
+    if outcome.error is not None:
+        raise outcome.error
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def _check(options: GenerateOptions) -> tuple[Sampler, tuple[Provider, ...]]:
+    """Check every option before anything is loaded."""
+    limits = {
+        "--max-new-tokens": (options.max_new_tokens, MAX_TOKENS),
+        "--prefill-chunk": (options.prefill_chunk, MAX_TOKENS),
+        "--threads": (1 if options.threads is None else options.threads, MAX_THREADS),
+    }
+    for name, (value, most) in limits.items():
+        if not 1 <= value <= most:
+            raise UsageError(f"{name} is {value}; it must be between 1 and {most:,}")
+    if options.token_ids and (options.chat or options.stop):
+        raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
+    sampler = make_sampler(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+    )
+    return sampler, parse_chain(options.provider)
+
+
+def read_prompts(given: Sequence[str]) -> list[str]:
+    """The prompts, with - replaced by what stdin holds. Raises UsageError for text that is not UTF-8."""
+    if not given:
+        raise UsageError("no prompt; give one, or - to read it from stdin")
+    if given.count("-") > 1:
+        raise UsageError("- is given more than once; stdin holds one prompt")
+    prompts = [_read_stdin() if prompt == "-" else prompt for prompt in given]
+    for prompt in prompts:
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UsageError(f"the prompt is not UTF-8 text (at character {error.start}); convert it first") from error
+    return prompts
+
+
+def _read_stdin() -> str:
+    raw = sys.stdin.buffer.read()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); convert it first, e.g. with iconv") from error
+
+
+def _encode(options: GenerateOptions, text: Text | None, prompt: str) -> list[int]:
+    if text is None:
+        return _parse_ids(prompt)
+    if options.chat:
+        return text.encode_chat(prompt, options.system)
+    if not prompt:
+        raise GenerationError("the prompt is empty; give some text to continue")
+    return text.encode(prompt)
+
+
+def _parse_ids(prompt: str) -> list[int]:
+    words = prompt.replace(",", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError as error:
+        raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7") from error
+
+
+def _drive(
+    options: GenerateOptions, runner: Runner, rows: list[Row], sampler: Sampler, stop_ids: Collection[int]
+) -> Outcome:
+    """Run the loop and hand its tokens to the rows, until it ends by itself or otherwise."""
+    outcome = Outcome(rows)
+    loop = generate(
+        runner,
+        [row.prompt for row in rows],
+        max_new_tokens=options.max_new_tokens,
+        sampler=sampler,
+        stop_ids=stop_ids,
+        prefill_chunk=options.prefill_chunk,
+    )
+    live = len(rows) == 1 and not options.as_json
+    with closing(loop):
+        try:
+            for step in loop:
+                for row, token, finish in zip(rows, step.tokens, step.finish, strict=True):
+                    _take(row, token, finish, live=live)
+                if all(row.finish is not None for row in rows):
+                    break
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+        except PartitaError as error:
+            outcome.error = error
+    for row in rows:
+        if row.stream is not None:
+            _show(row, row.stream.finish(), live=live)
+    return outcome
+
+
+def _take(row: Row, token: int | None, finish: str | None, *, live: bool) -> None:
+    """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for it."""
+    if token is None or row.finish is not None:
+        return
+    row.tokens.append(token)
+    row.finish = finish
+    if row.stream is None:
+        _show(row, f"{token} ", live=live)
+        return
+    _show(row, row.stream.push(token), live=live)
+    if row.stream.stopped:
+        row.finish = "stop"
+
+
+def _show(row: Row, piece: str, *, live: bool) -> None:
+    if not piece:
+        return
+    row.pieces.append(piece)
+    if live:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+
+def _finish_output(options: GenerateOptions, outcome: Outcome, steps: Sequence[Step]) -> None:
+    """Everything that stdout gets once the loop is over."""
+    if options.as_json:
+        print_json(_as_dict(outcome, steps))
+    elif len(outcome.rows) == 1:
+        sys.stdout.write("\n")
+    else:
+        for number, row in enumerate(outcome.rows, start=1):
+            sys.stdout.write(f"[{number}] {row.text()}\n")
+    sys.stdout.flush()
+
+
+def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
+    return {
+        "rows": [
+            {
+                "text": row.text() if row.stream is not None else None,
+                "tokens": row.tokens,
+                "prompt_tokens": len(row.prompt),
+                "finish_reason": row.finish or outcome.finish_reason(),
+            }
+            for row in outcome.rows
+        ],
+        "error": str(outcome.error) if outcome.error else None,
+        "timings": timings(steps),
+    }
+
+
+def timings(steps: Sequence[Step]) -> dict[str, float | int | None]:
+    """Speed of a generation. Steps under observation are slower and are left out of the decode figures, if others are left."""
+    prefill = [s for s in steps if s.phase == "prefill"]
+    decode = [s for s in steps if s.phase == "decode"]
+    decode = [s for s in decode if not s.observed] or decode
+    prompt_tokens, prefill_seconds = sum(s.new_tokens for s in prefill), _seconds(prefill)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "prefill_seconds": prefill_seconds,
+        "prefill_tokens_per_second": prompt_tokens / prefill_seconds if prefill_seconds else None,
+        "first_token_seconds": first_token_seconds(steps),
+        "decode_steps": len(decode),
+        "decode_tokens_per_second": len(decode) / _seconds(decode) if decode else None,
+        "decode_p50_ms": 1e3 * statistics.median(_seconds([s]) for s in decode) if decode else None,
+        "overhead_p50_ms": 1e3 * statistics.median(s.overhead_seconds for s in decode) if decode else None,
+    }
+
+
+def _seconds(steps: Sequence[Step]) -> float:
+    return sum(s.run_seconds + s.overhead_seconds for s in steps)
+
+
+def _say_timings(runner: Runner, outcome: Outcome) -> None:
+    """One line on stderr."""
+    figures = timings(runner.steps)
+    parts = [f"load {sum(g.session.load_seconds for g in runner.graphs):.2f} s"]
+    if figures["prefill_tokens_per_second"]:
+        parts.append(f"prompt {figures['prompt_tokens']} tokens at {figures['prefill_tokens_per_second']:.0f} tokens/s")
+    if figures["first_token_seconds"]:
+        parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
+    if figures["decode_tokens_per_second"]:
+        parts.append(f"{figures['decode_steps']} decode steps at {figures['decode_tokens_per_second']:.1f} per second")
+    reasons = sorted({row.finish or outcome.finish_reason() or "unfinished" for row in outcome.rows})
+    parts.append(f"finish: {', '.join(reasons)}")
+    note("; ".join(parts))
+
+
+def _write_report(
+    options: GenerateOptions, runner: Runner, outcome: Outcome, chain: tuple[Provider, ...], tokenizer_seconds: float
+) -> None:
+    assert options.report is not None
+    facts = run_facts(
+        runner,
+        finish_reason=outcome.finish_reason(),
+        finish_detail=str(outcome.error) if outcome.error else "",
+        tokenizer_load_seconds=tokenizer_seconds,
+    )
+    asked = Asked(
+        verb="generate",
+        chain=tuple(provider.ort_name for provider in chain),
+        chain_source="command line",
+        options={
+            "temperature": f"{options.temperature:g}",
+            "top_k": str(options.top_k),
+            "top_p": f"{options.top_p:g}",
+            "min_p": f"{options.min_p:g}",
+            "repetition_penalty": f"{options.repetition_penalty:g}",
+            "seed": str(options.seed),
+        },
+        threads=options.threads,
+        prompt_tokens=max(len(row.prompt) for row in outcome.rows),
+        max_new_tokens=options.max_new_tokens,
+        prefill_chunk_tokens=options.prefill_chunk,
+    )
+    report = make_report(options.package, runner.manifest, facts, runner.resolutions, asked)
+    json_view.write(report, options.report)
+    note(f"report: {options.report} (see it with: partita report show {options.report})")

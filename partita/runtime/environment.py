@@ -1,0 +1,65 @@
+"""The machine and the software a run happens on, for the report."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from partita.partition_reports.records import Environment
+from partita.runtime.session import build_info
+
+PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch", "onnxscript", "onnx-ir")
+"""What can have a part in a run or an export; those that are not installed are left out."""
+
+
+def environment() -> Environment:
+    """Describe this machine and the installed packages."""
+    build = build_info()
+    return Environment(
+        cpu=cpu_name(),
+        logical_cores=os.cpu_count() or 1,
+        memory_bytes=int(psutil.virtual_memory().total),
+        operating_system=platform.platform(),
+        python=platform.python_version(),
+        onnxruntime_package=onnxruntime_package(),
+        onnxruntime_version=build.version,
+        onnxruntime_build=build.build,
+        packages=installed(PACKAGES),
+    )
+
+
+def installed(names: tuple[str, ...]) -> dict[str, str]:
+    """Version of each of these packages that is installed."""
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def onnxruntime_package() -> str:
+    """Name and version of the wheel that ONNX Runtime came in; all of them when several overwrote each other."""
+    wheels = {
+        f"{found.metadata['Name']} {found.version}"
+        for found in metadata.distributions()
+        if (found.metadata["Name"] or "").lower().startswith(("onnxruntime", "ort-nightly"))
+        and any(file.parts[:1] == ("onnxruntime",) for file in found.files or ())
+    }
+    return ", ".join(sorted(wheels)) or "unknown"
+
+
+def cpu_name() -> str:
+    """Model name of the processor."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,113 @@
+"""Everything a runner and its sessions know about the last generation, as facts for the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.runtime.feed import Feed
+from partita.runtime.process import peak_rss_bytes
+from partita.runtime.runner import Finish, LoadedGraph, Runner, Step
+
+
+def run_facts(
+    runner: Runner, *, finish_reason: str | None = None, finish_detail: str = "", tokenizer_load_seconds: float = 0.0,
+    notes: Sequence[str] = (),
+) -> RunFacts:  # fmt: skip
+    """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on.
+
+    `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
+    """
+    steps = runner.steps
+    return RunFacts(
+        sessions=tuple(session_facts(runner, entry) for entry in runner.graphs),
+        states=runner.cache.facts(),
+        steps=tuple(step_fact(step) for step in steps),
+        memory=memory_facts(runner),
+        tokenizer_load_seconds=tokenizer_load_seconds,
+        first_token_seconds=first_token_seconds(steps),
+        prompt_tokens=runner.prompt_tokens,
+        new_tokens=new_tokens(steps),
+        finish_reason=finish_reason or finished(steps),
+        finish_detail=finish_detail,
+        notes=tuple(notes),
+    )
+
+
+def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
+    """Facts of one session."""
+    session = entry.session
+    events, runs = entry.window.events()
+    return SessionFacts(
+        file=entry.graph.file,
+        phases=entry.phases,
+        graph=entry.model.nodes,
+        plan=session.plan,
+        assigned=session.assigned(),
+        events=events,
+        runs=runs,
+        log=session.log,
+        registered=session.registered,
+        ports=port_facts(entry, runner.last_feed(entry.phases[-1]), session.wanted_memory),
+        load_seconds=session.load_seconds,
+    )
+
+
+def port_facts(entry: LoadedGraph, feed: Feed, wanted: dict[str, str]) -> tuple[PortFact, ...]:
+    """Where each input and output is wanted and where it is bound; sizes are those of one run of `feed`."""
+    roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
+    outputs = frozenset(entry.model.outputs)
+    return tuple(
+        PortFact(
+            name=name,
+            direction="output" if name in outputs else "input",
+            role=roles.get(name, "state"),
+            wanted_memory=wanted[name],
+            bound_memory=buffer.memory,
+            bytes_per_decode_step=buffer.size_bytes,
+        )
+        for name, buffer in feed.binding.buffers.items()
+    )
+
+
+def memory_facts(runner: Runner) -> MemoryFacts:
+    """Memory of the process so far, and what the package says of its weights; the cache is counted from its buffers."""
+    return MemoryFacts(
+        weight_bytes=runner.manifest.graph.weight_bytes,
+        cache_bytes=sum(buffer.size_bytes for buffer in runner.cache.buffers),
+        rss_before_load_bytes=runner.rss_before_load_bytes,
+        rss_after_load_bytes=runner.rss_after_load_bytes,
+        peak_rss_bytes=peak_rss_bytes(),
+    )
+
+
+def step_fact(step: Step) -> StepFact:
+    """Timing of one step."""
+    return StepFact(step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed)
+
+
+def first_token_seconds(steps: Sequence[Step]) -> float | None:
+    """Time from the start of the generation to the first new token of any row; None when none came."""
+    seconds = 0.0
+    for step in steps:
+        seconds += step.run_seconds + step.overhead_seconds
+        if any(token is not None for token in step.tokens):
+            return seconds
+    return None
+
+
+def new_tokens(steps: Sequence[Step]) -> int:
+    """New tokens of the row that got most of them."""
+    rows = zip(*(step.tokens for step in steps), strict=True)
+    return max((sum(token is not None for token in row) for row in rows), default=0)
+
+
+def finished(steps: Sequence[Step]) -> str:
+    """How a generation ended that was left alone: `interrupted` unless every row has finished.
+
+    When rows ended differently, the reason that cut a row shortest of what was asked comes first.
+    """
+    reasons: tuple[Finish | None, ...] = steps[-1].finish if steps else (None,)
+    if None in reasons:
+        return "interrupted"
+    return next(reason for reason in ("cache_full", "length", "stop") if reason in reasons)

@@ -1,0 +1,185 @@
+"""Text to token ids and back: tokenizer, chat template, streaming, stop strings.
+
+Knows the tokenizer files of a package; knows nothing of models or sessions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.errors import GenerationError, PackageError, UsageError
+
+INCOMPLETE = "\ufffd"
+"""What a decoder writes for bytes that are no whole character yet."""
+CONTEXT_TOKENS = 6
+"""Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+class Text:
+    """The tokenizer of one package."""
+
+    def __init__(self, tokenizer: Any, folder: Path) -> None:
+        self._tokenizer, self._folder = tokenizer, folder
+
+    def encode(self, prompt: str) -> list[int]:
+        """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text."""
+        return [int(token) for token in self._tokenizer(prompt)["input_ids"]]
+
+    def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
+        """Token ids of a conversation of one user message, up to where the assistant begins to speak.
+
+        Raises UsageError when the package has no chat template, GenerationError when the template refuses the
+        messages.
+        """
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise UsageError(f"{self._folder}: --chat needs a chat template, which the tokenizer lacks; leave it out")
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": prompt})
+        try:
+            rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, ValueError) as error:
+            raise GenerationError(f"{self._folder}: the chat template refuses these messages: {error}") from error
+        # The template writes the special tokens itself.
+        return [int(token) for token in self._tokenizer(rendered, add_special_tokens=False)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        plain = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(plain)
+
+    def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
+        """A stream of the text that follows `prompt`, ending at the first of `stops`."""
+        return TextStream(self, prompt, stops)
+
+
+class TextStream:
+    """Turns new tokens into text as they come: whole characters only, and nothing from a stop string on."""
+
+    def __init__(self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
+        self._text = text
+        self._ids = context(text, prompt)
+        """Tokens since two emissions ago: those of the last one are the context of what comes."""
+        self._emitted = len(self._ids)
+        """How many of them have been shown."""
+        self._shown = text.decode(self._ids)
+        self._stops = StopStrings(stops)
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string has come; nothing more will be shown."""
+        return self._stops.found is not None
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """Add one token and return the text that can be shown now, often empty.
+
+        Text is decoded with the few tokens before it, for a token alone does not always read as in a sentence. The
+        context begins where whole characters ended: a decoder may give up on all bytes that follow a stray one.
+        """
+        self._ids.append(token)
+        whole = self._text.decode(self._ids)
+        if whole.endswith(INCOMPLETE) or len(whole) <= len(self._shown):
+            return ""
+        fresh = whole[len(self._shown) :]
+        self._ids = self._ids[self._emitted :]
+        self._emitted, self._shown = len(self._ids), self._text.decode(self._ids)
+        return self._stops.push(fresh)
+
+    def finish(self) -> str:
+        """The text that was held back; call it once, at the end. Bytes that never became a character show as U+FFFD."""
+        fresh = self._text.decode(self._ids)[len(self._shown) :]
+        return self._stops.push(fresh) + self._stops.finish()
+
+
+def context(text: Text, prompt: Sequence[int]) -> list[int]:
+    """The last tokens of a prompt, cut where a character begins."""
+    start = max(len(prompt) - CONTEXT_TOKENS, 0)
+    while start and text.decode(prompt[start:]).startswith(INCOMPLETE):
+        start -= 1
+    return list(prompt[start:])
+
+
+class StopStrings:
+    """Holds back the end of a text as long as it could be the beginning of a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise UsageError("--stop is empty; give the text to stop at")
+        self._stops, self._held = tuple(stops), ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        """Add text and return what is certainly before any stop string."""
+        if self.found is not None:
+            return ""
+        self._held += text
+        hits = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if hits:
+            place, self.found = min(hits, key=lambda hit: hit[0])
+            return self._release(place, forget=True)
+        return self._release(len(self._held) - self._tail())
+
+    def finish(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        return self._release(len(self._held))
+
+    def _tail(self) -> int:
+        """Length of the longest end of the held text that begins a stop string."""
+        lengths = (
+            size
+            for stop in self._stops
+            for size in range(min(len(stop) - 1, len(self._held)), 0, -1)
+            if self._held.endswith(stop[:size])
+        )
+        return max(lengths, default=0)
+
+    def _release(self, length: int, *, forget: bool = False) -> str:
+        out, self._held = self._held[:length], "" if forget else self._held[length:]
+        return out
+
+
+def load_text(folder: Path) -> Text:
+    """Load the tokenizer of the package in `folder`; nothing is downloaded and no code of the package is run.
+
+    Raises PackageError when the package has no tokenizer, or it cannot be loaded.
+    """
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise PackageError(
+            f"{folder}: the package has no tokenizer; give the prompt as token ids, or export a checkpoint that has one"
+        )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise PackageError(f"{folder}: the tokenizer does not load ({reason}); give the prompt as token ids") from error
+    return Text(tokenizer, folder)
+
+
+def stop_token_ids(folder: Path) -> frozenset[int]:
+    """Ids of the tokens that end a text: of generation_config.json, else of config.json; none when neither says.
+
+    Raises PackageError when the file is damaged.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            if ids is not None:
+                return frozenset(int(token) for token in (ids if isinstance(ids, list) else [ids]))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+    return frozenset()

@@ -1,0 +1,213 @@
+"""Replays a package's known answer on a provider chain, without torch.
+
+Knows the known answer's tensors and how to feed the same tokens that the original model was fed. Tolerances come from
+`package`; what to do about a difference is up to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import PackageError
+from partita.package import KNOWN_ANSWER, TOLERANCES, StepError, Verification
+from partita.providers.resolve import parse_chain
+from partita.runtime.feed import Feed
+from partita.runtime.runner import Runner, load_runner
+
+REPLAY_CHUNK_TOKENS = 5
+"""Small and odd, so that even a short prompt takes several chunks and the last one is short."""
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAnswer:
+    """What the original model computed."""
+
+    prompt: npt.NDArray[np.int64]
+    """[P]."""
+    tokens: npt.NDArray[np.int64]
+    """[D] greedy tokens; the first follows the prompt."""
+    prefill_logits: Logits
+    """[P, vocab]."""
+    decode_logits: Logits
+    """[D, vocab]; row i is what came after feeding token i."""
+    reference: str
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Our logits of one step against the reference's, position by position."""
+
+    step: str
+    output: str
+    reference: Logits
+    """[n, vocab]."""
+    tolerance: float
+    max_abs: float = 0.0
+    tokens_equal: bool = True
+    near_ties: int = 0
+
+    def compare(self, position: int, ours: list[Logits]) -> None:
+        """Compare the logits [vocab] of every row of the batch with the reference at `position`."""
+        wanted = self.reference[position]
+        second, first = np.partition(wanted, -2)[-2:]
+        tie = first - second <= 2 * self.tolerance * self.scale
+        self.near_ties += int(tie)
+        best = int(wanted.argmax())
+        for logits in ours:
+            error = float(np.abs(logits - wanted).max())
+            self.max_abs = max(self.max_abs, error) if np.isfinite(error) else float("inf")
+            self.tokens_equal = self.tokens_equal and bool(tie or int(logits.argmax()) == best)
+
+    @property
+    def scale(self) -> float:
+        """Largest magnitude of the reference."""
+        return float(np.abs(self.reference).max()) or 1.0
+
+    def result(self) -> StepError:
+        """The step as a record."""
+        relative = self.max_abs / self.scale
+        return StepError(
+            step=self.step, output=self.output, max_abs_error=self.max_abs, max_rel_error=relative,
+            tokens_equal=self.tokens_equal,
+        )  # fmt: skip
+
+
+def replay(
+    folder: Path, chain_text: str, *, threads: int | None = None, tolerance: float | None = None
+) -> Verification:
+    """Replay the known answer of the package in `folder` on the providers of `chain_text`.
+
+    Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
+    into a fresh cache, then one token at a time. `tolerance`: largest relative error that passes, None for that of the
+    package's precision. The result is `unverified`, with the first difference as its detail, when something differs.
+    Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
+    """
+    answer = read_known_answer(folder)
+    with load_runner(folder, parse_chain(chain_text), threads=threads) as runner:
+        check_answer(folder, answer, runner)
+        limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
+        compared = [*compare_prompt(runner, answer, limit), *compare_decode(runner, answer, limit)]
+        active = [r.provider.ort_name for r in runner.resolutions if r.status == "active"]
+    provider = ", ".join(active)
+    verification = Verification(
+        status="verified",
+        detail=f"known answer replayed on {provider}: {len(compared)} steps agree",
+        provider=provider,
+        reference=answer.reference,
+        tolerance=limit,
+        near_ties=sum(entry.near_ties for entry in compared if entry.step != "chunked prefill"),
+        steps=tuple(entry.result() for entry in compared),
+    )
+    difference = first_difference(verification)
+    if difference is None:
+        return verification
+    return verification.model_copy(update={"status": "unverified", "detail": difference})
+
+
+def first_difference(verification: Verification) -> str | None:
+    """The first step that is not as the reference has it, as a sentence; None when all agree."""
+    limit = verification.tolerance or 0.0
+    for entry in verification.steps:
+        where = f"first difference in {entry.step}, output {entry.output}"
+        if not entry.max_rel_error <= limit:
+            return f"{where}: max relative error {entry.max_rel_error:.2e}, allowed {limit:.0e}"
+        if not entry.tokens_equal:
+            return f"{where}: another greedy token, although the error {entry.max_rel_error:.2e} is within {limit:.0e}"
+    return None
+
+
+def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+    """Read the prompt as a whole, then in chunks; each time into a fresh cache. The second is left in the cache.
+
+    A fully static pair has one chunk size, so its chunked reading is token by token through the decode graph.
+    """
+    whole = runner.chunk_fixed or len(answer.prompt)
+    for name, size in (("prefill", whole), ("chunked prefill", REPLAY_CHUNK_TOKENS)):
+        comparison = Comparison(name, output_name(runner), answer.prefill_logits, tolerance)
+        runner.cache.clear()
+        start = 0
+        while start < len(answer.prompt):
+            left = len(answer.prompt) - start
+            feed = pick_feed(runner, start, min(size, left), by_token=name != "prefill")
+            start += feed_known(runner, feed, start, answer.prompt, comparison)
+        yield comparison
+
+
+def pick_feed(runner: Runner, start: int, size: int, *, by_token: bool) -> Feed:
+    """The graph that can take the prompt's next tokens. `by_token`: leave the fixed chunks of a static pair aside."""
+    fixed = runner.chunk_fixed
+    if start and not runner.can_append_chunks:
+        return runner.decode_feed()
+    if fixed is None:
+        return runner.prefill_feed(size, size)
+    usable = start + fixed <= runner.max_length and not by_token
+    return runner.prefill_feed(fixed, runner.prefill_rows or fixed) if usable else runner.decode_feed()
+
+
+def feed_known(runner: Runner, feed: Feed, start: int, prompt: npt.NDArray[np.int64], comparison: Comparison) -> int:
+    """Feed the prompt from `start` on and compare the last positions, as many as the graph gives logits for."""
+    count = min(feed.new_tokens, len(prompt) - start)
+    positions = range(max(count - feed.rows, 0), count)
+    feed.tokens.fill(0)
+    feed.tokens[:, :count] = prompt[start : start + count]
+    feed.choose(positions)
+    feed.place(np.full(runner.batch, start, np.int64))
+    feed.run()
+    for position in positions:
+        comparison.compare(start + position, [feed.logits(row, position) for row in range(runner.batch)])
+    return count
+
+
+def compare_decode(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+    """Feed the reference's tokens one by one after the prompt, whatever ours would have been."""
+    feed = runner.decode_feed()
+    feed.choose((0,))
+    for index, token in enumerate(answer.tokens):
+        comparison = Comparison(
+            f"decode {index + 1}", output_name(runner), answer.decode_logits[index : index + 1], tolerance
+        )
+        feed.tokens.fill(token)
+        feed.place(np.full(runner.batch, len(answer.prompt) + index, np.int64))
+        feed.run()
+        comparison.compare(0, [feed.logits(row, 0) for row in range(runner.batch)])
+        yield comparison
+
+
+def output_name(runner: Runner) -> str:
+    """Name of the logits output."""
+    return next(port.name for port in runner.loaded("decode").graph.outputs if port.role == "logits")
+
+
+def read_known_answer(folder: Path) -> KnownAnswer:
+    """Read known_answer.safetensors. Raises PackageError when the package has none or it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    path = folder / KNOWN_ANSWER
+    if not path.is_file():
+        raise PackageError(f"{folder}: the package has no {KNOWN_ANSWER}; export the checkpoint without --no-verify")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return KnownAnswer(
+                prompt=file.get_tensor("prompt"),
+                tokens=file.get_tensor("tokens"),
+                prefill_logits=file.get_tensor("prefill_logits"),
+                decode_logits=file.get_tensor("decode_logits"),
+                reference=(file.metadata() or {}).get("reference", "unknown"),
+            )
+    except (SafetensorError, OSError) as error:
+        raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+
+
+def check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
+    """Raise PackageError when the known answer does not belong to this package."""
+    count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.vocab_size
+    shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)
+    if not shapes or not count or count + steps > runner.max_length:
+        raise PackageError(f"{folder / KNOWN_ANSWER}: not of this package, its shapes do not fit; export it again")

@@ -1,0 +1,60 @@
+"""Provider chains: what a user may write, and what the installed ONNX Runtime makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.errors import UsageError
+from partita.providers.base import Provider
+from partita.providers.resolve import known_providers, names_to_providers, parse_chain, resolve
+
+
+def provider(name: str, aliases: tuple[str, ...] = (), remedy: str = "") -> Provider:
+    return Provider(
+        name=name, ort_name=f"{name.title()}ExecutionProvider", aliases=aliases, wheels=(f"onnxruntime-{name}",),
+        device_memory="Cpu", preferred_attention="gqa", remedy_not_in_build=remedy,
+    )  # fmt: skip
+
+
+def test_every_provider_file_is_known_by_its_name():
+    known = known_providers()
+    assert "cpu" in known
+    assert all(known[name].name == name for name in known)
+
+
+@pytest.mark.parametrize("text", ["cpu", "CPU", " cpu ", "CPUExecutionProvider", "cpuexecutionprovider"])
+def test_a_provider_answers_to_all_its_names_in_any_case(text):
+    assert parse_chain(text) == (known_providers()["cpu"],)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "empty"),
+        (" , ", "empty"),
+        ("cpu,", "between commas"),
+        ("cpu,cpu", "twice"),
+        ("cpu,CPUExecutionProvider", "twice"),
+        ("cpx", "did you mean 'cpu'"),
+        ("quantum", "known providers: "),
+    ],
+)
+def test_a_chain_that_makes_no_sense_is_a_usage_error(text, says):
+    with pytest.raises(UsageError, match=says):
+        parse_chain(text)
+
+
+def test_two_providers_cannot_share_a_name():
+    with pytest.raises(ValueError, match="'npu' is a name of both a and b"):
+        names_to_providers((provider("a", ("npu",)), provider("b", ("NPU",))))
+
+
+def test_a_provider_that_is_not_in_the_build_says_so_with_evidence_and_remedy():
+    wanted, with_remedy = provider("fpga"), provider("dsp", remedy="buy one")
+    found = resolve((wanted, with_remedy, known_providers()["cpu"]), ("CPUExecutionProvider",))
+    assert [entry.status for entry in found] == ["unavailable", "unavailable", "active"]
+    assert found[0].reason == "not_in_build"
+    assert "CPUExecutionProvider" in (found[0].evidence or "")
+    assert "onnxruntime-fpga" in (found[0].remedy or "")
+    assert found[1].remedy == "buy one"
+    assert (found[2].reason, found[2].evidence, found[2].remedy) == (None, None, None)

@@ -1,0 +1,199 @@
+"""The token loop, on real sessions: the right tokens whatever the chunks and rows, and a clear end to everything else."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import pytest
+
+from partita.errors import GenerationError, UsageError
+from partita.runtime.generate import generate
+from partita.runtime.sampling import greedy, make_sampler
+from tests.runtime.tiny_packages import VOCAB
+
+PROMPTS = tuple(np.random.default_rng(3).integers(3, VOCAB, size).tolist() for size in (20, 7, 3))
+KINDS = {
+    "gqa": {},
+    "onnx24": {"attention": "onnx24"},
+    "gqa, 3 rows": {"batch": 3},
+    "onnx24, 3 rows": {"attention": "onnx24", "batch": 3},
+    "static pair": {"prefill_chunk": 8},
+    "static pair, 2 rows": {"prefill_chunk": 8, "batch": 2},
+    "static pair, onnx24, 2 rows": {"prefill_chunk": 8, "batch": 2, "attention": "onnx24"},
+}
+
+
+def run(runner, prompts, *, new=20, stop=(), chunk=512, sampler=greedy):
+    return list(generate(runner, prompts, max_new_tokens=new, sampler=sampler, stop_ids=stop, prefill_chunk=chunk))
+
+
+def row(steps, index=0):
+    return [step.tokens[index] for step in steps if step.tokens[index] is not None]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [512, 5, 1])
+def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, chunk):
+    runner = open_runner(**KINDS[kind])
+    steps = run(runner, PROMPTS[: runner.batch], chunk=chunk)
+    for index in range(runner.batch):
+        assert row(steps, index) == reference(PROMPTS[index], 20)
+    assert steps[-1].finish == ("length",) * runner.batch
+
+
+def test_rows_may_come_in_any_order(open_runner, reference):
+    runner = open_runner(attention="onnx24", batch=3)
+    steps = run(runner, PROMPTS[::-1], chunk=4)
+    assert [row(steps, index) for index in range(3)] == [reference(prompt, 20) for prompt in PROMPTS[::-1]]
+
+
+def test_a_runner_can_be_used_again(open_runner, reference):
+    runner = open_runner()
+    run(runner, [PROMPTS[0]], new=30)
+    assert row(run(runner, [PROMPTS[1]])) == reference(PROMPTS[1], 20)
+    assert [step.index for step in runner.steps] == list(range(len(runner.steps)))
+
+
+def test_steps_count_what_they_took_in(open_runner):
+    runner = open_runner()
+    steps = run(runner, [PROMPTS[0]], new=4, chunk=8)
+    assert [(step.phase, step.new_tokens) for step in steps] == [("prefill", n) for n in (8, 8, 4)] + [
+        ("decode", 1)
+    ] * 3
+    assert [step.tokens[0] is None for step in steps] == [True, True, False, False, False, False]
+
+
+def test_padding_is_not_counted_in_a_static_pair(open_runner):
+    runner = open_runner(prefill_chunk=8)
+    steps = run(runner, [PROMPTS[0]], new=1)
+    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [8, 8, 4]
+
+
+def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_runner, reference):
+    """Of 28 prompt tokens 24 fit in chunks of 8; a fourth chunk would end at 32, beyond the 30 of the cache."""
+    runner = open_runner(prefill_chunk=8, max_length=30)
+    prompt = np.random.default_rng(4).integers(3, VOCAB, 28).tolist()
+    steps = run(runner, [prompt])
+    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [8, 8, 8, 1, 1, 1, 1]
+    assert row(steps) == reference(prompt, 2)
+    assert steps[-1].finish == ("cache_full",)
+
+
+def test_a_stop_token_ends_its_row_and_no_other(open_runner, reference):
+    runner = open_runner(batch=3)
+    expected = [reference(prompt, 20) for prompt in PROMPTS]
+    stop = expected[1][4]
+    steps = run(runner, PROMPTS, stop=[stop])
+    for index, tokens in enumerate(expected):
+        kept = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert row(steps, index) == kept
+        assert steps[-1].finish[index] == ("stop" if stop in tokens else "length")
+
+
+@pytest.mark.parametrize("kind", ["gqa", "onnx24", "static pair"])
+def test_a_full_cache_ends_the_row_after_the_last_token_that_fits(open_runner, reference, kind):
+    runner = open_runner(**KINDS[kind])
+    steps = run(runner, [PROMPTS[0]], new=1000)
+    assert row(steps) == reference(PROMPTS[0], runner.max_length - len(PROMPTS[0]))
+    assert steps[-1].finish == ("cache_full",)
+
+
+def test_a_prompt_that_fills_the_cache_leaves_no_room_for_a_token(open_runner):
+    runner = open_runner()
+    steps = run(runner, [[5] * runner.max_length])
+    assert row(steps) == []
+    assert steps[-1].finish == ("cache_full",)
+
+
+def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, reference):
+    runner = open_runner(attention="onnx24", batch=3)
+    long = np.random.default_rng(5).integers(3, VOCAB, 62).tolist()
+    steps = run(runner, [long, *PROMPTS[1:]], new=15)
+    assert steps[-1].finish == ("cache_full", "length", "length")
+    assert row(steps, 0) == reference(long, 2)
+    assert [row(steps, index) for index in (1, 2)] == [reference(prompt, 15) for prompt in PROMPTS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"),
+    [
+        ([], "0 prompts for a package of batch size 1"),
+        ([[5], [6]], "2 prompts for a package of batch size 1.*--batch-size 2"),
+        ([[]], "empty"),
+        ([[5] * 65], "65 tokens and the cache holds 64.*--max-length"),
+        ([[5, VOCAB]], f"token id {VOCAB} at position 1"),
+        ([[5, 6, -1]], "token id -1 at position 2"),
+    ],
+)
+def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runner, prompts, says):
+    runner = open_runner()
+    with pytest.raises(GenerationError, match=says):
+        generate(runner, prompts, max_new_tokens=4, sampler=greedy)
+    assert runner.steps == []
+
+
+@pytest.mark.parametrize(("option", "says"), [({"new": 0}, "--max-new-tokens"), ({"chunk": -1}, "--prefill-chunk")])
+def test_absurd_options_are_usage_errors(open_runner, option, says):
+    with pytest.raises(UsageError, match=says):
+        run(open_runner(), [[5]], **option)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_name_step_and_row_and_do_not_spoil_the_next_run(open_runner, reference, bad):
+    """A cache that holds `bad` is what a graph with an overflow leaves behind."""
+    runner = open_runner(attention="onnx24", batch=3)
+    steps = generate(runner, PROMPTS, max_new_tokens=20, sampler=greedy)
+    next(steps)
+    next(steps)
+    runner.cache.buffers[1].host[2, :, :3] = bad
+    with pytest.raises(GenerationError, match="step 2, row 2"):
+        next(steps)
+    again = run(runner, PROMPTS)
+    assert [row(again, index) for index in range(3)] == [reference(prompt, 20) for prompt in PROMPTS]
+
+
+def test_a_generation_can_be_left_at_any_step(open_runner, reference):
+    runner = open_runner()
+    steps = generate(runner, [PROMPTS[0]], max_new_tokens=20, sampler=greedy)
+    seen = [next(steps), next(steps)]
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt)
+    assert runner.steps == seen
+    assert row(run(runner, [PROMPTS[0]])) == reference(PROMPTS[0], 20)
+
+
+def test_the_sampler_sees_the_rows_own_history(open_runner):
+    seen: list[list[int]] = []
+
+    def spy(logits, history):
+        seen.append(history.tolist())
+        return greedy(logits, history)
+
+    runner = open_runner(batch=3)
+    steps = run(runner, PROMPTS, new=2, sampler=spy)
+    first = [row(steps, index)[0] for index in range(3)]
+    assert seen[:3] == [list(prompt) for prompt in PROMPTS]
+    assert seen[3:] == [[*prompt, token] for prompt, token in zip(PROMPTS, first, strict=True)]
+
+
+def test_fp16_gives_sensible_tokens_and_keeps_an_fp16_cache(open_runner, reference):
+    runner = open_runner(precision="fp16")
+    assert row(run(runner, [PROMPTS[0]], new=5)) == reference(PROMPTS[0], 5)
+    assert {buffer.dtype for buffer in runner.cache.buffers} == {"float16"}
+
+
+def test_the_same_seed_draws_the_same_tokens(open_runner):
+    runner = open_runner()
+    draws = [row(run(runner, [PROMPTS[0]], sampler=make_sampler(1.0, top_k=50, seed=seed))) for seed in (7, 7, 8)]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+
+
+def test_the_loop_costs_less_than_half_a_millisecond_a_step(open_runner, record_property):
+    runner = open_runner()
+    steps = [step for step in run(runner, [PROMPTS[2]], new=50) if step.phase == "decode"]
+    overhead_us = 1e6 * statistics.median(step.overhead_seconds for step in steps)
+    print(f"overhead per decode step: {overhead_us:.0f} us")
+    record_property("overhead_us", overhead_us)
+    assert overhead_us < 500
