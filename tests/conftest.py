@@ -210,3 +210,34 @@ def _save_tokenizer(folder: Path, vocab_size: int) -> None:
         tokenizer_object=core, bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", chat_template=CHAT_TEMPLATE
     )
     fast.save_pretrained(folder)
+
+
+class Exported(Protocol):
+    """What the fixture `exported` gives."""
+
+    def __call__(self, checkpoint: Path, **options: Any) -> Path:
+        """Return a verified package of `checkpoint`, made once per session and argument list; never write into it.
+
+        `options` are those of `ExportOptions`; `max_length` is 64 unless given.
+        """
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Factory of packages, exported through the function behind `partita export`, replay included."""
+    made: dict[str, Path] = {}
+
+    def factory(checkpoint: Path, **options: Any) -> Path:
+        require("torch")
+        from partita.commands.export import replay
+        from partita.export.pipeline import ExportOptions, export
+
+        options = {"max_length": 64, **options}
+        key = json.dumps([str(checkpoint), options], sort_keys=True)
+        if key not in made:
+            out = tmp_path_factory.mktemp("package-") / "package"
+            export(ExportOptions(str(checkpoint), out, **options), replay=replay)
+            made[key] = out
+        return made[key]
+
+    return factory

@@ -86,4 +86,5 @@ def _widen_manifest(manifest: Manifest) -> Manifest:
         f.model_copy(update={"outputs": tuple(o.model_copy(update={"dtype": "float32"}) for o in f.outputs)})
         for f in manifest.graph.files
     )
-    return manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"states": states, "files": files})})
+    present = tuple(f for f in manifest.files if f.name in (WEIGHTS, KNOWN_ANSWER))
+    return manifest.model_copy(update={"files": present, "graph": manifest.graph.model_copy(update={"states": states, "files": files})})

@@ -13,7 +13,7 @@ from partita.errors import GenerationError, PackageError, PartitaError, Provider
 from partita.runtime.native_log import complaints
 
 STRICT = "fallback to CPU EP has been explicitly disabled"
-HEAD = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+HEAD = re.compile(r"^(Error in execution: )?(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Error in execution: )?")
 SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
 MEMORY = re.compile(r"bad_alloc|out of memory|failed to allocate|BFCArena.*(fail|not enough)", re.IGNORECASE)
 FILE_TROUBLE = re.compile(
@@ -57,6 +57,5 @@ def run_error(file: str, error: Exception) -> PartitaError:
 
 def one_line(text: str) -> str:
     """A message of ONNX Runtime on one line, without its status head and source paths."""
-    flat = " ".join(HEAD.sub("", SOURCE_PATH.sub("", text)).split())
-    flat = HEAD.sub("", flat)
+    flat = HEAD.sub("", " ".join(SOURCE_PATH.sub("", text).split())).rstrip(". ")
     return flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 1]}…"

@@ -149,15 +149,21 @@ class Runner:
 
 
 def load_runner(
-    folder: Path, chain: tuple[Provider, ...], *, threads: int | None = None, observe: bool = False
+    folder: Path,
+    chain: tuple[Provider, ...],
+    *,
+    threads: int | None = None,
+    observe: bool = False,
+    manifest: Manifest | None = None,
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
     `threads`: intra-op threads, None for ONNX Runtime's choice. `observe`: profile the first runs and keep what ONNX
-    Runtime says about placement. Raises PackageError, ProviderError or ResourceError.
+    Runtime says about placement. `manifest`: that of a package whose manifest is not written yet. Raises PackageError,
+    ProviderError or ResourceError.
     """
     rss_before = rss_bytes()
-    manifest = read_manifest(folder)
+    manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
     models = [checked_model(folder, manifest, graph) for graph in manifest.graph.files]
     resolutions = resolve(chain, available_providers())

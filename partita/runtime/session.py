@@ -109,12 +109,13 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
     return Buffer(value, array, dtype, HOST_MEMORY, size)
 
 
-def device_buffer(shape: Sequence[int], dtype: str, memory_info: Any) -> Buffer:
-    """A zeroed tensor in the memory that `memory_info`, one of a session's, describes."""
+def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int) -> Buffer:
+    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`."""
     element, storage = ELEMENT_TYPES[dtype]
-    value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, memory_info=memory_info)
-    size = math.prod(shape) * np.dtype(storage).itemsize
-    buffer = Buffer(value, None, dtype, str(memory_info.name), size)
+    # Memory infos are called Cuda or WebGPU_Buf where devices are called cuda and webgpu.
+    device = memory.partition("_")[0].lower()
+    value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
+    buffer = Buffer(value, None, dtype, memory, math.prod(shape) * np.dtype(storage).itemsize)
     buffer.clear()
     return buffer
 
@@ -144,7 +145,9 @@ class Session:
     def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
         """A zeroed buffer for the input `name`, in the memory the session wants it in."""
         info = self._input_infos[name]
-        return host_buffer(shape, dtype) if info.name == HOST_MEMORY else device_buffer(shape, dtype, info)
+        if info.name == HOST_MEMORY:
+            return host_buffer(shape, dtype)
+        return device_buffer(shape, dtype, str(info.name), int(info.device_id))
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
         """Nodes by provider, as of partitioning; None when the session was not observed or this build cannot tell."""

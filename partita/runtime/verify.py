@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
-from partita.package import KNOWN_ANSWER, TOLERANCES, StepError, Verification
+from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification
 from partita.providers.resolve import parse_chain
 from partita.runtime.feed import Feed
 from partita.runtime.runner import Runner, load_runner
@@ -80,17 +80,23 @@ class Comparison:
 
 
 def replay(
-    folder: Path, chain_text: str, *, threads: int | None = None, tolerance: float | None = None
+    folder: Path,
+    chain_text: str,
+    *,
+    threads: int | None = None,
+    tolerance: float | None = None,
+    manifest: Manifest | None = None,
 ) -> Verification:
     """Replay the known answer of the package in `folder` on the providers of `chain_text`.
 
     Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
     into a fresh cache, then one token at a time. `tolerance`: largest relative error that passes, None for that of the
-    package's precision. The result is `unverified`, with the first difference as its detail, when something differs.
+    package's precision; `manifest`: that of a package whose manifest is not written yet. The result is `unverified`,
+    with the first difference as its detail, when something differs.
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = read_known_answer(folder)
-    with load_runner(folder, parse_chain(chain_text), threads=threads) as runner:
+    with load_runner(folder, parse_chain(chain_text), threads=threads, manifest=manifest) as runner:
         check_answer(folder, answer, runner)
         limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
         compared = [*compare_prompt(runner, answer, limit), *compare_decode(runner, answer, limit)]

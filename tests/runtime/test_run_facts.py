@@ -1,0 +1,193 @@
+"""The facts of a run: that they describe the run, and that the sources agree with each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from partita.errors import GenerationError
+from partita.runtime.environment import environment
+from partita.runtime.evidence import parse_plan, parse_profile
+from partita.runtime.generate import generate
+from partita.runtime.run_facts import run_facts
+from partita.runtime.sampling import greedy
+
+PROMPT = list(range(5, 25))
+
+
+def run(runner, *, new=12, chunk=512, rows=1, take=None):
+    steps = generate(runner, [PROMPT] * rows, max_new_tokens=new, sampler=greedy, prefill_chunk=chunk)
+    return [step for _, step in zip(range(take), steps, strict=False)] if take else list(steps)
+
+
+@pytest.mark.parametrize("spec", [{}, {"attention": "onnx24"}, {"precision": "fp16"}])
+def test_plan_and_profile_name_the_same_nodes(open_runner, spec):
+    runner = open_runner(observe=True, **spec)
+    run(runner)
+    (session,) = run_facts(runner).sessions
+    assert session.plan is not None
+    planned = [name for stream in session.plan for name in stream]
+    for window in session.runs:
+        ran = [event.name for event in session.events if event.run == window.run]
+        assert sorted(ran) == sorted(planned)
+    assert {event.provider for event in session.events} == {"CPUExecutionProvider"}
+    assert session.registered == ("CPUExecutionProvider",)
+    assert session.load_seconds > 0
+
+
+def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
+    runner = open_runner(observe=True)
+    steps = run(runner)
+    facts = run_facts(runner)
+    assert [(w.phase, w.tokens) for w in facts.sessions[0].runs] == [("prefill", 20)] + [("decode", 1)] * 4
+    assert [step.observed for step in steps] == [True] * 5 + [False] * (len(steps) - 5)
+    assert [step.observed for step in facts.steps] == [step.observed for step in steps]
+    windows = facts.sessions[0].runs
+    assert all(a.start_us + a.host_us <= b.start_us for a, b in zip(windows, windows[1:], strict=False))
+    for window in windows:
+        inside = [event for event in facts.sessions[0].events if event.run == window.run]
+        assert [event.order for event in inside] == list(range(len(inside)))
+        assert sum(event.host_us for event in inside) <= window.host_us
+
+
+def test_a_static_pair_has_a_window_per_session(open_runner):
+    runner = open_runner(observe=True, prefill_chunk=8)
+    run(runner)
+    prefill, decode = run_facts(runner).sessions
+    assert (prefill.file, prefill.phases, [w.phase for w in prefill.runs]) == (
+        "prefill.onnx",
+        ("prefill",),
+        ["prefill"],
+    )
+    assert (decode.file, decode.phases, [w.phase for w in decode.runs]) == ("decode.onnx", ("decode",), ["decode"] * 4)
+    assert prefill.events
+    assert decode.events
+
+
+def test_a_run_that_ends_before_the_window_still_has_its_facts(open_runner, own_temp):
+    runner = open_runner(observe=True)
+    run(runner, take=2)
+    facts = run_facts(runner)
+    assert [window.phase for window in facts.sessions[0].runs] == ["prefill", "decode"]
+    assert (facts.finish_reason, facts.new_tokens, facts.prompt_tokens) == ("interrupted", 2, 20)
+    assert facts.first_token_seconds is not None
+    assert list(own_temp.iterdir()) == []
+
+
+def test_a_run_that_never_began_has_facts_too(open_runner):
+    facts = run_facts(open_runner(observe=True), finish_reason="error", finish_detail="why")
+    assert (facts.steps, facts.first_token_seconds, facts.new_tokens) == ((), None, 0)
+    assert (facts.finish_reason, facts.finish_detail) == ("error", "why")
+    assert facts.sessions[0].plan
+    assert facts.sessions[0].events == ()
+
+
+def test_facts_can_be_asked_for_after_closing(open_runner):
+    runner = open_runner(observe=True)
+    run(runner)
+    runner.close()
+    assert run_facts(runner).sessions[0].events
+
+
+@pytest.mark.parametrize("spec", [{}, {"attention": "onnx24"}, {"precision": "fp16"}, {"prefill_chunk": 8}])
+def test_past_and_present_are_one_buffer(open_runner, spec):
+    runner = open_runner(observe=True, **spec)
+    before = [buffer.address() for buffer in runner.cache.buffers]
+    run(runner)
+    assert [buffer.address() for buffer in runner.cache.buffers] == before
+    facts = run_facts(runner)
+    assert len(facts.states) == 4
+    assert all(state.same_address and state.address_changes == 0 for state in facts.states)
+    assert all(state.memory == "Cpu" for state in facts.states)
+    assert all(buffer.host[:, :, :20].any() for buffer in runner.cache.buffers)
+    assert facts.memory.cache_bytes == runner.manifest.graph.cache_bytes
+
+
+def test_a_state_that_moves_is_noticed(open_runner):
+    cache = open_runner().cache
+    home = {state.present: buffer.address() for state, buffer in zip(cache.states, cache.buffers, strict=True)}
+    moved = {**home, cache.states[0].present: 64}
+    for outputs in (home, moved, moved, home):
+        cache.look(outputs)
+    facts = cache.facts()
+    assert (facts[0].same_address, facts[0].address_changes) == (False, 2)
+    assert all(state.same_address for state in facts[1:])
+
+
+def test_ports_say_where_they_are_and_how_large_a_step_is(open_runner):
+    runner = open_runner(observe=True, batch=3)
+    run(runner, rows=3)
+    ports = {port.name: port for port in run_facts(runner).sessions[0].ports if port.direction == "input"}
+    assert ports["input_ids"].role == "tokens"
+    assert ports["input_ids"].bytes_per_decode_step == 3 * 8
+    assert ports["seqlens_k"].bytes_per_decode_step == 3 * 4
+    assert ports["past_key_values.0.key"].role == "state"
+    assert {(port.wanted_memory, port.bound_memory) for port in ports.values()} == {("Cpu", "Cpu")}
+
+
+def test_tokens_and_times_of_the_steps_add_up(open_runner):
+    runner = open_runner(observe=True)
+    run(runner, chunk=8)
+    facts = run_facts(runner, tokenizer_load_seconds=1.5, notes=["a note"])
+    assert sum(step.tokens for step in facts.steps if step.phase == "prefill") == facts.prompt_tokens == 20
+    assert sum(step.tokens for step in facts.steps if step.phase == "decode") == facts.new_tokens - 1 == 11
+    assert facts.first_token_seconds == pytest.approx(
+        sum(step.seconds + step.overhead_seconds for step in facts.steps if step.phase == "prefill")
+    )
+    assert facts.finish_reason == "length"
+    assert (facts.tokenizer_load_seconds, facts.notes) == (1.5, ("a note",))
+    assert facts.memory.peak_rss_bytes >= facts.memory.rss_after_load_bytes > 0
+    assert facts.memory.weight_bytes == runner.manifest.graph.weight_bytes
+
+
+def test_without_observation_there_is_no_profile_and_everything_else(open_runner):
+    runner = open_runner()
+    steps = run(runner)
+    (session,) = run_facts(runner).sessions
+    assert (session.events, session.runs, session.assigned) == ((), (), None)
+    assert session.plan
+    assert not any(step.observed for step in steps)
+
+
+def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
+    runner = open_runner(observe=True)
+    run(runner, take=3)
+    feed = runner.decode_feed()
+    feed.tokens.fill(10_000)
+    with pytest.raises(GenerationError):
+        feed.run()
+    (session,) = run_facts(runner).sessions
+    assert len(session.runs) == 3
+    assert {event.run for event in session.events} == {0, 1, 2}
+
+
+def test_the_environment_names_machine_and_software():
+    here = environment()
+    assert here.onnxruntime_package.startswith("onnxruntime")
+    assert here.onnxruntime_version in here.onnxruntime_package
+    assert here.cpu
+    assert here.memory_bytes > 1 << 28
+    assert {"numpy", "onnx", "transformers"} <= set(here.packages)
+
+
+@pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
+def test_a_plan_that_cannot_be_read_is_no_plan(text):
+    assert parse_plan(text) is None
+
+
+def test_a_profile_is_read_into_runs_and_events():
+    def entry(name, ts, dur, cat="Node", **args):
+        return {"name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
+
+    node = {"op_name": "Add", "provider": "P", "output_size": "8", "output_type_shape": [{"float": [1, 2]}]}
+    text = json.dumps([
+        entry("a_kernel_time", 5, 1, **node), entry("b_kernel_time", 22, 3, **node), entry("a_kernel_time", 21, 1, **node),
+        entry("a_kernel_time", 41, 1, **node), entry("model_run", 20, 10, "Session"), entry("model_run", 40, 10, "Session"),
+    ])  # fmt: skip
+    events, runs = parse_profile(text, [("prefill", 7)])
+    assert [(w.run, w.phase, w.tokens, w.start_us, w.host_us) for w in runs] == [(0, "prefill", 7, 20, 10)]
+    assert [(e.run, e.order, e.name) for e in events] == [(0, 0, "a"), (0, 1, "b")]
+    assert replace(events[0], run=0).output_shapes == ("float32[1,2]",)
+    assert events[0].output_bytes == 8

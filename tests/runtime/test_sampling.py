@@ -1,0 +1,117 @@
+"""Sampling: the distribution that tokens are drawn from is that of transformers' logits processors."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from partita.errors import UsageError
+from partita.runtime.sampling import Filters, greedy, make_sampler
+from tests.conftest import require
+
+HISTORY = np.array([3, 5, 5, 100, 3], np.int64)
+
+
+def logits_of(seed: int, size: int = 1000) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).standard_normal(size)).astype(np.float32)
+
+
+def reference(logits, history, temperature, top_k, top_p, min_p, penalty):
+    require("torch")
+    import torch
+    from transformers.generation import logits_process as generation
+
+    ids, scores = torch.from_numpy(history)[None], torch.from_numpy(logits.copy())[None]
+    processors = [
+        generation.RepetitionPenaltyLogitsProcessor(penalty) if penalty != 1 else None,
+        generation.TemperatureLogitsWarper(temperature) if temperature != 1 else None,
+        generation.TopKLogitsWarper(top_k) if top_k else None,
+        generation.TopPLogitsWarper(top_p) if top_p < 1 else None,
+        generation.MinPLogitsWarper(min_p) if min_p else None,
+    ]
+    for processor in filter(None, processors):
+        scores = processor(ids, scores)
+    return scores.softmax(-1)[0].numpy()
+
+
+def ours(logits, history, temperature, top_k, top_p, min_p, penalty):
+    ids, probabilities = Filters(temperature, top_k, top_p, min_p, penalty).candidates(logits, history)
+    whole = np.zeros(len(logits))
+    whole[ids] = probabilities
+    return whole
+
+
+@pytest.mark.parametrize(
+    "options",
+    list(itertools.product([0.7, 1.0, 2.5], [0, 1, 40, 5000], [0.05, 0.9, 1.0], [0.0, 0.1], [1.0, 1.3, 0.8])),
+)
+def test_the_distribution_is_that_of_transformers(options):
+    logits = logits_of(hash(options) % 1000)
+    expected = reference(logits, HISTORY, *options)
+    found = ours(logits, HISTORY, *options)
+    assert ((found > 0) == (expected > 0)).all()
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 30.0])
+def test_a_flat_nucleus_in_a_large_vocabulary_is_found_whole(temperature):
+    """Thousands of tokens are needed to reach top_p, far beyond what is sorted at first."""
+    logits = logits_of(1, 50_000)
+    expected = reference(logits, HISTORY, temperature, 0, 0.95, 0.0, 1.0)
+    found = ours(logits, HISTORY, temperature, 0, 0.95, 0.0, 1.0)
+    assert abs(np.count_nonzero(found) - np.count_nonzero(expected)) <= 2  # rounding of a long float32 sum
+    assert np.abs(found - expected).max() < 1e-6
+
+
+def test_draws_follow_the_distribution():
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    sampler = make_sampler(1.0, seed=0)
+    counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(20_000)], minlength=4)
+    np.testing.assert_allclose(counts / 20_000, [0.5, 0.3, 0.15, 0.05], atol=0.015)
+
+
+def test_a_filtered_token_is_never_drawn():
+    logits = logits_of(2)
+    sampler = make_sampler(5.0, top_k=3, seed=1)
+    best = set(np.argsort(logits)[-3:].tolist())
+    assert {sampler(logits, HISTORY) for _ in range(500)} == best
+
+
+def test_the_same_seed_gives_the_same_draws():
+    logits = logits_of(3)
+    draws = [
+        [sampler(logits, HISTORY) for _ in range(20)] for sampler in (make_sampler(1.0, seed=s) for s in (4, 4, 5))
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_temperature_zero_is_greedy_and_still_penalised():
+    logits = logits_of(4)
+    best = int(logits.argmax())
+    assert make_sampler(0.0)(logits, HISTORY) == greedy(logits, HISTORY) == best
+    seen = np.array([best], np.int64)
+    assert make_sampler(0.0, repetition_penalty=100.0)(logits, seen) != best
+
+
+def test_logits_and_history_are_left_alone():
+    logits, history = logits_of(5), HISTORY.copy()
+    kept = logits.copy()
+    for sampler in (make_sampler(0.0, repetition_penalty=2.0), make_sampler(0.5, 10, 0.9, 0.1, 2.0, seed=0)):
+        sampler(logits, history)
+    np.testing.assert_array_equal(logits, kept)
+    np.testing.assert_array_equal(history, HISTORY)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", 101), ("top_k", -1), ("top_p", 0.0),
+        ("top_p", 1.5), ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0.0), ("repetition_penalty", float("inf")),
+        ("seed", -1),
+    ],
+)  # fmt: skip
+def test_absurd_values_name_the_option_and_its_range(option, value):
+    with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value}; it must be"):
+        make_sampler(**{"temperature": 1.0, option: value})

@@ -1,0 +1,172 @@
+"""Replaying the known answer: agreement is found, and so is every kind of difference."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from partita.errors import PackageError, UsageError
+from partita.package import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
+from partita.runtime.verify import Comparison, first_difference, replay
+from tests.runtime.tiny_packages import DECODE, VOCAB
+
+ALL_STEPS = ["prefill", "chunked prefill", *(f"decode {n}" for n in range(1, DECODE + 1))]
+
+
+def change_answer(folder, change):
+    tensors = load_file(folder / KNOWN_ANSWER)
+    change(tensors)
+    save_file(tensors, folder / KNOWN_ANSWER, metadata={"reference": "changed"})
+    reseal(folder)
+
+
+def reseal(folder):
+    manifest = read_manifest(folder)
+    files = tuple(record_file(folder, record.name) for record in manifest.files)
+    write_manifest(folder, manifest.model_copy(update={"files": files}))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {}, {"attention": "onnx24"}, {"batch": 3}, {"batch": 3, "attention": "onnx24"}, {"prefill_chunk": 8},
+        {"prefill_chunk": 8, "batch": 2}, {"precision": "fp16"}, {"precision": "fp16", "attention": "onnx24"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
+    found = replay(tiny_package(**spec), "cpu", threads=1)
+    assert found.status == "verified", found.detail
+    assert [step.step for step in found.steps] == ALL_STEPS
+    assert found.tolerance == TOLERANCES[spec.get("precision", "fp32")]
+    assert all(step.tokens_equal and 0 < step.max_rel_error <= found.tolerance for step in found.steps)
+    assert (found.provider, found.reference) == (
+        "CPUExecutionProvider", "transformers llama, eager attention, float32",
+    )  # fmt: skip
+    assert first_difference(found) is None
+
+
+def test_near_ties_are_counted_and_not_compared(package_copy):
+    folder = package_copy()
+
+    def tie(tensors):
+        row = tensors["decode_logits"][3]
+        best, second = np.argsort(row)[[-1, -2]]
+        row[best], row[second] = row[second], row[second] + 1e-6
+
+    change_answer(folder, tie)
+    found = replay(folder, "cpu", threads=1, tolerance=1.0)
+    assert found.near_ties == 13 + DECODE
+    assert all(step.tokens_equal for step in found.steps)
+
+
+def test_a_weight_that_changed_is_found_and_the_first_step_named(package_copy):
+    folder = package_copy()
+    data = bytearray((folder / "model.onnx.data").read_bytes())
+    values = np.frombuffer(data, np.float32)
+    values *= np.float32(1.01)
+    (folder / "model.onnx.data").write_bytes(bytes(data))
+    found = replay(folder, "cpu", threads=1)
+    assert found.status == "unverified"
+    assert found.detail.startswith("first difference in prefill, output logits: max relative error ")
+
+
+def test_one_decode_step_that_differs_is_named(package_copy):
+    folder = package_copy()
+
+    def shift(tensors):
+        tensors["decode_logits"][4] += 0.1
+
+    change_answer(folder, shift)
+    found = replay(folder, "cpu", threads=1)
+    assert found.status == "unverified"
+    assert found.detail.startswith("first difference in decode 5, output logits")
+    assert [step.max_rel_error <= 1e-4 for step in found.steps].count(False) == 1
+
+
+def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
+    reference = np.zeros((1, VOCAB), np.float32)
+    reference[0, 3], reference[0, 4] = 1.0, 0.9
+    other = reference[0].copy()
+    other[4] = 1.02
+    comparison = Comparison("prefill", "logits", reference, tolerance=0.02)
+    comparison.compare(0, [reference[0], other])
+    assert not comparison.tokens_equal
+    assert comparison.near_ties == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_never_agree(bad):
+    reference = np.ones((1, VOCAB), np.float32)
+    ours = reference[0].copy()
+    ours[7] = bad
+    comparison = Comparison("prefill", "logits", reference, tolerance=0.02)
+    comparison.compare(0, [ours])
+    comparison.compare(0, [reference[0]])
+    assert comparison.result().max_rel_error == float("inf")
+
+
+def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
+    seen = []
+    compare = Comparison.compare
+
+    def spy(self, position, ours):
+        seen.append(len(ours))
+        compare(self, position, ours)
+
+    monkeypatch.setattr(Comparison, "compare", spy)
+    runner = open_runner(batch=3)
+    replay(runner.folder, "cpu", threads=1)
+    assert set(seen) == {3}
+
+
+def test_a_package_without_a_known_answer_says_so(package_copy):
+    folder = package_copy()
+    (folder / KNOWN_ANSWER).unlink()
+    with pytest.raises(PackageError, match="--no-verify"):
+        replay(folder, "cpu")
+
+
+def test_a_damaged_known_answer_is_a_package_error(package_copy):
+    folder = package_copy()
+    (folder / KNOWN_ANSWER).write_bytes(b"garbage")
+    with pytest.raises(PackageError, match="damaged"):
+        replay(folder, "cpu")
+
+
+def test_a_known_answer_of_another_model_is_refused(package_copy):
+    folder = package_copy()
+
+    def widen(tensors):
+        tensors["prefill_logits"] = np.zeros((13, VOCAB + 1), np.float32)
+
+    change_answer(folder, widen)
+    with pytest.raises(PackageError, match="not of this package"):
+        replay(folder, "cpu")
+
+
+def test_an_unknown_provider_is_a_usage_error(tiny_package):
+    with pytest.raises(UsageError, match="unknown provider"):
+        replay(tiny_package(), "quantum")
+
+
+def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
+    folder = package_copy()
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    model.graph.output[0].name = "scores"
+    for node in model.graph.node:
+        node.output[:] = ["scores" if name == "logits" else name for name in node.output]
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    reseal(folder)
+    with pytest.raises(PackageError, match="differ from the manifest: logits, scores"):
+        replay(folder, "cpu")
+
+
+def test_a_file_of_another_size_is_refused_before_anything_is_loaded(package_copy):
+    folder = package_copy()
+    with (folder / "model.onnx.data").open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(PackageError, match="bytes, the manifest says"):
+        replay(folder, "cpu")
