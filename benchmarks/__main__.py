@@ -1,6 +1,7 @@
 """`python -m benchmarks`: export cost, and generation against a bare loop and against transformers.
 
-Speeds are medians over interleaved rounds, so that a machine that slows down slows all of them down; compare the ratios.
+Speeds are medians over interleaved rounds, so that a machine that slows down slows all of them down; compare the
+ratios.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def partita_loop(folder: Path, *, observe: bool) -> Run:
 
     def run(prompt: list[int], new_tokens: int) -> Speed:
         began = time.perf_counter()
-        prefill, tokens = 0.0, []
+        prefill = 0.0
+        tokens: list[int] = []
         for step in generate(runner, [prompt], max_new_tokens=new_tokens, sampler=sampler):
             if step.tokens[0] is not None:
                 if not tokens:
@@ -108,7 +110,8 @@ def show(summary: dict[str, object], speeds: dict[str, list[Speed]], options: ar
     total = sum(seconds.values())
     print(f"{platform.processor() or platform.machine()}, {platform.system()}, Python {platform.python_version()}")
     print(
-        f"export {options.shape} bf16 -> fp32, --no-verify: {total:.1f} s, peak RSS {summary['peak_rss_bytes'] / 1e9:.2f} GB"
+        f"export {options.shape} bf16 -> fp32, --no-verify: {total:.1f} s, peak RSS "
+        f"{summary['peak_rss_bytes'] / 1e9:.2f} GB"
     )
     print(f"{'':14}{'prefill tok/s':>14}{'decode tok/s':>14}{'prefill ratio':>15}{'decode ratio':>14}")
     base, result = speeds["bare loop"], {}

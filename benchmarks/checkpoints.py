@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +26,9 @@ SHAPES = {"0.5b": QWEN2_05B, "tiny": TINY}
 
 
 def make(folder: Path, shape: str) -> Path:
-    """Write a bfloat16 qwen2 checkpoint of `shape` to `folder`, unless it is there already; in a child, to leave no memory."""
+    """Write a bfloat16 qwen2 checkpoint of `shape` to `folder`, unless it is there already; in a child, to leave no
+    memory.
+    """
     if not (folder / "model.safetensors").is_file():
         subprocess.run([sys.executable, "-m", "benchmarks.checkpoints", str(folder), shape], check=True)
     return folder
@@ -41,7 +42,7 @@ def _write(folder: Path, shape: str) -> None:
     config = AutoConfig.for_model("qwen2", **SHAPES[shape])
     part = folder.with_name(f"{folder.name}.part")
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(part)
-    os.replace(part, folder)
+    part.replace(folder)
 
 
 if __name__ == "__main__":

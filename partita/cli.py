@@ -32,7 +32,9 @@ app = typer.Typer(
 report_app = typer.Typer(help="Look at a partition report.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(report_app, name="report")
 
-PackageArgument = Annotated[Path, typer.Argument(help="Folder that `partita export` wrote.", show_default=False)]
+PackageArgument = Annotated[
+    Path, typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False)
+]
 ProviderOption = Annotated[
     str, typer.Option(help="Execution providers in order, comma-separated. These and no others may run a node.")
 ]
@@ -59,9 +61,12 @@ def common(
 @app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 4096")
 def export(
     checkpoint: Annotated[
-        str, typer.Argument(help="Checkpoint folder, or a hub id such as owner/name.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT", help="Checkpoint folder, or a hub id such as owner/name.", show_default=False
+        ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to write the package to.", show_default=False)],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the package to.", show_default=False)],
     precision: Annotated[str, typer.Option(help="Type of weights, cache and arithmetic: fp32, fp16 or bf16.")] = "fp32",
     max_length: Annotated[
         int | None,
@@ -189,7 +194,9 @@ def verify(
 
 @report_app.command(epilog="Example: partita report show run.json")
 def show(
-    file: Annotated[Path, typer.Argument(help="Report that `generate --report` wrote.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Report that `generate --report` wrote.", show_default=False)
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Show a report as tables."""
@@ -202,10 +209,11 @@ def main() -> None:
     """Entry point: run a verb; every error is one line on stderr and an exit code."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    sys.exit(_run([a for a in arguments if a != "--debug"], debug=debug))
+    sys.exit(run([a for a in arguments if a != "--debug"], debug=debug))
 
 
-def _run(arguments: list[str], *, debug: bool) -> int:
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Run one command line without the program name and return its exit code; errors are printed, never raised."""
     try:
         result = app(arguments, standalone_mode=False)
         return result if isinstance(result, int) else 0

@@ -1,7 +1,7 @@
 """`partita generate`: prompts in, text out as it comes; timings on stderr, a report if asked for.
 
-The loop itself is `partita.runtime.generate`; here tokens become text, Ctrl-C becomes a finish reason, and every way a run can
-end still writes its report.
+The loop itself is `partita.runtime.generate`; here tokens become text, Ctrl-C becomes a finish reason, and every way a
+run can end still writes its report.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from partita.commands.run_report import Asked, check_target, make_report
 from partita.commands.terminal import note, print_json
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.package import read_manifest
 from partita.partition_reports.views import json as json_view
 from partita.providers.base import Provider
 from partita.providers.resolve import parse_chain
@@ -94,11 +95,14 @@ def run(options: GenerateOptions) -> int:
     prompts = read_prompts(options.prompts)
     if options.report is not None:
         check_target(options.report)
+    manifest = read_manifest(options.package)
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package)
     tokenizer_seconds = time.perf_counter() - began
     ids = [_encode(options, text, prompt) for prompt in prompts]
-    with load_runner(options.package, chain, threads=options.threads, observe=options.report is not None) as runner:
+    with load_runner(
+        options.package, chain, threads=options.threads, observe=options.report is not None, manifest=manifest
+    ) as runner:
         if runner.manifest.verification.status == "unverified":
             note(f"note: this package is unverified: {runner.manifest.verification.detail}")
         rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
@@ -208,7 +212,9 @@ def _drive(
 
 
 def _take(row: Row, token: int | None, finish: str | None, *, live: bool) -> None:
-    """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for it."""
+    """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for
+    it.
+    """
     if token is None or row.finish is not None:
         return
     row.tokens.append(token)
@@ -259,7 +265,9 @@ def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
 
 
 def timings(steps: Sequence[Step]) -> dict[str, float | int | None]:
-    """Speed of a generation. Steps under observation are slower and are left out of the decode figures, if others are left."""
+    """Speed of a generation. Steps under observation are slower and are left out of the decode figures, if others are
+    left.
+    """
     prefill = [s for s in steps if s.phase == "prefill"]
     decode = [s for s in steps if s.phase == "decode"]
     decode = [s for s in decode if not s.observed] or decode

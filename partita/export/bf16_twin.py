@@ -87,4 +87,6 @@ def _widen_manifest(manifest: Manifest) -> Manifest:
         for f in manifest.graph.files
     )
     present = tuple(f for f in manifest.files if f.name in (WEIGHTS, KNOWN_ANSWER))
-    return manifest.model_copy(update={"files": present, "graph": manifest.graph.model_copy(update={"states": states, "files": files})})
+    return manifest.model_copy(
+        update={"files": present, "graph": manifest.graph.model_copy(update={"states": states, "files": files})}
+    )

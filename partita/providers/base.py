@@ -1,7 +1,7 @@
 """The provider record: what Partita knows about one execution provider, as data.
 
-One file per provider in this folder exposes `PROVIDER`, one `Provider` record; the file name is the registry key. Nothing
-here imports ONNX Runtime.
+One file per provider in this folder exposes `PROVIDER`, one `Provider` record; the file name is the registry key.
+Nothing here imports ONNX Runtime.
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ def load_text(folder: Path) -> Text:
     """
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PackageError(
-            f"{folder}: the package has no tokenizer; give the prompt as token ids, or export a checkpoint that has one"
+            f"{folder}: the package has no tokenizer; give the prompt as token ids with --token-ids, or export a "
+            "checkpoint that has one"
         )
     from transformers import AutoTokenizer
 
@@ -163,7 +164,9 @@ def load_text(folder: Path) -> Text:
         tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise PackageError(f"{folder}: the tokenizer does not load ({reason}); give the prompt as token ids") from error
+        raise PackageError(
+            f"{folder}: the tokenizer does not load ({reason}); give the prompt as token ids with --token-ids"
+        ) from error
     return Text(tokenizer, folder)
 
 

@@ -1,4 +1,5 @@
-"""The exported graph computes what the original computes: logits, and the greedy tokens of transformers' own `generate`.
+"""The exported graph computes what the original computes: logits, and the greedy tokens of transformers' own
+`generate`.
 
 Prompts and answers are longer than every sliding window of the tiny models, so windows that are off by one are seen.
 """
@@ -6,6 +7,7 @@ Prompts and answers are longer than every sliding window of the tiny models, so 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ def original_tokens(checkpoint: Path, prompt: list[int], new_tokens: int) -> lis
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     out = model.generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -43,9 +45,7 @@ def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill
     rows: list[list[int]] = [[] for _ in prompts]
     with load_runner(package, parse_chain("cpu")) as runner:
         sampler = make_sampler(temperature=0.0)
-        for step in generate(
-            runner, prompts, max_new_tokens=new_tokens, sampler=sampler, prefill_chunk=prefill_chunk
-        ):
+        for step in generate(runner, prompts, max_new_tokens=new_tokens, sampler=sampler, prefill_chunk=prefill_chunk):
             for row, token in zip(rows, step.tokens, strict=True):
                 if token is not None:
                     row.append(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from partita.export.passes import ORDER, gather_rows, tied_head, transposed_weig
 from partita.export.weights import CheckpointWeight
 from tests.conftest import TinyCheckpoint
 
+Feed = dict[str, npt.NDArray[Any]]
 HEAD = "model.embed_tokens.weight"  # [288, 64]
 
 
@@ -30,7 +32,7 @@ def value(name: str, shape: list[int | str], dtype: ir.DataType = ir.DataType.FL
 
 def weight(checkpoint: Checkpoint, source: str) -> ir.Value:
     tensor = CheckpointWeight(checkpoint, source, ir.DataType.FLOAT)
-    return ir.Value(name=source, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)  # type: ignore[arg-type]
+    return ir.Value(name=source, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
 
 
 def constant(name: str, values: list[int]) -> ir.Value:
@@ -45,7 +47,7 @@ def graph(inputs: list[ir.Value], nodes: list[ir.Node], initializers: list[ir.Va
     return ir.Model(made, ir_version=10)
 
 
-def run(model: ir.Model, tmp_path: Path, feed: dict[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.float32]:
+def run(model: ir.Model, tmp_path: Path, feed: Feed) -> npt.NDArray[np.float32]:
     path = tmp_path / "graph.onnx"
     ir.save(model, path)
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -56,7 +58,7 @@ def check_equal(
     make: Callable[[], ir.Model],
     apply: Callable[[ir.Model], int],
     tmp_path: Path,
-    feed: dict[str, npt.NDArray[np.generic]],
+    feed: Feed,
 ) -> ir.Model:
     """The pass changes one place and no value; returns the rewritten model."""
     before = run(make(), tmp_path, feed)
@@ -80,7 +82,7 @@ def test_gather_rows(tmp_path: Path) -> None:
         last = ir.node("Transpose", [gather.outputs[0]], {"perm": [1, 0, 2]})
         return graph([x, rows], [first, unsqueeze, gather, last], [axis])
 
-    feed = {"x": random(2, 5, 8), "rows": np.array([4, 0], np.int64)}
+    feed: Feed = {"x": random(2, 5, 8), "rows": np.array([4, 0], np.int64)}
     model = check_equal(make, gather_rows.run, tmp_path, feed)
     assert [n.op_type for n in model.graph] == ["Gather"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from partita.errors import UnsupportedModelError
 from partita.export.hooks import MaskRule, classify_mask
 from partita.export.pipeline import ExportOptions, export
+from partita.package import Manifest, Verification
 from tests.conftest import TinyCheckpoint
 
 REFUSED = {
@@ -22,7 +24,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("model_type", sorted(REFUSED))
 def test_refused_with_the_reason(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, model_type: str) -> None:
-    extra = {"llama4_text": {"attention_chunk_size": 8, "moe_layers": [], "head_dim": 16, "intermediate_size_mlp": 96}}
+    extra: dict[str, dict[str, Any]] = {
+        "llama4_text": {"attention_chunk_size": 8, "moe_layers": [], "head_dim": 16, "intermediate_size_mlp": 96}
+    }
     folder = tiny_checkpoint(model_type, tokenizer=False, **extra.get(model_type, {}))
     with pytest.raises(UnsupportedModelError) as caught:
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=_never)
@@ -34,14 +38,19 @@ def test_refused_with_the_reason(tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 def test_rope_that_depends_on_length_is_refused_by_name(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str
 ) -> None:
-    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": 128}
+    rope: dict[str, Any] = {
+        "rope_type": kind,
+        "rope_theta": 10000.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 128,
+    }
     rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
     folder = tiny_checkpoint("llama", tokenizer=False, rope_parameters=rope)
     with pytest.raises(UnsupportedModelError, match=f"rope type '{kind}' picks its frequencies"):
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=_never)
 
 
-def _never(*args: object) -> None:  # type: ignore[misc]
+def _never(folder: Path, manifest: Manifest) -> Verification:
     raise AssertionError("a refused model must not get as far as a replay")
 
 

@@ -98,7 +98,9 @@ def test_large_weights_start_on_a_page(tiny_checkpoint: TinyCheckpoint, tmp_path
         v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, ir.ExternalTensor)
     ]
     assert external
-    assert all(t.offset % weights.ALIGNMENT == 0 for t in external if t.nbytes >= weights.ALIGNMENT)
+    assert all(
+        t.offset is not None and t.offset % weights.ALIGNMENT == 0 for t in external if t.nbytes >= weights.ALIGNMENT
+    )
 
 
 def test_unused_tensors_are_named(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_a_full_disk_is_found_before_writing(
 ) -> None:
     import shutil
 
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))  # type: ignore[attr-defined]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(ResourceError, match="no space left: the package needs"):
         unverified(tiny_checkpoint("llama"), tmp_path / "out")
     assert not list(tmp_path.iterdir())

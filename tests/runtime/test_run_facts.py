@@ -182,10 +182,8 @@ def test_a_profile_is_read_into_runs_and_events():
         return {"name": name, "ts": ts, "dur": dur, "cat": cat, "args": args}
 
     node = {"op_name": "Add", "provider": "P", "output_size": "8", "output_type_shape": [{"float": [1, 2]}]}
-    text = json.dumps([
-        entry("a_kernel_time", 5, 1, **node), entry("b_kernel_time", 22, 3, **node), entry("a_kernel_time", 21, 1, **node),
-        entry("a_kernel_time", 41, 1, **node), entry("model_run", 20, 10, "Session"), entry("model_run", 40, 10, "Session"),
-    ])  # fmt: skip
+    nodes = [entry(f"{name}_kernel_time", ts, 1, **node) for name, ts in (("a", 5), ("b", 22), ("a", 21), ("a", 41))]
+    text = json.dumps([*nodes, *(entry("model_run", ts, 10, "Session") for ts in (20, 40))])
     events, runs = parse_profile(text, [("prefill", 7)])
     assert [(w.run, w.phase, w.tokens, w.start_us, w.host_us) for w in runs] == [(0, "prefill", 7, 20, 10)]
     assert [(e.run, e.order, e.name) for e in events] == [(0, 0, "a"), (0, 1, "b")]

@@ -108,8 +108,8 @@ def test_logits_and_history_are_left_alone():
     ("option", "value"),
     [
         ("temperature", -0.1), ("temperature", float("nan")), ("temperature", 101), ("top_k", -1), ("top_p", 0.0),
-        ("top_p", 1.5), ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0.0), ("repetition_penalty", float("inf")),
-        ("seed", -1),
+        ("top_p", 1.5), ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")), ("seed", -1),
     ],
 )  # fmt: skip
 def test_absurd_values_name_the_option_and_its_range(option, value):

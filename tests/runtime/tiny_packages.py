@@ -58,8 +58,8 @@ class Layer(CacheLayerMixin):
         super().__init__()
         self.is_initialized, self.keys, self.values, self.room = True, keys, values, keys.shape[2]
 
-    def update(self, key, value, *args, **kwargs):
-        return key, value
+    def update(self, key_states, value_states, *args, **kwargs):
+        return key_states, value_states
 
     def get_seq_length(self, *args):
         return 0

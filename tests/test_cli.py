@@ -1,0 +1,371 @@
+"""The command line as its users meet it: what it prints, its exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from partita.cli import run
+from partita.package import KNOWN_ANSWER, MANIFEST, WEIGHTS
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+
+PROMPT = "return the value of"
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+@pytest.fixture
+def own_package(package: Path, tmp_path: Path) -> Path:
+    """A copy of the package that a test may damage."""
+    return shutil.copytree(package, tmp_path / "package")
+
+
+def fails(capsys: pytest.CaptureFixture[str], code: int, words: str, *arguments: object) -> str:
+    """Run, and check the exit code, that stderr is one line with `words`, and that stdout is empty."""
+    assert run([str(a) for a in arguments]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("partita: ") and err.count("\n") == 1, err
+    assert words in err, err
+    return err
+
+
+def succeeds(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[str, str]:
+    assert run([str(a) for a in arguments]) == 0, capsys.readouterr().err
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+# export
+
+
+def test_export_says_what_it_made(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, _ = succeeds(capsys, "export", tiny_checkpoint("mistral"), tmp_path / "p", "--max-length", 64)
+    for words in (
+        "MistralForCausalLM exported, verified",
+        "parameters",
+        "nodes",
+        "window 8",
+        "bytes per token",
+        "peak RSS",
+    ):
+        assert words in out
+    assert "seconds" in out and "trace" in out
+
+
+def test_export_as_json(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = succeeds(
+        capsys, "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", 32, "--no-verify", "--json"
+    )
+    summary = json.loads(out)
+    assert summary["manifest"]["schema"] == "partita.package/1"
+    assert summary["cache_bytes_per_token"] == 2 * 2 * 2 * 16 * 4
+    assert summary["peak_rss_bytes"] > 0 and summary["seconds"]["trace"] > 0
+
+
+def test_an_unverified_package_says_so_everywhere(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, report = tmp_path / "p", tmp_path / "r.json"
+    out, _ = succeeds(capsys, "export", tiny_checkpoint("llama"), package, "--max-length", 32, "--no-verify")
+    assert "exported, unverified" in out
+    _, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 4, "--report", report)
+    assert "this package is unverified" in err
+    out, _ = succeeds(capsys, "report", "show", report)
+    assert out.startswith("UNVERIFIED PACKAGE")
+    fails(capsys, 1, "the package has no known_answer.safetensors", "verify", package)
+
+
+def test_export_errors(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 1, "no such folder", "export", tmp_path / "absent", tmp_path / "p")
+    fails(capsys, 2, "--max-length -1", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", -1)
+    fails(capsys, 2, "integer", "export", tiny_checkpoint("llama"), tmp_path / "p", "--max-length", "many")
+    fails(capsys, 2, "No such option", "export", tiny_checkpoint("llama"), tmp_path / "p", "--fast")
+    fails(capsys, 2, "OUT", "export", tiny_checkpoint("llama"))
+    fails(capsys, 2, "No such command", "exprot")
+    assert not (tmp_path / "p").exists()
+
+
+# generate
+
+
+def test_generate_streams_text_to_stdout_and_timings_to_stderr(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8)
+    assert out.endswith("\n") and len(out) > 1
+    assert "tokens/s" in err and "finish: length" in err and "load" in err
+
+
+def test_generate_as_json_has_the_same_text(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8)
+    out, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 8, "--json")
+    answer = json.loads(out)
+    assert answer["rows"][0]["text"] + "\n" == plain
+    assert len(answer["rows"][0]["tokens"]) == 8 and answer["rows"][0]["finish_reason"] == "length"
+    assert answer["timings"]["decode_tokens_per_second"] > 0
+
+
+def test_a_seed_repeats_a_sample(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-new-tokens", 12, "--temperature", 1.5, "--top-k", 50, "--top-p", 0.95, "--min-p", 0.01]
+    texts = [succeeds(capsys, "generate", package, PROMPT, *options, "--seed", seed)[0] for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_stop_string(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 16)
+    cut = whole.rstrip("\n")[5:8]
+    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 16, "--stop", cut, "--stop", "@@@@")
+    assert out == whole[: whole.index(cut)] + "\n"
+    assert "finish: stop" in err
+
+
+def test_prompt_from_stdin(package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 6)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PROMPT.encode())))
+    assert succeeds(capsys, "generate", package, "-", "--max-new-tokens", 6)[0] == expected
+
+
+def test_chat(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = f"<|system|>be brief\n<|user|>{PROMPT}\n<|assistant|>"
+    expected, _ = succeeds(capsys, "generate", package, written, "--max-new-tokens", 6)
+    assert succeeds(capsys, "generate", package, PROMPT, "--system", "be brief", "--max-new-tokens", 6)[0] == expected
+
+
+def test_token_ids_need_no_tokenizer(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = exported(tiny_checkpoint("llama", tokenizer=False))
+    out, _ = succeeds(capsys, "generate", package, "1, 5 9", "--token-ids", "--max-new-tokens", 4)
+    assert len([int(word) for word in out.split()]) == 4
+    fails(capsys, 1, "tokenizer", "generate", package, PROMPT)
+    fails(capsys, 2, "not a list of token ids", "generate", package, "one two", "--token-ids")
+    fails(capsys, 1, "token id 9999 at position 1", "generate", package, "1,9999", "--token-ids")
+    fails(capsys, 1, "token id -3", "generate", package, "1,-3", "--token-ids")
+
+
+def test_one_prompt_per_row(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = exported(tiny_checkpoint("qwen2"), batch_size=2)
+    out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
+    assert out.startswith("[1] ") and "\n[2] " in out
+    fails(capsys, 1, "1 prompts for a package of batch size 2", "generate", package, PROMPT)
+
+
+def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 500, "--json")
+    row = json.loads(out)["rows"][0]
+    assert row["finish_reason"] in ("cache_full", "stop") and "finish: " in err
+    if row["finish_reason"] == "cache_full":
+        assert row["prompt_tokens"] + len(row["tokens"]) in (64, 65)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--max-new-tokens", 0, "--max-new-tokens is 0"),
+        ("--max-new-tokens", -4, "--max-new-tokens is -4"),
+        ("--max-new-tokens", 10**12, "--max-new-tokens"),
+        ("--temperature", -1, "temperature"),
+        ("--temperature", "nan", "temperature"),
+        ("--temperature", "hot", "number"),
+        ("--top-k", -1, "top-k"),
+        ("--top-p", 1.5, "top-p"),
+        ("--top-p", 0, "top-p"),
+        ("--min-p", 2, "min-p"),
+        ("--repetition-penalty", 0, "repetition-penalty"),
+        ("--prefill-chunk", 0, "--prefill-chunk is 0"),
+        ("--threads", 0, "--threads is 0"),
+        ("--threads", 10**6, "--threads"),
+        ("--seed", -1, "seed"),
+        ("--stop", "", "--stop is empty"),
+        ("--provider", "", "provider"),
+        ("--provider", "cqu", "cpu"),
+        ("--provider", "cpu,cpu", "twice"),
+    ],
+)
+def test_absurd_values(
+    package: Path, capsys: pytest.CaptureFixture[str], option: str, value: object, words: str
+) -> None:
+    fails(capsys, 2, words, "generate", package, PROMPT, option, value)
+
+
+def test_prompts_that_cannot_be_used(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails(capsys, 2, "no prompt", "generate", package)
+    fails(capsys, 1, "the prompt is empty", "generate", package, "")
+    fails(capsys, 1, "the cache holds 64", "generate", package, "x y z " * 40)
+    fails(capsys, 2, "not UTF-8", "generate", package, b"caf\xe9".decode("utf-8", "surrogateescape"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff")))
+    fails(capsys, 2, "stdin is not UTF-8 text (byte 3)", "generate", package, "-")
+
+
+def test_reports_that_cannot_be_written_are_found_first(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails(capsys, 1, "does not exist", "generate", package, PROMPT, "--report", tmp_path / "no" / "r.json")
+    fails(capsys, 1, "a folder", "generate", package, PROMPT, "--report", tmp_path)
+
+
+def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 1, "no such folder", "generate", tmp_path / "absent", PROMPT)
+    (tmp_path / "empty").mkdir()
+    fails(capsys, 1, f"it has no {MANIFEST}", "generate", tmp_path / "empty", PROMPT)
+    manifest = json.loads((own_package / MANIFEST).read_text())
+    (own_package / MANIFEST).write_text(json.dumps({**manifest, "schema": "partita.package/9"}))
+    fails(capsys, 1, "partita.package/9", "generate", own_package, PROMPT)
+    (own_package / MANIFEST).write_text(json.dumps(manifest))
+    with (own_package / WEIGHTS).open("ab") as stream:
+        stream.write(b"x")
+    fails(capsys, 1, "the manifest says", "generate", own_package, PROMPT)
+
+
+# verify
+
+
+def test_verify_needs_no_torch(package: Path) -> None:
+    code = (
+        "import sys; from partita.cli import run; code = run(['verify', sys.argv[1]]); "
+        "print('torch' in sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(package)], capture_output=True, text=True, env=child_environment(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "verified on CPUExecutionProvider" in lines[0] and lines[-1] == "False"
+    assert sum("equal" in line for line in lines) == 10
+
+
+def test_verify_as_json(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads(succeeds(capsys, "verify", package, "--json")[0])
+    assert result["status"] == "verified" and len(result["steps"]) == 10
+
+
+def test_verify_finds_a_flipped_byte(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = bytearray((own_package / WEIGHTS).read_bytes())
+    data[len(data) // 2] ^= 1
+    (own_package / WEIGHTS).write_bytes(data)
+    fails(capsys, 1, "SHA-256 is not the recorded one", "verify", own_package)
+
+
+def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another known answer with a right hash: what a graph that drifted would look like."""
+    from safetensors.numpy import load_file, save_file
+
+    from partita.package import record_file
+
+    answer = load_file(own_package / KNOWN_ANSWER)
+    answer["decode_logits"][2] *= 1.01
+    save_file(answer, own_package / KNOWN_ANSWER, metadata={"reference": "changed", "schema": "partita.known_answer/1"})
+    manifest = json.loads((own_package / MANIFEST).read_text())
+    changed = record_file(own_package, KNOWN_ANSWER).model_dump()
+    manifest["files"] = [changed if f["name"] == KNOWN_ANSWER else f for f in manifest["files"]]
+    (own_package / MANIFEST).write_text(json.dumps(manifest))
+    assert run(["verify", str(own_package)]) == 4
+    out, err = capsys.readouterr()
+    assert "unverified on CPUExecutionProvider" in out
+    assert "first difference in decode 3, output logits" in err and err.count("\n") == 1
+
+
+# report
+
+
+def test_report_show(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "r.json"
+    succeeds(capsys, "generate", package, PROMPT, "--max-new-tokens", 12, "--report", report)
+    out, _ = succeeds(capsys, "report", "show", report)
+    assert "nodes on CPUExecutionProvider in prefill and decode; 1 partition, 0 Memcpy nodes" in " ".join(out.split())
+    raw = json.loads(succeeds(capsys, "report", "show", report, "--json")[0])
+    assert raw == json.loads(report.read_text()) and raw["schema"] == "partita.report/1"
+    assert all(check["passed"] for check in raw["checks"])
+
+
+def test_report_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 1, "absent.json", "report", "show", tmp_path / "absent.json")
+    (tmp_path / "bad.json").write_text("{")
+    fails(capsys, 1, "bad.json", "report", "show", tmp_path / "bad.json")
+    (tmp_path / "new.json").write_text('{"schema": "partita.report/7"}')
+    fails(capsys, 1, "partita.report/7", "report", "show", tmp_path / "new.json")
+
+
+# everything
+
+
+def child_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
+
+
+def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    package, report = exported(tiny_checkpoint("llama"), max_length=256), tmp_path / "r.json"
+    slow = (
+        "import sys, time\n"
+        "import partita.runtime.sampling as s\n"
+        "pick = s.greedy\n"
+        "def greedy(logits, history):\n"
+        "    time.sleep(0.1)\n"
+        "    return pick(logits, history)\n"
+        "s.greedy = greedy\n"
+        "from partita.cli import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    arguments = ["generate", str(package), "1 5 9", "--token-ids", "--max-new-tokens", "200", "--report", str(report)]
+    child = subprocess.Popen(
+        [sys.executable, "-c", slow, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=child_environment(),
+    )
+    assert child.stdout is not None and child.stderr is not None
+    first = child.stdout.read(1)
+    time.sleep(1.0)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err.decode()
+    assert (first + out).endswith(b"\n") and b"finish: interrupted" in err and b"Traceback" not in err
+    totals = json.loads(report.read_text())["totals"]
+    assert totals["finish_reason"] == "interrupted" and 0 < totals["new_tokens"] < 200
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["report", "show", str(tmp_path / "absent.json")], debug=True) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_no_error(package: Path) -> None:
+    command = f"{sys.executable} -m partita generate {package} 'return the' --max-new-tokens 40 | head -c 1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, env=child_environment(), check=False
+    )
+    assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    err = fails(capsys, 1, "absent", "report", "show", tmp_path / "absent\x1b[31m\n.json")
+    assert "\x1b" not in err
+
+
+@pytest.mark.parametrize("verb", [[], ["export"], ["generate"], ["verify"], ["report"], ["report", "show"]])
+def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
+    out, _ = succeeds(capsys, *verb, "--help")
+    assert "Usage:" in out
+    if verb and verb != ["report"]:
+        assert "Example: partita" in " ".join(out.split())
