@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.bare_loop import BareLoop, Speed
 from benchmarks.checkpoints import SHAPES, make
+from benchmarks.report_cost import Cost, measure
 
 Run = Callable[[list[int], int], Speed]
 
@@ -101,6 +102,15 @@ def main() -> None:
     prompt = [(7 + 31 * i) % vocabulary for i in range(options.prompt_tokens)]
     speeds = interleave(runs, prompt, options.new_tokens, options.rounds)
     show(summary, speeds, options)
+    runs.clear()
+    show_cost(measure(package, prompt[:16], options.new_tokens, options.rounds))
+
+
+def show_cost(cost: Cost) -> None:
+    """What a report and the loop cost."""
+    rounds = ", ".join(f"{value:+.1%}" for value in cost.slowdowns)
+    print(f"decode step {cost.step_ms:.2f} ms; outside the session run {cost.overhead_us:.0f} us")
+    print(f"with --report, after its window: {cost.slowdown:+.2%} per step (median of {rounds})")
 
 
 def show(summary: dict[str, object], speeds: dict[str, list[Speed]], options: argparse.Namespace) -> None:
