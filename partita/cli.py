@@ -16,10 +16,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
-from partita.errors import PartitaError
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+from partita.errors import INTERRUPTED, PartitaError
 
 app = typer.Typer(
     name="partita",
@@ -36,7 +33,10 @@ PackageArgument = Annotated[
     Path, typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False)
 ]
 ProviderOption = Annotated[
-    str, typer.Option(help="Execution providers in order, comma-separated. These and no others may run a node.")
+    str | None,
+    typer.Option(
+        help="Execution providers in order, comma-separated; these and no others may run a node. Default: cpu."
+    ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
@@ -123,7 +123,7 @@ def generate(
             metavar="[PROMPT]...", help="The prompt; - reads it from stdin. One per row when the batch size is above 1."
         ),
     ] = None,
-    provider: ProviderOption = "cpu",
+    provider: ProviderOption = None,
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 picks the likeliest token; higher is more varied.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 is off.")] = 0,
@@ -182,7 +182,7 @@ def generate(
 @app.command(epilog="Example: partita verify ./package --provider cpu")
 def verify(
     package: PackageArgument,
-    provider: ProviderOption = "cpu",
+    provider: ProviderOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
+
 
 class PartitaError(Exception):
     """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with."""

@@ -16,18 +16,17 @@ from pathlib import Path
 
 from partita.commands.run_report import Asked, check_target, make_report
 from partita.commands.terminal import note, print_json
-from partita.errors import GenerationError, PartitaError, UsageError
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.package import read_manifest
 from partita.partition_reports.views import json as json_view
 from partita.providers.base import Provider
-from partita.providers.resolve import parse_chain
+from partita.providers.resolve import DEFAULT_CHAIN, parse_chain
 from partita.runtime.generate import generate
 from partita.runtime.run_facts import first_token_seconds, run_facts
 from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
 
-INTERRUPTED = 130
 MAX_TOKENS = 1 << 24
 MAX_THREADS = 1024
 
@@ -38,7 +37,7 @@ class GenerateOptions:
 
     package: Path
     prompts: tuple[str, ...]
-    provider: str
+    provider: str | None
     max_new_tokens: int
     temperature: float
     top_k: int
@@ -136,7 +135,7 @@ def _check(options: GenerateOptions) -> tuple[Sampler, tuple[Provider, ...]]:
         repetition_penalty=options.repetition_penalty,
         seed=options.seed,
     )
-    return sampler, parse_chain(options.provider)
+    return sampler, parse_chain(DEFAULT_CHAIN if options.provider is None else options.provider)
 
 
 def read_prompts(given: Sequence[str]) -> list[str]:
@@ -316,7 +315,7 @@ def _write_report(
     asked = Asked(
         verb="generate",
         chain=tuple(provider.ort_name for provider in chain),
-        chain_source="command line",
+        chain_source="command line" if options.provider is not None else "default: the CPU provider",
         options={
             "temperature": f"{options.temperature:g}",
             "top_k": str(options.top_k),

@@ -8,16 +8,17 @@ from pathlib import Path
 from partita.commands.terminal import print_json
 from partita.errors import ParityError, UsageError
 from partita.package import Verification, check_files, read_manifest
+from partita.providers.resolve import DEFAULT_CHAIN
 from partita.runtime.verify import replay
 
 
-def run(package: Path, provider: str, *, threads: int | None, as_json: bool) -> None:
+def run(package: Path, provider: str | None, *, threads: int | None, as_json: bool) -> None:
     """Check the package's hashes, replay, print the result; ParityError when it disagrees."""
     if threads is not None and not 1 <= threads <= 1024:
         raise UsageError(f"--threads is {threads}; it must be between 1 and 1,024")
     manifest = read_manifest(package)
     check_files(package, manifest, hashes=True)
-    result = replay(package, provider, threads=threads)
+    result = replay(package, DEFAULT_CHAIN if provider is None else provider, threads=threads)
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:

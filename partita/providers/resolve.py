@@ -18,6 +18,9 @@ import partita.providers
 from partita.errors import UsageError
 from partita.providers.base import Provider
 
+DEFAULT_CHAIN = "cpu"
+"""The chain when the user names none."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
