@@ -40,6 +40,10 @@ Role = Literal[
 """What a graph input or output means. The runtime feeds by role; it knows no names."""
 
 
+TokenizerKind = Literal["none", "tokenizers", "transformers"]
+"""What reads the package's tokenizer: nothing is there, tokenizer.json suffices, or transformers has to."""
+
+
 class Record(BaseModel):
     """Base of every record on disk: immutable, and unknown fields are an error."""
 
@@ -163,6 +167,7 @@ class Manifest(Record):
     graph: Graph
     files: tuple[FileRecord, ...]
     """Every file of the package but the manifest itself."""
+    tokenizer: TokenizerKind
     toolchain: dict[str, str]
     """Package name to version, of everything that had a part in the export."""
     verification: Verification

@@ -63,6 +63,7 @@ def example_manifest(files: tuple[FileRecord, ...] = ()) -> Manifest:
             batch_size=1, max_length=64, vocab_size=288, weight_bytes=394496, cache_bytes=16384,
         ),
         files=files,
+        tokenizer="tokenizers",
         toolchain={"torch": "2.13.0", "onnx": "1.23.2"},
         verification=Verification(
             status="verified", detail="replayed on the CPU", provider="cpu", reference="transformers, fp32, eager",

@@ -96,7 +96,7 @@ def run(options: GenerateOptions) -> int:
         check_target(options.report)
     manifest = read_manifest(options.package)
     began = time.perf_counter()
-    text = None if options.token_ids else load_text(options.package)
+    text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
     ids = [_encode(options, text, prompt) for prompt in prompts]
     with load_runner(

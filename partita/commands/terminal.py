@@ -10,7 +10,17 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
 
 from partita.export.progress import Stage
 
@@ -44,7 +54,7 @@ class Bars:
             SpinnerColumn(finished_text="done"),
             TextColumn("{task.description:<16}"),
             BarColumn(bar_width=24),
-            DownloadColumn(binary_units=True),
+            _Size(),
             TimeElapsedColumn(),
             console=stderr,
             transient=True,
@@ -60,7 +70,7 @@ class Bars:
 
     def start(self, title: str, total_bytes: int | None) -> Stage:
         """Show a stage."""
-        return _Bar(self.bars, self.bars.add_task(title, total=total_bytes))
+        return _Bar(self.bars, self.bars.add_task(title, total=total_bytes, sized=total_bytes is not None))
 
     def finish(self, stage: Stage, seconds: float) -> None:
         """Fill the bar of a stage that ended."""
@@ -68,6 +78,15 @@ class Bars:
         task = self.bars.tasks[self.bars.task_ids.index(stage.task)]
         total = task.total or max(task.completed, 1)
         self.bars.update(stage.task, total=total, completed=total)
+
+
+class _Size(ProgressColumn):
+    """Bytes done and bytes in all, for a stage whose size is known."""
+
+    def render(self, task: Task) -> Text:
+        if not task.fields.get("sized") or task.total is None:
+            return Text("")
+        return Text(f"{size(task.completed)} of {size(task.total)}")
 
 
 class _Bar:

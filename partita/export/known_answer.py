@@ -16,7 +16,7 @@ import numpy.typing as npt
 import psutil
 import torch
 import transformers
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialised
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from partita.errors import ResourceError, UnsupportedModelError
@@ -106,7 +106,9 @@ def save(answer: KnownAnswer, folder: Path) -> None:
         "prefill_logits": answer.prefill_logits,
         "decode_logits": answer.decode_logits,
     }
-    save_file(tensors, folder / KNOWN_ANSWER, metadata={"schema": SCHEMA, "reference": answer.reference})
+    # Not with save_file: it makes files that only their owner can read, and hides a full disk behind its own exception.
+    content = serialised(tensors, metadata={"schema": SCHEMA, "reference": answer.reference})
+    (folder / KNOWN_ANSWER).write_bytes(content)
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:

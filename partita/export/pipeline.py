@@ -27,6 +27,7 @@ from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint, open_checkpoint, source_files
 from partita.export.passes import run_all
 from partita.export.progress import Progress, Silent, stage
+from partita.export.tokenizer import probe_tokenizer
 from partita.export.tracing import FakeModel, Traced, TraceSpec, build_fake_model, name_nodes, trace
 from partita.package import (
     KNOWN_ANSWER,
@@ -37,6 +38,7 @@ from partita.package import (
     GraphFile,
     Manifest,
     Source,
+    TokenizerKind,
     Verification,
     record_file,
     sha256_of,
@@ -180,6 +182,7 @@ def _run(work: _Work, replay: Replay) -> Summary:
         for name in checkpoint.companions():
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, parameters)
+        tokenizer = probe_tokenizer(work.folder, checkpoint.companions())
     graphs = tuple(
         GraphFile(
             file=file,
@@ -192,7 +195,7 @@ def _run(work: _Work, replay: Replay) -> Summary:
         for (file, phase, length), t in zip(phases, traced, strict=True)
     )
     graph = _graph(options, fake, traced[0], graphs, max_length, chosen, data.size_bytes)
-    manifest = _manifest(work, source, graph, data)
+    manifest = _manifest(work, source, graph, data, tokenizer)
     manifest = _verify(work, manifest, checkpoint, models, phases, replay)
     write_manifest(work.folder, manifest)
     return Summary(options.out, manifest, reason, work.passes, work.seconds, _peak_rss_bytes(), tuple(work.notes))
@@ -298,7 +301,7 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
     return size
 
 
-def _manifest(work: _Work, source: Source, graph: Graph, data: weights.DataFile) -> Manifest:
+def _manifest(work: _Work, source: Source, graph: Graph, data: weights.DataFile, tokenizer: TokenizerKind) -> Manifest:
     files = [FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256)]
     files += [record_file(work.folder, p.name) for p in sorted(work.folder.iterdir()) if p.name != WEIGHTS]
     return Manifest(
@@ -306,6 +309,7 @@ def _manifest(work: _Work, source: Source, graph: Graph, data: weights.DataFile)
         source=source,
         graph=graph,
         files=tuple(files),
+        tokenizer=tokenizer,
         toolchain=_toolchain(),
         verification=Verification(status="unverified", detail="exported with --no-verify"),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -244,6 +245,10 @@ def open_session(path: Path, resolutions: tuple[Resolution, ...], *, threads: in
             try:
                 ort.set_default_logger_severity(INFO if observe else WARNING)
                 native = ort.InferenceSession(path, options, providers=chain, enable_fallback=0)
+            except NATIVE_ERRORS as error:
+                # The frames hold the half-open session. It logs when it goes, which must be while that is captured.
+                traceback.clear_frames(error.__traceback__)
+                raise
             finally:
                 ort.set_default_logger_severity(WARNING)
         native.disable_fallback()

@@ -6,11 +6,13 @@ Knows the tokenizer files of a package; knows nothing of models or sessions.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from partita.errors import GenerationError, PackageError, UsageError
+from partita.package import TokenizerKind
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -19,15 +21,51 @@ CONTEXT_TOKENS = 6
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
+class PlainTokenizer:
+    """tokenizer.json read by `tokenizers` alone."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids; `special` adds what the tokenizer puts around a text."""
+        return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class FullTokenizer:
+    """The tokenizer as transformers loads it."""
+
+    def __init__(self, folder: Path) -> None:
+        # Without torch, transformers says on import that models will not be available; nobody asked for one.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from transformers import AutoTokenizer
+
+        self.native: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids; `special` adds what the tokenizer puts around a text."""
+        return [int(token) for token in self.native(text, add_special_tokens=special)["input_ids"]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return str(self.native.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
 class Text:
     """The tokenizer of one package."""
 
-    def __init__(self, tokenizer: Any, folder: Path) -> None:
+    def __init__(self, tokenizer: PlainTokenizer | FullTokenizer, folder: Path) -> None:
         self._tokenizer, self._folder = tokenizer, folder
 
     def encode(self, prompt: str) -> list[int]:
         """Token ids of a plain prompt, with the special tokens that the tokenizer puts around a text."""
-        return [int(token) for token in self._tokenizer(prompt)["input_ids"]]
+        return self._tokenizer.encode(prompt, special=True)
 
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
         """Token ids of a conversation of one user message, up to where the assistant begins to speak.
@@ -37,21 +75,21 @@ class Text:
         """
         from jinja2 import TemplateError
 
-        if not self._tokenizer.chat_template:
+        full = self._tokenizer if isinstance(self._tokenizer, FullTokenizer) else loaded(FullTokenizer, self._folder)
+        if not full.native.chat_template:
             raise UsageError(f"{self._folder}: --chat needs a chat template, which the tokenizer lacks; leave it out")
         messages = [{"role": "system", "content": system}] if system is not None else []
         messages.append({"role": "user", "content": prompt})
         try:
-            rendered = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            rendered = full.native.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except (TemplateError, ValueError) as error:
             raise GenerationError(f"{self._folder}: the chat template refuses these messages: {error}") from error
         # The template writes the special tokens itself.
-        return [int(token) for token in self._tokenizer(rendered, add_special_tokens=False)["input_ids"]]
+        return self._tokenizer.encode(rendered, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""
-        plain = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(plain)
+        return self._tokenizer.decode(ids)
 
     def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
         """A stream of the text that follows `prompt`, ending at the first of `stops`."""
@@ -148,26 +186,33 @@ class StopStrings:
         return out
 
 
-def load_text(folder: Path) -> Text:
-    """Load the tokenizer of the package in `folder`; nothing is downloaded and no code of the package is run.
+def load_text(folder: Path, kind: TokenizerKind = "transformers") -> Text:
+    """Load the tokenizer of the package in `folder` as `kind` says; nothing is downloaded and no code of it is run.
 
     Raises PackageError when the package has no tokenizer, or it cannot be loaded.
     """
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PackageError(
             f"{folder}: the package has no tokenizer; give the prompt as token ids with --token-ids, or export a "
             "checkpoint that has one"
         )
-    from transformers import AutoTokenizer
+    if kind == "tokenizers":
+        return Text(loaded(PlainTokenizer, folder), folder)
+    return Text(loaded(FullTokenizer, folder), folder)
 
+
+Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)
+
+
+def loaded(reader: type[Loaded], folder: Path) -> Loaded:
+    """Load a tokenizer; PackageError when it does not."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        return reader(folder)
+    except Exception as error:  # `tokenizers` raises plain Exception
         reason = " ".join(str(error).split())[:300]
         raise PackageError(
             f"{folder}: the tokenizer does not load ({reason}); give the prompt as token ids with --token-ids"
         ) from error
-    return Text(tokenizer, folder)
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:

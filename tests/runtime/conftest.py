@@ -1,43 +1,40 @@
-"""Fixtures of the runtime tests: tiny packages, made once per session, and runners that are always closed."""
+"""Fixtures of the runtime tests: packages from the real exporter, and runners that are always closed."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from partita.providers.resolve import parse_chain
 from partita.runtime.runner import Runner, load_runner
-from tests.conftest import require
-from tests.runtime.tiny_packages import Spec, build, greedy_reference
+from tests.conftest import Exported, TinyCheckpoint, require
 
 PackageFactory = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
-def tiny_package(tmp_path_factory: pytest.TempPathFactory) -> PackageFactory:
-    """Factory of packages; keywords are those of `Spec`. The same ones give the same folder, so never write into it."""
-    require("torch")
-    made: dict[Spec, Path] = {}
+def tiny_package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> PackageFactory:
+    """Factory of packages of a tiny llama; keywords are those of `ExportOptions`. Never write into what it gives.
 
-    def factory(**keywords) -> Path:
-        spec = Spec(**keywords)
-        if spec not in made:
-            made[spec] = build(tmp_path_factory.mktemp("package"), spec)
-        return made[spec]
+    The same keywords give the same folder. An export takes seconds: use the options of other tests where any will do.
+    """
+
+    def factory(**options: Any) -> Path:
+        return exported(tiny_checkpoint("llama"), **options)
 
     return factory
 
 
 @pytest.fixture
-def package_copy(tiny_package: PackageFactory, tmp_path: Path) -> Callable[..., Path]:
+def package_copy(tiny_package: PackageFactory, own_copy: Callable[[Path], Path]) -> PackageFactory:
     """A package of this test's own, to be damaged."""
 
-    def factory(**keywords) -> Path:
-        return shutil.copytree(tiny_package(**keywords), tmp_path / "package")
+    def factory(**options: Any) -> Path:
+        return own_copy(tiny_package(**options))
 
     return factory
 
@@ -47,8 +44,8 @@ def open_runner(tiny_package: PackageFactory) -> Iterator[Callable[..., Runner]]
     """Open a tiny package on the CPU provider; closed at the end of the test."""
     opened: list[Runner] = []
 
-    def factory(*, observe: bool = False, folder: Path | None = None, **keywords) -> Runner:
-        runner = load_runner(folder or tiny_package(**keywords), parse_chain("cpu"), threads=1, observe=observe)
+    def factory(*, observe: bool = False, **options: Any) -> Runner:
+        runner = load_runner(tiny_package(**options), parse_chain("cpu"), threads=1, observe=observe)
         opened.append(runner)
         return runner
 
@@ -58,15 +55,25 @@ def open_runner(tiny_package: PackageFactory) -> Iterator[Callable[..., Runner]]
 
 
 @pytest.fixture(scope="session")
-def reference() -> Callable[[Sequence[int], int], list[int]]:
-    """Greedy tokens of transformers' own generate for a prompt."""
+def reference(tiny_checkpoint: TinyCheckpoint) -> Callable[[Sequence[int], int], list[int]]:
+    """Greedy tokens of transformers' own generate for a prompt, in float32; the end token does not end it."""
     require("torch")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        tiny_checkpoint("llama"), dtype=torch.float32, attn_implementation="eager"
+    )
     known: dict[tuple[tuple[int, ...], int], list[int]] = {}
 
     def tokens(prompt: Sequence[int], count: int) -> list[int]:
         key = (tuple(prompt), count)
         if key not in known:
-            known[key] = greedy_reference(prompt, count)
+            ids = torch.tensor([list(prompt)])
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
+            )
+            known[key] = out[0, len(prompt) :].tolist()
         return known[key]
 
     return tokens

@@ -11,17 +11,25 @@ import pytest
 from partita.errors import GenerationError, UsageError
 from partita.runtime.generate import generate
 from partita.runtime.sampling import greedy, make_sampler
-from tests.runtime.tiny_packages import VOCAB
+from tests.conftest import BASE
 
-PROMPTS = tuple(np.random.default_rng(3).integers(3, VOCAB, size).tolist() for size in (20, 7, 3))
+
+def random_prompt(seed: int, size: int) -> list[int]:
+    """Token ids of the tiny checkpoint, none of them special."""
+    return np.random.default_rng(seed).integers(3, BASE["vocab_size"], size).tolist()
+
+
+PROMPTS = tuple(random_prompt(seed, size) for seed, size in ((3, 20), (4, 7), (5, 3)))
+# Chunks of 6 do not divide the 64 tokens of the cache: the last one does not fit.
+PAIR: dict[str, Any] = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
 KINDS: dict[str, dict[str, Any]] = {
     "gqa": {},
     "onnx24": {"attention": "onnx24"},
-    "gqa, 3 rows": {"batch": 3},
-    "onnx24, 3 rows": {"attention": "onnx24", "batch": 3},
-    "static pair": {"prefill_chunk": 8},
-    "static pair, 2 rows": {"prefill_chunk": 8, "batch": 2},
-    "static pair, onnx24, 2 rows": {"prefill_chunk": 8, "batch": 2, "attention": "onnx24"},
+    "gqa, 3 rows": {"batch_size": 3},
+    "onnx24, 3 rows": {"attention": "onnx24", "batch_size": 3},
+    "static pair": PAIR,
+    "static pair, 2 rows": {**PAIR, "batch_size": 2},
+    "static pair, onnx24, 2 rows": {**PAIR, "batch_size": 2, "attention": "onnx24"},
 }
 
 
@@ -44,7 +52,7 @@ def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, c
 
 
 def test_rows_may_come_in_any_order(open_runner, reference):
-    runner = open_runner(attention="onnx24", batch=3)
+    runner = open_runner(attention="onnx24", batch_size=3)
     steps = run(runner, PROMPTS[::-1], chunk=4)
     assert [row(steps, index) for index in range(3)] == [reference(prompt, 20) for prompt in PROMPTS[::-1]]
 
@@ -66,23 +74,23 @@ def test_steps_count_what_they_took_in(open_runner):
 
 
 def test_padding_is_not_counted_in_a_static_pair(open_runner):
-    runner = open_runner(prefill_chunk=8)
-    steps = run(runner, [PROMPTS[0]], new=1)
-    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [8, 8, 4]
+    steps = run(open_runner(**PAIR), [PROMPTS[0]], new=1)
+    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [6, 6, 6, 2]
 
 
 def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_runner, reference):
-    """Of 28 prompt tokens 24 fit in chunks of 8; a fourth chunk would end at 32, beyond the 30 of the cache."""
-    runner = open_runner(prefill_chunk=8, max_length=30)
-    prompt = np.random.default_rng(4).integers(3, VOCAB, 28).tolist()
+    """Of 62 prompt tokens 60 fit in chunks of 6; another chunk would end at 66, beyond the 64 of the cache."""
+    runner = open_runner(**PAIR)
+    assert (runner.chunk_fixed, runner.max_length) == (6, 64)
+    prompt = random_prompt(6, 62)
     steps = run(runner, [prompt])
-    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [8, 8, 8, 1, 1, 1, 1]
+    assert [step.new_tokens for step in steps if step.phase == "prefill"] == [*[6] * 10, 1, 1]
     assert row(steps) == reference(prompt, 2)
     assert steps[-1].finish == ("cache_full",)
 
 
 def test_a_stop_token_ends_its_row_and_no_other(open_runner, reference):
-    runner = open_runner(batch=3)
+    runner = open_runner(batch_size=3)
     expected = [reference(prompt, 20) for prompt in PROMPTS]
     stop = expected[1][4]
     steps = run(runner, PROMPTS, stop=[stop])
@@ -108,8 +116,8 @@ def test_a_prompt_that_fills_the_cache_leaves_no_room_for_a_token(open_runner):
 
 
 def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, reference):
-    runner = open_runner(attention="onnx24", batch=3)
-    long = np.random.default_rng(5).integers(3, VOCAB, 62).tolist()
+    runner = open_runner(attention="onnx24", batch_size=3)
+    long = random_prompt(7, runner.max_length - 2)
     steps = run(runner, [long, *PROMPTS[1:]], new=15)
     assert steps[-1].finish == ("cache_full", "length", "length")
     assert row(steps, 0) == reference(long, 2)
@@ -122,13 +130,26 @@ def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, refe
         ([], "0 prompts for a package of batch size 1"),
         ([[5], [6]], "2 prompts for a package of batch size 1.*--batch-size 2"),
         ([[]], "empty"),
-        ([[5] * 65], "65 tokens and the cache holds 64.*--max-length"),
-        ([[5, VOCAB]], f"token id {VOCAB} at position 1"),
         ([[5, 6, -1]], "token id -1 at position 2"),
     ],
 )
 def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runner, prompts, says):
+    is_refused(open_runner(), prompts, says)
+
+
+def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_runner):
     runner = open_runner()
+    limit = runner.max_length
+    is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens and the cache holds {limit}.*--max-length")
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_before_anything_runs(open_runner):
+    runner = open_runner()
+    size = runner.manifest.graph.vocab_size
+    is_refused(runner, [[5, size]], f"token id {size} at position 1; the vocabulary has ids 0 to {size - 1}")
+
+
+def is_refused(runner, prompts, says):
     with pytest.raises(GenerationError, match=says):
         generate(runner, prompts, max_new_tokens=4, sampler=greedy)
     assert runner.steps == []
@@ -143,7 +164,7 @@ def test_absurd_options_are_usage_errors(open_runner, option, says):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_name_step_and_row_and_do_not_spoil_the_next_run(open_runner, reference, bad):
     """A cache that holds `bad` is what a graph with an overflow leaves behind."""
-    runner = open_runner(attention="onnx24", batch=3)
+    runner = open_runner(attention="onnx24", batch_size=3)
     steps = generate(runner, PROMPTS, max_new_tokens=20, sampler=greedy)
     next(steps)
     next(steps)
@@ -171,7 +192,7 @@ def test_the_sampler_sees_the_rows_own_history(open_runner):
         seen.append(history.tolist())
         return greedy(logits, history)
 
-    runner = open_runner(batch=3)
+    runner = open_runner(batch_size=3)
     steps = run(runner, PROMPTS, new=2, sampler=spy)
     first = [row(steps, index)[0] for index in range(3)]
     assert seen[:3] == [list(prompt) for prompt in PROMPTS]

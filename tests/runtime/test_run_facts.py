@@ -13,8 +13,10 @@ from partita.runtime.evidence import parse_plan, parse_profile
 from partita.runtime.generate import generate
 from partita.runtime.run_facts import run_facts
 from partita.runtime.sampling import greedy
+from tests.conftest import BASE
 
 PROMPT = list(range(5, 25))
+PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
 
 
 def run(runner, *, new=12, chunk=512, rows=1, take=None):
@@ -53,7 +55,7 @@ def test_the_window_is_one_prefill_and_four_decode_runs(open_runner):
 
 
 def test_a_static_pair_has_a_window_per_session(open_runner):
-    runner = open_runner(observe=True, prefill_chunk=8)
+    runner = open_runner(observe=True, **PAIR)
     run(runner)
     prefill, decode = run_facts(runner).sessions
     assert (prefill.file, prefill.phases, [w.phase for w in prefill.runs]) == (
@@ -91,14 +93,14 @@ def test_facts_can_be_asked_for_after_closing(open_runner):
     assert run_facts(runner).sessions[0].events
 
 
-@pytest.mark.parametrize("spec", [{}, {"attention": "onnx24"}, {"precision": "fp16"}, {"prefill_chunk": 8}])
+@pytest.mark.parametrize("spec", [{}, {"attention": "onnx24"}, {"precision": "fp16"}, PAIR])
 def test_past_and_present_are_one_buffer(open_runner, spec):
     runner = open_runner(observe=True, **spec)
     before = [buffer.address() for buffer in runner.cache.buffers]
     run(runner)
     assert [buffer.address() for buffer in runner.cache.buffers] == before
     facts = run_facts(runner)
-    assert len(facts.states) == 4
+    assert len(facts.states) == 2 * BASE["num_hidden_layers"]
     assert all(state.same_address and state.address_changes == 0 for state in facts.states)
     assert all(state.memory == "Cpu" for state in facts.states)
     assert all(buffer.host[:, :, :20].any() for buffer in runner.cache.buffers)
@@ -117,7 +119,7 @@ def test_a_state_that_moves_is_noticed(open_runner):
 
 
 def test_ports_say_where_they_are_and_how_large_a_step_is(open_runner):
-    runner = open_runner(observe=True, batch=3)
+    runner = open_runner(observe=True, batch_size=3)
     run(runner, rows=3)
     ports = {port.name: port for port in run_facts(runner).sessions[0].ports if port.direction == "input"}
     assert ports["input_ids"].role == "tokens"

@@ -14,7 +14,9 @@ import onnx
 import onnxruntime
 import pytest
 
+from partita.cli import run
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
+from partita.package import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
 from partita.runtime import ort_errors, session
@@ -96,12 +98,14 @@ def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runne
 
 
 @NO_CUDA
-def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_package, own_temp, capfd):
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_package, own_temp, capfd, observe):
     with pytest.raises(ProviderError, match=r"CUDAExecutionProvider.*Failed to load library.*lib\w+\.so") as caught:
-        open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=False)
+        open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=observe)
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is not None
     assert list(own_temp.iterdir()) == []
+    del caught  # the half-open session goes with the traceback, and would log at that moment
     assert capfd.readouterr().err == ""
 
 
@@ -128,6 +132,26 @@ def test_a_node_without_a_kernel_is_a_provider_error(tmp_path):
     path = write_model(tmp_path / "mod.onnx", "Mod", onnx.TensorProto.BFLOAT16, fmod=1)
     with pytest.raises(ProviderError, match="CPUExecutionProvider cannot run it.*Mod"):
         open_session(path, CPU, threads=1, observe=False)
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_a_bf16_package_on_the_cpu_provider_ends_in_one_line_that_says_what_to_do(
+    tiny_package, own_temp, tmp_path, capfd, report
+):
+    """A whole package: it is sound and verified, and the CPU provider has no bfloat16 kernels for it."""
+    folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
+    assert read_manifest(folder).verification.status == "verified"
+    arguments = ["generate", str(folder), "return the", "--provider", "cpu"]
+    code = run([*arguments, "--report", str(target)] if report else arguments)
+    out, err = capfd.readouterr()
+    assert (code, out) == (ProviderError.exit_code, "")
+    assert re.fullmatch(
+        r"partita: .*/model\.onnx: CPUExecutionProvider cannot run it: Could not find an implementation for .* node "
+        r"with name 'model\..*'; export with another --precision\n",
+        err,
+    ), err
+    assert list(own_temp.iterdir()) == []
+    assert not target.exists()
 
 
 def test_truncated_and_missing_weights_are_package_errors(package_copy):

@@ -11,6 +11,11 @@ from partita.runtime.text import StopStrings, load_text, stop_token_ids
 
 HARD = "naïve café — 日本語 你好，世界！ 😀👩‍👩‍👧‍👦🇨🇭 x = [1,  2]\n\tdone"
 
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
+)
+
 
 @pytest.fixture(scope="module")
 def text(tiny_package):
@@ -112,7 +117,10 @@ def test_an_empty_stop_string_is_a_usage_error():
         StopStrings(["x", ""])
 
 
-def test_chat_renders_system_and_user(text):
+def test_chat_renders_system_and_user(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    text = load_text(folder)
     ids = text.encode_chat("Hello", system="Be brief.")
     assert ids[0] == 1, "the template's own special token was not read as one"
     assert text.decode(ids) == "system: Be brief.\nuser: Hello\nassistant: "

@@ -1,0 +1,69 @@
+"""Which library a package's tokenizer needs at run time: found by comparing, not by its class name.
+
+`transformers` takes seconds to import, `tokenizers` takes milliseconds. Where tokenizer.json alone, read by
+`tokenizers`, gives the same ids and the same text as the checkpoint's tokenizer in transformers on everything that is
+tried here, the package says so and the runtime leaves transformers out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from partita.errors import PartitaError
+from partita.export.known_answer import PROMPT_TEXT
+from partita.export.tracing import quiet, translated
+from partita.package import TokenizerKind
+
+TEXTS = (
+    PROMPT_TEXT,
+    "",
+    " ",
+    "  two  spaces  and a trailing one ",
+    "def f(x):\n\treturn x ** 2  # power\n\n\n    indented\r\n",
+    "naïve café — “quotes”… 3.14159 1,000,000 e\u0301",
+    "漢字とかな 한국어 العربية हिन्दी 🙂👩‍👩‍👧‍👦",
+    "\x00\x07\ufeff\u200b\ud7ff",
+    "Don't we'll it's I'd I'M they've",
+)
+RANDOM_SEQUENCES, SEQUENCE_TOKENS = 64, 24
+
+
+def probe_tokenizer(folder: Path, names: tuple[str, ...]) -> TokenizerKind:
+    """Compare both readings of the tokenizer in `folder`, whose files are `names`.
+
+    A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
+    """
+    if not any(name.startswith(("tokenizer", "vocab")) for name in names):
+        return "none"
+    if "tokenizer.json" not in names:
+        return "transformers"
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet(), translated("loading the tokenizer"):
+            full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            return "tokenizers" if _same(full, plain) else "transformers"
+    except PartitaError:
+        return "transformers"
+
+
+def _same(full: Any, plain: Any) -> bool:
+    """Equal ids for every text, and equal text for every id and for sequences of random ids."""
+    special = " and ".join(full.all_special_tokens)
+    for text in (*TEXTS, special, f"a{special}b"):
+        for add in (True, False):
+            if list(full(text, add_special_tokens=add)["input_ids"]) != plain.encode(text, add_special_tokens=add).ids:
+                return False
+    count = len(full)
+    random = np.random.Generator(np.random.PCG64(0)).integers(0, count, (RANDOM_SEQUENCES, SEQUENCE_TOKENS)).tolist()
+    singles = [[token] for token in (*range(min(count, 1024)), *range(max(0, count - 256), count))]
+    return all(
+        full.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        == plain.decode(ids, skip_special_tokens=True)
+        for ids in (*random, *singles)
+    )
