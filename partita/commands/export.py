@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,14 +13,23 @@ from partita.package import Manifest, Verification
 
 def run(options: ExportOptions, *, as_json: bool) -> None:
     """Export and say what was written."""
-    with Bars() as bars:
-        summary = export(options, replay=replay, progress=bars)
+    before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        with Bars() as bars:
+            summary = export(options, replay=replay, progress=bars)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
         print_json(as_dict(summary))
     else:
         sys.stdout.write("\n".join(describe(summary)) + "\n")
+
+
+def _stop(number: int, frame: object) -> None:
+    """SIGTERM ends an export as Ctrl-C does: what was written so far is removed on the way out."""
+    raise SystemExit(128 + number)
 
 
 def replay(folder: Path, manifest: Manifest) -> Verification:

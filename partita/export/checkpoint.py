@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from partita.errors import CheckpointError, UnsupportedModelError
+from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 
 COMPANIONS = (
     "config.json",
@@ -35,6 +35,10 @@ COMPANIONS = (
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
 )
 """Files copied into the package as they are, where the checkpoint has them."""
 HUB_PATTERNS = [
@@ -97,9 +101,12 @@ def open_checkpoint(given: str) -> Checkpoint:
     Raises CheckpointError when it is missing or damaged, UnsupportedModelError when its model cannot be exported.
     """
     folder = _locate(given)
-    config = _read_config(folder)
-    _refuse_by_config(folder, config)
-    tensors, files = _index(folder)
+    try:
+        config = _read_config(folder)
+        _refuse_by_config(folder, config)
+        tensors, files = _index(folder)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
     name = Path(given).name if Path(given).is_dir() else given
     return Checkpoint(folder, name, config, _architecture(config), tensors, files)
 
@@ -112,6 +119,8 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _locate(given: str) -> Path:
+    if not given:
+        raise UsageError("CHECKPOINT is empty; give a checkpoint folder or a hub id")
     path = Path(given)
     if path.is_dir():
         return path
@@ -136,6 +145,8 @@ def _first_line(error: BaseException) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CheckpointError(f"{path}: damaged, it is not JSON ({error})") from error
     if not isinstance(value, dict):
@@ -160,7 +171,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except (ValueError, KeyError, TypeError, OSError, AttributeError) as error:
+    except Exception as error:  # validation errors of configs share no base class
         if "auto_map" in raw:
             raise UnsupportedModelError(
                 f"{folder}: model type {model_type!r} needs Python code from the checkpoint, which Partita does not run"
@@ -194,11 +205,6 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{folder}: the checkpoint holds {architecture}, which has no language-model head; Partita needs one "
             f"saved as {expected}"
-        )
-    if getattr(config, "is_decoder", True) is False:
-        raise UnsupportedModelError(
-            f"{folder}: {architecture} is an encoder (is_decoder is false in config.json); Partita exports decoders "
-            "only"
         )
 
 
@@ -287,12 +293,19 @@ class TensorReader:
         self._source: Any = None
 
     def __enter__(self) -> TensorReader:
-        if self.info.file.endswith(".bin"):
-            self._source = _load_bin(self.path)[self.info.name]
-        else:
-            self._handle = safe_open(str(self.path), framework="pt")
-            self._source = self._handle.__enter__().get_slice(self.info.name)
+        try:
+            if self.info.file.endswith(".bin"):
+                self._source = _load_bin(self.path)[self.info.name]
+            else:
+                self._handle = safe_open(str(self.path), framework="pt")
+                self._source = self._handle.__enter__().get_slice(self.info.name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{self.path}: cannot be read ({_first_line(error)})") from error
         return self
+
+    def read_all(self) -> torch.Tensor:
+        """The whole tensor."""
+        return torch.as_tensor(self._source[...])
 
     def __exit__(self, *details: Any) -> None:
         self._source = None

@@ -36,6 +36,7 @@ HARMLESS_KEYWORDS = frozenset(
         "use_cache",
         "output_attentions",
         "output_hidden_states",
+        "output_router_logits",
         "return_dict",
         "logits_to_keep",
         "num_items_in_batch",
@@ -44,11 +45,28 @@ HARMLESS_KEYWORDS = frozenset(
 """Keywords that transformers passes through to the attention function and that its eager attention ignores."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MaskRule:
-    """The mask a model asked for, in place of a mask tensor: causal, and within `window` keys if that is not None."""
+    """The mask a model asked for, in place of a mask tensor: causal, and within `window` keys if that is not None.
+
+    Model code that computes with the mask itself (adds a position bias to it, say) is refused by name: what it does
+    there would be lost.
+    """
 
     window: int | None
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedModelError(
+            "the model computes with its attention mask (a position bias, or attention of its own); that cannot be "
+            "exported yet"
+        )
+
+    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __invert__ = __getitem__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
 
 
 @dataclass(frozen=True, slots=True)

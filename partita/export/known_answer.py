@@ -47,15 +47,35 @@ class KnownAnswer:
     reference: str
 
 
-def check_memory(parameters: int) -> None:
-    """Raise ResourceError when the original model, in float32, will not fit into the free memory."""
-    needed, free = int(parameters * 4 * MEMORY_MARGIN), psutil.virtual_memory().available
+def check_memory(parameters: int, cache_bytes: int) -> None:
+    """Raise ResourceError when the original model in float32, or the cache of the replay, will not fit into memory.
+
+    The two are not in memory at the same time.
+    """
+    free = min(psutil.virtual_memory().available, _cgroup_bytes_left())
+    needed = int(parameters * 4 * MEMORY_MARGIN)
     if needed > free:
         raise ResourceError(
             f"the original model needs about {needed / 1e9:.1f} GB for its known answer and {free / 1e9:.1f} GB are "
-            "free; export "
-            "with --no-verify, and verify on a machine with more memory"
+            "free; "
+            "export with --no-verify, and verify on a machine with more memory"
         )
+    if cache_bytes > free:
+        raise ResourceError(
+            f"the cache takes {cache_bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; export with a smaller "
+            "--max-length "
+            "or --batch-size, or with --no-verify"
+        )
+
+
+def _cgroup_bytes_left() -> float:
+    """What a container's memory limit leaves (Linux cgroup v2); infinite without a limit."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        return float("inf") if limit == "max" else int(limit) - int((root / "memory.current").read_text())
+    except (OSError, ValueError):
+        return float("inf")
 
 
 def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int) -> KnownAnswer:

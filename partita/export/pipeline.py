@@ -8,12 +8,15 @@ may not import: the caller passes a function.
 from __future__ import annotations
 
 import datetime
+import errno
 import importlib.metadata
+import json
 import resource
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -25,6 +28,7 @@ from partita.errors import PackageError, ParityError, ResourceError, UsageError
 from partita.export import bf16_twin, known_answer, weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint, open_checkpoint, source_files
+from partita.export.naming import match_names
 from partita.export.passes import run_all
 from partita.export.progress import Progress, Silent, stage
 from partita.export.tokenizer import probe_tokenizer
@@ -32,6 +36,7 @@ from partita.export.tracing import FakeModel, Traced, TraceSpec, build_fake_mode
 from partita.package import (
     KNOWN_ANSWER,
     MANIFEST,
+    SCHEMA,
     WEIGHTS,
     FileRecord,
     Graph,
@@ -105,20 +110,41 @@ def export(options: ExportOptions, *, replay: Replay, progress: Progress | None 
     """
     _check_options(options)
     _check_target(options)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.partial-"))
-    except OSError as error:
-        raise ResourceError(f"{options.out.parent}: cannot create a folder there ({error.strerror})") from error
-    work = _Work(options, progress or Silent(), folder)
-    try:
-        summary = _run(work, replay)
-        _publish(folder, options)
-        return summary
-    except OSError as error:
-        raise weights.translate_space(error, folder) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as cleanup:
+        try:
+            _make_parents(options.out.parent, cleanup)
+            folder = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.partial-"))
+        except OSError as error:
+            raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
+        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            summary = _run(_Work(options, progress or Silent(), folder), replay)
+            _publish(folder, options)
+        except OSError as error:
+            raise weights.translate_space(error, folder) from error
+        except MemoryError as error:
+            raise ResourceError(
+                f"{options.checkpoint}: memory ran out; a smaller --max-length or --batch-size needs less, and "
+                "--no-verify "
+                "does without the original model"
+            ) from error
+        cleanup.pop_all()
+    return summary
+
+
+def _make_parents(parent: Path, cleanup: ExitStack) -> None:
+    """Make the folder that OUT goes into; on failure, what was made is removed again."""
+    missing = [p for p in (parent, *parent.parents) if not p.exists()]
+    for path in reversed(missing):
+        path.mkdir()
+        cleanup.callback(_remove_if_empty, path)
+    if not parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(parent))
+
+
+def _remove_if_empty(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _check_options(options: ExportOptions) -> None:
@@ -129,8 +155,9 @@ def _check_options(options: ExportOptions) -> None:
         ("batch-size", options.batch_size),
         ("prefill-chunk", options.prefill_chunk),
     ):
-        if value is not None and not 1 <= value <= 1 << 24:
-            raise UsageError(f"--{name} {value}: must be between 1 and {1 << 24:,}")
+        least = 2 if name == "max-length" else 1  # one token of prompt and one of answer
+        if value is not None and not least <= value <= 1 << 24:
+            raise UsageError(f"--{name} {value}: must be between {least} and {1 << 24:,}")
     if options.prefill_chunk is not None and not options.static_shapes:
         raise UsageError("--prefill-chunk fixes the shape of prefill.onnx: it needs --static-shapes")
     if options.attention != "auto":
@@ -144,16 +171,36 @@ def _check_options(options: ExportOptions) -> None:
 
 
 def _check_target(options: ExportOptions) -> None:
+    """Refuse to replace anything but a package, and never the checkpoint itself."""
     out = options.out
-    if not out.exists():
+    if not out.exists() and not out.is_symlink():
         return
-    replaceable = out.is_dir() and ((out / MANIFEST).is_file() or not any(out.iterdir()))
     if not options.force:
         raise PackageError(f"{out}: exists already; choose another folder, or replace the package with --force")
-    if not replaceable:
-        raise PackageError(
-            f"{out}: exists and is not a Partita package; --force replaces packages only, remove it yourself"
-        )
+    if out.is_symlink() or not out.is_dir():
+        raise PackageError(f"{out}: a link or a file, not a package; --force replaces packages only")
+    if Path(options.checkpoint).resolve().is_relative_to(out.resolve()):
+        raise PackageError(f"{out}: holds the checkpoint that is to be exported; choose another folder")
+    strange = _not_ours(out)
+    if strange is not None:
+        raise PackageError(f"{out}: --force replaces packages only, and this folder {strange}; remove it yourself")
+
+
+def _not_ours(folder: Path) -> str | None:
+    """Why `folder` is not just a package or empty; None when it is."""
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    if not names:
+        return None
+    try:
+        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        known = {MANIFEST, *(entry["name"] for entry in listed["files"])}
+        ours = str(listed["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"has no {MANIFEST} of a package"
+    if not ours:
+        return f"has a {MANIFEST} of something else"
+    extra = sorted(names - known)
+    return f"holds files that are not the package's ({', '.join(extra[:3])})" if extra else None
 
 
 def _run(work: _Work, replay: Replay) -> Summary:
@@ -172,7 +219,9 @@ def _run(work: _Work, replay: Replay) -> Summary:
     models = [t.model for t in traced]
     parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
     if options.verify:
-        known_answer.check_memory(parameters)
+        cache = sum(_nbytes(state.shape, state.dtype) for state in traced[0].states)
+        # The bfloat16 twin keeps its cache in float32.
+        known_answer.check_memory(parameters, cache * 2 if options.precision == "bf16" else cache)
     _check_space(options.out.parent, planned)
     with stage(work.progress, "write weights", work.seconds, planned) as current:
         data = weights.write_data(models, work.folder, current)
@@ -183,6 +232,8 @@ def _run(work: _Work, replay: Replay) -> Summary:
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, parameters)
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions())
+        if tokenizer == "none":
+            work.notes.append("the checkpoint has no tokenizer: generate will need --token-ids")
     graphs = tuple(
         GraphFile(
             file=file,
@@ -235,13 +286,13 @@ def _spec(options: ExportOptions, chosen: Lowering, max_length: int, length: int
 
 
 def _rewrite(work: _Work, traced: list[Traced], checkpoint: Checkpoint, fake: FakeModel) -> None:
+    sources = match_names(fake.module, checkpoint.tensors)
     for item in traced:
-        weights.attach(item.model, checkpoint, fake.aliases())
+        weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         for name, count in run_all(item.model).items():
             work.passes[name] = work.passes.get(name, 0) + count
         name_nodes(item.model)
-    unused = weights.unused_tensors([t.model for t in traced], checkpoint)
-    unused = [name for name in unused if not fake.is_tied(name)]
+    unused = weights.unused_tensors([t.model for t in traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
         work.notes.append(f"the model does not use these tensors of the checkpoint: {', '.join(unused[:5])}{more}")
@@ -357,15 +408,22 @@ def _verify(
 
 
 def _publish(folder: Path, options: ExportOptions) -> None:
-    """Move the finished folder to its place; an old package is put aside first and removed only after that."""
+    """Move the finished folder to its place; an old package is put aside first and comes back if that fails."""
     folder.chmod(0o755)
-    old: Path | None = None
-    if options.out.exists():
-        old = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.old-")) / "package"
-        options.out.rename(old)
-    folder.rename(options.out)
-    if old is not None:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    if not options.out.exists():
+        folder.rename(options.out)
+        return
+    aside = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.old-"))
+    try:
+        options.out.rename(aside / "package")
+        try:
+            folder.rename(options.out)
+        except BaseException:
+            (aside / "package").rename(options.out)
+            raise
+    finally:
+        if options.out.exists():
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _peak_rss_bytes() -> int:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import onnx_ir as ir
-import onnxscript.optimizer
 import torch
 import transformers.utils.logging
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -26,6 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export.attention import Lowering
 from partita.export.attention.base import AttentionCall
+from partita.export.cleaning import clean
 from partita.export.hooks import IMPLEMENTATION, AttentionRequest, MaskRule, Plug, PlugCache, plugged, register
 from partita.export.state import LayerState, probe_layers
 from partita.package import Port, State
@@ -59,16 +59,10 @@ class FakeModel:
     layers: tuple[LayerState, ...]
     vocab_size: int
 
-    def aliases(self) -> dict[str, frozenset[str]]:
-        """Parameter name -> every name of the same parameter; more than one when it is tied."""
-        names: dict[int, list[str]] = {}
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
-        return {name: frozenset(group) for group in names.values() for name in group}
-
-    def is_tied(self, name: str) -> bool:
-        """Whether `name` is one of several names of a parameter."""
-        return len(self.aliases().get(name, ())) > 1
+    def stored_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        return {name: value for name, value in self.module.state_dict().items() if name not in parameters}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +114,29 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
     handle = register_module_parameter_registration_hook(fake_parameter)
     try:
-        with quiet(), translated("building the model"):
+        with quiet(), translated("building the model from config.json"):
             module = AutoModelForCausalLM.from_config(
                 config, attn_implementation=IMPLEMENTATION, dtype=TORCH_DTYPES[dtype], trust_remote_code=False
             ).eval()
+            _refuse_by_modules(module)
             _refuse_length_dependent_rope(module)
+        with quiet(), translated("running the model once, on tensors without data,"):
             layers = probe_layers(module, mode, batch, max_length)
     finally:
         handle.remove()
     vocabulary = int(module.config.get_text_config().vocab_size)
     return FakeModel(module, mode, dtype, layers, vocabulary)
+
+
+def _refuse_by_modules(model: torch.nn.Module) -> None:
+    """Refuse by name what would fail later for reasons a user cannot read."""
+    experts = next((type(m).__name__ for m in model.modules() if type(m).__name__.endswith("Experts")), None)
+    if experts is not None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has mixture-of-experts layers ({experts}); not exported yet"
+        )
+    if getattr(model.config.get_text_config(), "num_hidden_layers", 1) == 0:  # type: ignore[union-attr, operator]
+        raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
 
 
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -276,7 +283,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     with quiet(), translated("cleaning the graph"):
         _strip_weights(model, fake.module)
         _settle_domains(model, lowering, spec.opset)
-        onnxscript.optimizer.optimize_ir(model)
+        clean(model)
         _drop_unused_inputs(model)
         name_nodes(model)
     return Traced(model, *_ports(model, lowering, spec, fake), states)
@@ -313,12 +320,17 @@ def _widths(layer: LayerState) -> tuple[tuple[Literal["key", "value"], int], ...
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
-    """Rename initializers to the model's own names and drop the fake data of parameters."""
-    parameters = {f"{ROOT}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
+    """Rename initializers to the model's own names, and drop the data of what a checkpoint may hold.
+
+    That is every parameter and every persistent buffer; left in place, the value a buffer has in a fresh model would be
+    folded into the graph.
+    """
+    stored = {f"{ROOT}.{name}" for name in module.state_dict()}
+    stored |= {f"{ROOT}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)}
     for name, value in list(model.graph.initializers.items()):
         if not name.startswith(f"{ROOT}."):
             continue
-        if name in parameters:
+        if name in stored:
             value.const_value = None
         value.name = name.removeprefix(f"{ROOT}.")
 

@@ -17,8 +17,9 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from partita.errors import CheckpointError, ResourceError
-from partita.export.checkpoint import Checkpoint, TensorReader
+from partita.errors import CheckpointError, ResourceError, UnsupportedModelError
+from partita.export.checkpoint import Checkpoint, TensorInfo, TensorReader
+from partita.export.naming import Sources
 from partita.export.progress import Stage
 from partita.package import WEIGHTS
 
@@ -70,6 +71,10 @@ class CheckpointWeight(ir.LazyTensor):
             for start in range(0, rows, step):
                 piece = reader.read(start, min(start + step, rows), axis=1 if self.transposed else 0)
                 cast = piece.to(target)
+                if torch.isnan(cast).any():
+                    raise CheckpointError(
+                        f"{self.checkpoint.folder}: tensor {self.source} holds NaN; the checkpoint is broken"
+                    )
                 if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
                     raise CheckpointError(
                         f"tensor {self.source}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
@@ -90,42 +95,48 @@ def _raw(tensor: torch.Tensor) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
 
 
-def attach(model: ir.Model, checkpoint: Checkpoint, aliases: Mapping[str, frozenset[str]]) -> None:
-    """Give every initializer that is a parameter its checkpoint tensor.
+def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Give every initializer that has no data yet its checkpoint tensor.
 
-    `aliases` maps a parameter name to all names of the same, tied parameter. Raises CheckpointError naming what is
-    missing or of another shape or dtype than the config asks for.
+    `buffers` are the model's own values of stored buffers, for those the checkpoint does not hold. Raises
+    CheckpointError naming what is missing or of another shape or dtype than the config asks for.
     """
     missing, wrong = [], []
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
             continue
-        source = find_source(name, checkpoint, aliases)
-        if source is None:
-            missing.append(name)
-            continue
-        info = checkpoint.tensors[source]
+        source = sources.of(name)
         assert value.shape is not None and value.dtype is not None
-        if info.shape != tuple(value.shape.numpy()):
-            wrong.append(f"{source} is {list(info.shape)}, config.json asks for {list(value.shape.numpy())}")
-        elif info.dtype not in IR_DTYPES and info.dtype != "float64":
-            wrong.append(f"{source} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet")
-        else:
+        if source is None and name in buffers:
+            value.const_value = ir.tensor(buffers[name], name=name)
+        elif source is None:
+            missing.append(name)
+        elif problem := _misfit(checkpoint.tensors[source], tuple(value.shape.numpy()), value.dtype):
+            wrong.append(problem)
+        elif value.dtype in TORCH_DTYPES:
             value.const_value = CheckpointWeight(checkpoint, source, value.dtype)
+        else:
+            with TensorReader(checkpoint, source) as reader:
+                value.const_value = ir.tensor(reader.read_all(), name=name)
+    converted = sorted(sources.converted.intersection(missing))
+    if converted:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder}: transformers computes {_few(converted)} from several tensors of the checkpoint "
+            "while it "
+            "loads it; that cannot be exported yet"
+        )
     if missing:
         raise CheckpointError(f"{checkpoint.folder}: {_few(missing)} missing from the weight files")
     if wrong:
         raise CheckpointError(f"{checkpoint.folder}: weights and config.json disagree: {_few(wrong, '; ')}")
 
 
-def find_source(name: str, checkpoint: Checkpoint, aliases: Mapping[str, frozenset[str]]) -> str | None:
-    """The checkpoint tensor that holds parameter `name`: by its name, a tied name, or without the base model's
-    prefix.
-    """
-    for candidate in (name, *sorted(aliases.get(name, ()))):
-        for spelling in (candidate, candidate.partition(".")[2]):
-            if spelling in checkpoint.tensors:
-                return spelling
+def _misfit(info: TensorInfo, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
+    """What is wrong with a tensor for a value of `shape` and `dtype`; None when nothing is."""
+    if info.shape != shape:
+        return f"{info.name} is {list(info.shape)}, config.json asks for {list(shape)}"
+    if dtype in TORCH_DTYPES and info.dtype not in IR_DTYPES and info.dtype != "float64":
+        return f"{info.name} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet"
     return None
 
 
@@ -135,11 +146,17 @@ def _few(items: list[str], separator: str = ", ") -> str:
     return separator.join(items[:5]) + more
 
 
-def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint) -> list[str]:
-    """Tensors of the checkpoint that no graph uses, without the buffers that transformers computes itself."""
+def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
+    """Tensors of the checkpoint that no graph uses, without second names and buffers that transformers computes
+    itself.
+    """
     used = {w.source for m in models for w in _weights(m)}
     computed = ("inv_freq", ".masked_bias", ".attn.bias")
-    return sorted(name for name in checkpoint.tensors if name not in used and not name.endswith(computed))
+    return sorted(
+        name
+        for name in checkpoint.tensors
+        if name not in used and not name.endswith(computed) and not sources.is_known(name)
+    )
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:

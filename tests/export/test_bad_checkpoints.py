@@ -206,6 +206,7 @@ def test_value_that_does_not_fit_float16(tiny_checkpoint: TinyCheckpoint, own_co
     [
         ({"precision": "fp8"}, "--precision fp8"),
         ({"max_length": 0}, "--max-length 0"),
+        ({"max_length": 1}, "must be between 2 and"),
         ({"max_length": -5}, "--max-length -5"),
         ({"max_length": 1 << 40}, "--max-length"),
         ({"max_length": 257}, "made for at most 256 positions"),
@@ -233,5 +234,42 @@ def test_target_exists(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     error = refuse(tiny_checkpoint("llama"), out)
     assert isinstance(error, PackageError) and "exists already" in str(error)
     error = refuse(tiny_checkpoint("llama"), out, force=True)
-    assert "not a Partita package" in str(error)
+    assert "--force replaces packages only" in str(error)
     assert (out / "precious.txt").read_text() == "mine"
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path) -> None:
+    assert "CHECKPOINT is empty" in str(refuse("", tmp_path / "out"))
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_attention_heads", "num_hidden_layers"])
+def test_null_fields_in_config(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, field: str) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: None}))
+    assert isinstance(refuse(folder, tmp_path / "o" / "out"), CheckpointError)
+
+
+def test_a_model_without_layers(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", num_hidden_layers=0, layer_types=[])
+    assert "num_hidden_layers is 0" in str(refuse(folder, tmp_path / "out"))
+
+
+def test_a_weight_that_is_nan(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert "tensor model.layers.1.mlp.up_proj.weight holds NaN" in str(refuse(folder, tmp_path / "o" / "out"))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_a_write_error(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("/proc/self/mem")
+    error = refuse(folder, tmp_path / "o" / "out")
+    assert isinstance(error, CheckpointError) and "config.json" in str(error)

@@ -6,6 +6,7 @@ Prompts and answers are longer than every sliding window of the tiny models, so 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,41 @@ def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, mod
     assert result.status == "verified" and result.tolerance == TOLERANCES[precision]
     assert {s.dtype for s in manifest.graph.states} == {{"fp16": "float16", "bf16": "bfloat16"}[precision]}
     assert ("float32 arithmetic" in result.detail) == (precision == "bf16")
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "helium", "apertus"])
+def test_checkpoints_that_need_care(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    """A head stored under another name (gpt_neox), a norm with an epsilon of 1e-8 (helium), buffers (apertus)."""
+    checkpoint = tiny_checkpoint(model_type, **({"head_dim": 16} if model_type == "helium" else {}))
+    assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
+
+
+def test_stored_buffers_come_from_the_checkpoint(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    checkpoint = own_copy(tiny_checkpoint("apertus"))
+    tensors = load_file(checkpoint / "model.safetensors")
+    changed = [name for name in tensors if name.endswith("act_fn.beta")]
+    assert changed
+    for name in changed:
+        tensors[name].fill_(3.0)
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
+
+
+def test_a_tiny_epsilon_survives(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], exported: Exported
+) -> None:
+    """A token whose embedding is zero: without the epsilon its norm divides by zero."""
+    from safetensors.torch import load_file, save_file
+
+    checkpoint = own_copy(tiny_checkpoint("llama", rms_norm_eps=1e-9))
+    tensors = load_file(checkpoint / "model.safetensors")
+    tensors["model.embed_tokens.weight"][PROMPT[5]] = 0
+    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
 def test_a_wrong_graph_is_found(

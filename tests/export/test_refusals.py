@@ -16,7 +16,11 @@ from tests.conftest import TinyCheckpoint
 
 REFUSED = {
     "mamba": "cache",
-    "jamba": "state",
+    "jamba": "mixture-of-experts layers (JambaExperts)",
+    "falcon_mamba": "cache",
+    "mixtral": "mixture-of-experts layers (MixtralExperts)",
+    "xglm": "computes with its attention mask",
+    "mpt": "computes with its attention mask",
     "gptj": "AttentionInterface",
     "llama4_text": "neither causal nor a sliding window",
 }

@@ -1,0 +1,61 @@
+"""Clean up what torch wrote, by rewrites that are exact.
+
+onnxscript's own `optimize` also drops `x + c` for |c| <= 1e-8 and `x * c` for c within 1e-5 of 1 (its constant
+patterns compare with a tolerance). A norm with an epsilon of 1e-8 would lose it and divide by zero, so only structural
+rewrites run here.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+import onnxscript.optimizer
+from onnxscript.rewriter import rewrite
+from onnxscript.rewriter.rules.common import (
+    cast_constant_of_shape_rule,
+    cast_constant_of_shape_without_value_rule,
+    collapse_slice2_rule,
+    collapse_slice_rule,
+    materialize_reshape_shape_rule,
+    no_op_cast_rule,
+    no_op_expand_rule,
+    no_op_transpose_rule,
+    reshape_reshape_rule,
+    squeeze_reshape_1d_rule,
+    transpose_transpose_rule,
+    unsqueeze_unsqueeze_rule,
+)
+
+EXACT_RULES = (
+    cast_constant_of_shape_rule,
+    cast_constant_of_shape_without_value_rule,
+    collapse_slice_rule,
+    collapse_slice2_rule,
+    materialize_reshape_shape_rule,
+    no_op_cast_rule,
+    no_op_expand_rule,
+    no_op_transpose_rule,
+    reshape_reshape_rule,
+    squeeze_reshape_1d_rule,
+    transpose_transpose_rule,
+    unsqueeze_unsqueeze_rule,
+)
+"""Rewrites that change shapes and casts and no value."""
+ROUNDS = 2
+
+
+def clean(model: ir.Model) -> None:
+    """Inline functions, fold constants, drop what is redundant and name constants; in place. Weights need no data."""
+    common.InlinePass()(model)
+    for _ in range(ROUNDS):
+        onnxscript.optimizer.fold_constants(model, onnx_shape_inference=True)
+        rewrite(model, pattern_rewrite_rules=EXACT_RULES)
+        common.RemoveUnusedNodesPass()(model)
+    for last in (
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    ):
+        last(model)
