@@ -20,6 +20,7 @@ from benchmarks.bare_loop import BareLoop, Speed
 from benchmarks.checkpoints import SHAPES, make
 from benchmarks.report_cost import Cost, measure
 
+PAUSE_SECONDS = 0.5
 Run = Callable[[list[int], int], Speed]
 
 
@@ -57,11 +58,17 @@ def partita_loop(folder: Path, *, observe: bool) -> Run:
 
 
 def interleave(runs: dict[str, Run], prompt: list[int], new_tokens: int, rounds: int) -> dict[str, list[Speed]]:
-    """One warm-up of each, then `rounds` rounds of all of them in turn."""
+    """One warm-up of each, then `rounds` rounds of all of them, each round beginning with another one.
+
+    The pause lets the threads of the one before come to rest: ONNX Runtime's spin for a while after a run.
+    """
     speeds: dict[str, list[Speed]] = {name: [] for name in runs}
     for number in range(rounds + 1):
-        for name, run in runs.items():
-            speed = run(prompt, new_tokens)
+        order = list(runs)
+        turn = number % len(order)
+        for name in order[turn:] + order[:turn]:
+            time.sleep(PAUSE_SECONDS)
+            speed = runs[name](prompt, new_tokens)
             if number:
                 speeds[name].append(speed)
     return speeds
