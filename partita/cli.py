@@ -208,14 +208,17 @@ def show(
 def main() -> None:
     """Entry point: run a verb; every error is one line on stderr and an exit code."""
     arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    sys.exit(run([a for a in arguments if a != "--debug"], debug=debug))
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options, rest = arguments[:end], arguments[end:]
+    sys.exit(run([a for a in options if a != "--debug"] + rest, debug="--debug" in options))
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line without the program name and return its exit code; errors are printed, never raised."""
     try:
         result = app(arguments, standalone_mode=False)
+        if result == INTERRUPTED:  # typer turns Ctrl-C into this
+            return _fail("interrupted", INTERRUPTED)
         return result if isinstance(result, int) else 0
     except Exit as error:
         return error.exit_code

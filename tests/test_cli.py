@@ -223,6 +223,55 @@ def test_reports_that_cannot_be_written_are_found_first(
     fails(capsys, 1, "a folder", "generate", package, PROMPT, "--report", tmp_path)
 
 
+def test_a_report_must_not_overwrite_the_package(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in own_package.iterdir()}
+    for name in (MANIFEST, "model.onnx", "new.json"):
+        fails(capsys, 1, "inside the package", "generate", own_package, PROMPT, "--report", own_package / name)
+    assert {path.name: path.read_bytes() for path in own_package.iterdir()} == before
+
+
+def test_a_prompt_that_fills_the_cache(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = ",".join(["5"] * 64)
+    out, err = succeeds(capsys, "generate", package, ids, "--token-ids", "--json")
+    assert json.loads(out)["rows"][0]["finish_reason"] == "cache_full"
+    assert "finish: cache_full" in err
+
+
+def test_padding_and_finished_rows_are_no_tokens(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 and 3 prompt tokens; the longer row has no room for more after a while, the other goes on alone."""
+    package, report = exported(tiny_checkpoint("qwen2"), batch_size=2), tmp_path / "r.json"
+    long, short = ",".join(["7"] * 50), "9,8,7"
+    out, _ = succeeds(
+        capsys, "generate", package, long, short, "--token-ids", "--max-new-tokens", 40, "--json", "--report", report
+    )
+    answer, read = json.loads(out), json.loads(report.read_text())
+    prefill, decode = read["phases"]
+    made = [len(row["tokens"]) for row in answer["rows"]]
+    assert made[0] < made[1]
+    assert prefill["tokens"] == answer["timings"]["prompt_tokens"] == 53
+    assert decode["tokens"] == answer["timings"]["decode_tokens"]
+    assert decode["tokens"] < 2 * decode["steps"], "the finished row was counted"
+    assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
+
+
+def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = json.loads((own_package / MANIFEST).read_text())
+    shutil.copytree(own_package, tmp_path / "outside")
+
+    def rewrite(**changes: object) -> None:
+        (own_package / MANIFEST).write_text(json.dumps({**manifest, **changes}))
+
+    graph = {**manifest["graph"], "files": [{**manifest["graph"]["files"][0], "file": "../outside/model.onnx"}]}
+    rewrite(graph=graph)
+    for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
+        fails(capsys, 1, "leaves the package folder", *verb)
+    rewrite(files=[])
+    for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
+        fails(capsys, 1, "not in the manifest's list of files", *verb)
+
+
 def test_packages_that_cannot_be_run(tmp_path: Path, own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fails(capsys, 1, "no such folder", "generate", tmp_path / "absent", PROMPT)
     (tmp_path / "empty").mkdir()
@@ -345,17 +394,47 @@ def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
     assert totals["finish_reason"] == "interrupted" and 0 < totals["new_tokens"] < 200
 
 
+def test_debug_after_two_dashes_is_a_prompt(package: Path) -> None:
+    command = [sys.executable, "-m", "partita", "generate", str(package), "--max-new-tokens", "1", "--", "--debug"]
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_json_has_no_nan() -> None:
+    from partita.commands.terminal import finite
+
+    assert finite({"a": [float("nan"), 1.5], "b": float("inf")}) == {"a": [None, 1.5], "b": None}
+
+
 def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "show", str(tmp_path / "absent.json")], debug=True) == 1
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_no_error(package: Path) -> None:
-    command = f"{sys.executable} -m partita generate {package} 'return the' --max-new-tokens 40 | head -c 1"
+def test_a_closed_pipe_is_no_error_and_loses_no_report(package: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    command = (
+        f"{sys.executable} -m partita generate {package} 'return the' --max-new-tokens 40 --report {report} | head -c 1"
+    )
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, env=child_environment(), check=False
     )
+    assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
+    totals = json.loads(report.read_text())["totals"]
+    assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
+
+
+def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "partita", "export", str(tiny_checkpoint("llama")), str(tmp_path / "o" / "p")]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environment())
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.rglob("*.partial-*")) and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (130, b"partita: interrupted\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

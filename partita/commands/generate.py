@@ -6,6 +6,7 @@ run can end still writes its report.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -76,11 +77,13 @@ class Outcome:
 
     rows: list[Row]
     interrupted: bool = False
+    closed: bool = False
+    """Nobody reads stdout any more."""
     error: PartitaError | None = None
 
     def finish_reason(self) -> str | None:
         """Finish reason for the report where the loop cannot tell it from its steps."""
-        if self.interrupted:
+        if self.interrupted or (self.closed and any(row.finish is None for row in self.rows)):
             return "interrupted"
         if self.error is not None:
             return "error"
@@ -92,9 +95,9 @@ def run(options: GenerateOptions) -> int:
     """Generate; returns the exit code."""
     sampler, chain = _check(options)
     prompts = read_prompts(options.prompts)
-    if options.report is not None:
-        check_target(options.report)
     manifest = read_manifest(options.package)
+    if options.report is not None:
+        check_target(options.report, options.package)
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
@@ -193,12 +196,13 @@ def _drive(
         prefill_chunk=options.prefill_chunk,
     )
     live = len(rows) == 1 and not options.as_json
+    show = _Output(live=live)
     with closing(loop):
         try:
             for step in loop:
                 for row, token, finish in zip(rows, step.tokens, step.finish, strict=True):
-                    _take(row, token, finish, live=live)
-                if all(row.finish is not None for row in rows):
+                    _take(row, token, finish, show)
+                if all(row.finish is not None for row in rows) or show.closed:
                     break
         except KeyboardInterrupt:
             outcome.interrupted = True
@@ -206,45 +210,63 @@ def _drive(
             outcome.error = error
     for row in rows:
         if row.stream is not None:
-            _show(row, row.stream.finish(), live=live)
+            show(row, row.stream.finish())
+    outcome.closed = show.closed
     return outcome
 
 
-def _take(row: Row, token: int | None, finish: str | None, *, live: bool) -> None:
+class _Output:
+    """Hands pieces of an answer to its row and, for a single row, to stdout as they come."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.live, self.closed = live, False
+
+    def __call__(self, row: Row, piece: str) -> None:
+        row.pieces.append(piece)
+        if self.live and piece:
+            self.closed = self.closed or not write_stdout(piece)
+
+
+def write_stdout(text: str) -> bool:
+    """Write `text` at once; False when nobody reads stdout any more (head, less). The run still gets its report."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would flush again at exit and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def _take(row: Row, token: int | None, finish: str | None, show: _Output) -> None:
     """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for
     it.
     """
-    if token is None or row.finish is not None:
+    if row.finish is not None:
+        return
+    row.finish = finish  # also without a token: a prompt that fills the cache ends with none
+    if token is None:
         return
     row.tokens.append(token)
-    row.finish = finish
     if row.stream is None:
-        _show(row, f"{token} ", live=live)
+        show(row, f"{token} ")
         return
-    _show(row, row.stream.push(token), live=live)
+    show(row, row.stream.push(token))
     if row.stream.stopped:
         row.finish = "stop"
 
 
-def _show(row: Row, piece: str, *, live: bool) -> None:
-    if not piece:
-        return
-    row.pieces.append(piece)
-    if live:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-
-
 def _finish_output(options: GenerateOptions, outcome: Outcome, steps: Sequence[Step]) -> None:
     """Everything that stdout gets once the loop is over."""
+    if outcome.closed:
+        return
     if options.as_json:
         print_json(_as_dict(outcome, steps))
     elif len(outcome.rows) == 1:
-        sys.stdout.write("\n")
+        write_stdout("\n")
     else:
-        for number, row in enumerate(outcome.rows, start=1):
-            sys.stdout.write(f"[{number}] {row.text()}\n")
-    sys.stdout.flush()
+        write_stdout("".join(f"[{number}] {row.text()}\n" for number, row in enumerate(outcome.rows, start=1)))
 
 
 def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
@@ -270,14 +292,16 @@ def timings(steps: Sequence[Step]) -> dict[str, float | int | None]:
     prefill = [s for s in steps if s.phase == "prefill"]
     decode = [s for s in steps if s.phase == "decode"]
     decode = [s for s in decode if not s.observed] or decode
-    prompt_tokens, prefill_seconds = sum(s.new_tokens for s in prefill), _seconds(prefill)
+    prompt_tokens, prefill_seconds = sum(s.row_tokens for s in prefill), _seconds(prefill)
+    decode_tokens = sum(s.row_tokens for s in decode)
     return {
         "prompt_tokens": prompt_tokens,
         "prefill_seconds": prefill_seconds,
         "prefill_tokens_per_second": prompt_tokens / prefill_seconds if prefill_seconds else None,
         "first_token_seconds": first_token_seconds(steps),
         "decode_steps": len(decode),
-        "decode_tokens_per_second": len(decode) / _seconds(decode) if decode else None,
+        "decode_tokens": decode_tokens,
+        "decode_tokens_per_second": decode_tokens / _seconds(decode) if decode else None,
         "decode_p50_ms": 1e3 * statistics.median(_seconds([s]) for s in decode) if decode else None,
         "overhead_p50_ms": 1e3 * statistics.median(s.overhead_seconds for s in decode) if decode else None,
     }
@@ -296,7 +320,7 @@ def _say_timings(runner: Runner, outcome: Outcome) -> None:
     if figures["first_token_seconds"]:
         parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
     if figures["decode_tokens_per_second"]:
-        parts.append(f"{figures['decode_steps']} decode steps at {figures['decode_tokens_per_second']:.1f} per second")
+        parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s")
     reasons = sorted({row.finish or outcome.finish_reason() or "unfinished" for row in outcome.rows})
     parts.append(f"finish: {', '.join(reasons)}")
     note("; ".join(parts))
@@ -309,7 +333,7 @@ def _write_report(
     facts = run_facts(
         runner,
         finish_reason=outcome.finish_reason(),
-        finish_detail=str(outcome.error) if outcome.error else "",
+        finish_detail=str(outcome.error) if outcome.error else "stdout was closed" if outcome.closed else "",
         tokenizer_load_seconds=tokenizer_seconds,
     )
     asked = Asked(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import partita
+from partita.errors import ReportError
 from partita.package import MANIFEST, Manifest, sha256_of
 from partita.partition_reports.build import build_report
 from partita.partition_reports.facts import RunFacts
@@ -55,8 +56,10 @@ def make_report(
     )
 
 
-def check_target(path: Path) -> None:
-    """Find out before a long run whether its report can be written."""
+def check_target(path: Path, package: Path) -> None:
+    """Find out before a long run whether its report can be written. Raises ReportError, and so inside the package."""
+    if path.resolve().is_relative_to(package.resolve()):
+        raise ReportError(f"{path}: inside the package {package}, which a report must not change; choose another place")
     json_view.check_writable(path)
 
 

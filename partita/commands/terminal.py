@@ -6,6 +6,7 @@ stdout carries results only; everything said along the way goes to stderr, and b
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
@@ -34,7 +35,16 @@ def note(text: str) -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object on stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.write(json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+
+
+def finite(value: Any) -> Any:
+    """The value with null in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    return [finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def size(count: float) -> str:

@@ -137,7 +137,9 @@ class StepFact:
     overhead_seconds: float
     """Wall time of this step outside the session run: feeding, sampling, detokenising."""
     observed: bool
-    """True while profiling was on; such steps are slower and stay out of the speed figures."""
+    """True while profiling was on; such steps are slower and stay out of the speed figures, if others are left."""
+    row_tokens: int | None = None
+    """Tokens taken in over all rows, padding and finished rows left out; None when every row took `tokens`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class StepTimes:
 
     steps: int
     tokens: int
-    """Over all rows."""
+    """Over all rows, padding and finished rows left out."""
     seconds: float | None
     tokens_per_second: float | None
     p50_ms: float | None
@@ -79,7 +79,7 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
     of_phase = [step for step in steps if step.phase == phase]
     free = [step for step in of_phase if not step.observed]
     timed = free or of_phase
-    tokens = rows * sum(step.tokens for step in timed)
+    tokens = sum(rows * step.tokens if step.row_tokens is None else step.row_tokens for step in timed)
     whole = [step.seconds + step.overhead_seconds for step in timed]
     seconds = sum(whole)
     milliseconds = [1000 * value for value in whole]

@@ -165,6 +165,7 @@ class Generation:
             phase=phase,
             index=len(self.runner.steps),
             new_tokens=int(taken.max()),
+            row_tokens=int(taken.sum()),
             tokens=tuple(tokens),
             run_seconds=run_seconds,
             overhead_seconds=now - self.mark - run_seconds,
@@ -181,8 +182,8 @@ class Generation:
         # The largest value is NaN if any is, so one pass finds both.
         if not np.isfinite(logits.max()):
             raise GenerationError(
-                f"the logits of step {len(self.runner.steps)}, row {row}, are not finite; run `partita verify` on the "
-                "package, or export it in a higher --precision"
+                f"the logits of step {len(self.runner.steps)}, row {row}, are not finite; export the "
+                "checkpoint in a higher --precision, or check its weights"
             )
         if known == self.runner.max_length:
             self.finish[row] = "cache_full"

@@ -34,6 +34,8 @@ class ModelFile:
     """Nodes of the main graph, in file order."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    data_files: frozenset[str]
+    """Files that hold tensors outside of it, by the name it uses."""
 
 
 def read_model_file(path: Path, folder: Path) -> ModelFile:
@@ -54,6 +56,9 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
         nodes=tuple(graph_node(node) for node in model.graph.node),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
+        data_files=frozenset(
+            entry.value for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"
+        ),
     )
 
 

@@ -77,13 +77,15 @@ def memory_facts(runner: Runner) -> MemoryFacts:
         cache_bytes=sum(buffer.size_bytes for buffer in runner.cache.buffers),
         rss_before_load_bytes=runner.rss_before_load_bytes,
         rss_after_load_bytes=runner.rss_after_load_bytes,
-        peak_rss_bytes=peak_rss_bytes(),
+        peak_rss_bytes=max(peak_rss_bytes(), runner.rss_before_load_bytes, runner.rss_after_load_bytes),
     )
 
 
 def step_fact(step: Step) -> StepFact:
     """Timing of one step."""
-    return StepFact(step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed)
+    return StepFact(
+        step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed, step.row_tokens
+    )
 
 
 def first_token_seconds(steps: Sequence[Step]) -> float | None:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from partita.errors import PackageError
-from partita.package import GraphFile, Manifest, Port, check_files, read_manifest
+from partita.package import GraphFile, Manifest, Port, check_files, inside, read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.feed import Feed
@@ -40,6 +40,8 @@ class Step:
     """0-based, over the whole generation."""
     new_tokens: int
     """Tokens that the row with most of them took in; padding does not count."""
+    row_tokens: int
+    """Tokens taken in over all rows: prompt tokens while a prompt is read, then one per row that still goes on."""
     tokens: tuple[int | None, ...]
     """The new token of each row; None for a row that has finished, or whose prompt has not been read to its end."""
     run_seconds: float
@@ -182,7 +184,14 @@ def load_runner(
 
 def checked_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
     """Read the structure of one ONNX file, and check that its inputs and outputs are those of the manifest."""
-    model = read_model_file(folder / graph.file, folder)
+    path = inside(folder, graph.file)
+    if path.parent != folder:
+        raise PackageError(f"{folder}: the graph {graph.file!r} is not directly in the package folder")
+    model = read_model_file(path, folder)
+    unlisted = sorted(model.data_files - {entry.name for entry in manifest.files})
+    if unlisted or manifest.file(graph.file) is None:
+        name = unlisted[0] if unlisted else graph.file
+        raise PackageError(f"{folder}: {name} is not in the manifest's list of files, so nothing vouches for it")
     states = manifest.graph.states
     listed = {*(port.name for port in graph.inputs), *(state.past for state in states)}
     given = {*(port.name for port in graph.outputs), *(state.present for state in states)}

@@ -227,7 +227,10 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
         try:
             ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
             if ids is not None:
-                return frozenset(int(token) for token in (ids if isinstance(ids, list) else [ids]))
+                listed = ids if isinstance(ids, list) else [ids]
+                if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+                    raise TypeError(f"eos_token_id is {ids!r}")
+                return frozenset(listed)
         except (ValueError, TypeError, AttributeError) as error:
             raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
     return frozenset()
