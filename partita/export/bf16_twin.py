@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from partita.package import KNOWN_ANSWER, WEIGHTS, Manifest, Verification
+from partita.package import KNOWN_ANSWER, WEIGHTS, FileRecord, Manifest, Verification, record_file
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
@@ -32,7 +32,8 @@ def replay(
             os.link(folder / shared, twin_folder / shared)
         for file in files:
             ir.save(widen(ir.load(folder / file)), twin_folder / file)
-        result = run(twin_folder, _widen_manifest(manifest))
+        graphs = tuple(record_file(twin_folder, file) for file in files)
+        result = run(twin_folder, _widen_manifest(manifest, graphs))
     return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}"})
 
 
@@ -79,14 +80,17 @@ def _widen_attributes(node: ir.Node) -> None:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.as_tensor().numpy().astype(np.float32)))
 
 
-def _widen_manifest(manifest: Manifest) -> Manifest:
-    """The manifest of the twin: states and logits are float32."""
+def _widen_manifest(manifest: Manifest, graphs: tuple[FileRecord, ...]) -> Manifest:
+    """The manifest of the twin, whose graph files are `graphs`: states and logits are float32."""
     states = tuple(s.model_copy(update={"dtype": "float32"}) for s in manifest.graph.states)
     files = tuple(
         f.model_copy(update={"outputs": tuple(o.model_copy(update={"dtype": "float32"}) for o in f.outputs)})
         for f in manifest.graph.files
     )
-    present = tuple(f for f in manifest.files if f.name in (WEIGHTS, KNOWN_ANSWER))
+    shared = tuple(f for f in manifest.files if f.name in (WEIGHTS, KNOWN_ANSWER))
     return manifest.model_copy(
-        update={"files": present, "graph": manifest.graph.model_copy(update={"states": states, "files": files})}
+        update={
+            "files": (*shared, *graphs),
+            "graph": manifest.graph.model_copy(update={"states": states, "files": files}),
+        }
     )
