@@ -158,7 +158,9 @@ def _save_random_model(folder: Path, model_type: str, settings: dict[str, Any], 
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # it would end up in what a test captures
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))

@@ -103,7 +103,8 @@ def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, mod
 @pytest.mark.parametrize("model_type", ["gpt_neox", "helium", "apertus"])
 def test_checkpoints_that_need_care(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
     """A head stored under another name (gpt_neox), a norm with an epsilon of 1e-8 (helium), buffers (apertus)."""
-    checkpoint = tiny_checkpoint(model_type, **({"head_dim": 16} if model_type == "helium" else {}))
+    extra: dict[str, Any] = {"head_dim": 16} if model_type == "helium" else {}
+    checkpoint = tiny_checkpoint(model_type, **extra)
     assert our_tokens(exported(checkpoint), [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
 
 
