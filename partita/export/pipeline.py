@@ -8,15 +8,13 @@ may not import: the caller passes a function.
 from __future__ import annotations
 
 import datetime
-import errno
 import importlib.metadata
-import json
 import resource
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,19 +22,18 @@ from typing import Literal
 import onnx_ir as ir
 
 import partita
-from partita.errors import PackageError, ParityError, ResourceError, UsageError
+from partita.errors import ParityError, ResourceError, UsageError
 from partita.export import bf16_twin, known_answer, weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint, open_checkpoint, source_files
 from partita.export.naming import match_names
 from partita.export.passes import run_all
 from partita.export.progress import Progress, Silent, stage
+from partita.export.publish import check_target, make_parents, publish
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.tracing import FakeModel, Traced, TraceSpec, build_fake_model, name_nodes, trace
 from partita.package import (
     KNOWN_ANSWER,
-    MANIFEST,
-    SCHEMA,
     WEIGHTS,
     FileRecord,
     Graph,
@@ -109,17 +106,17 @@ def export(options: ExportOptions, *, replay: Replay, progress: Progress | None 
     Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
     _check_options(options)
-    _check_target(options)
+    check_target(options.checkpoint, options.out, force=options.force)
     with ExitStack() as cleanup:
         try:
-            _make_parents(options.out.parent, cleanup)
+            make_parents(options.out.parent, cleanup)
             folder = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.partial-"))
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
             summary = _run(_Work(options, progress or Silent(), folder), replay)
-            _publish(folder, options)
+            publish(folder, options.out)
         except OSError as error:
             raise weights.translate_space(error, folder) from error
         except MemoryError as error:
@@ -130,21 +127,6 @@ def export(options: ExportOptions, *, replay: Replay, progress: Progress | None 
             ) from error
         cleanup.pop_all()
     return summary
-
-
-def _make_parents(parent: Path, cleanup: ExitStack) -> None:
-    """Make the folder that OUT goes into; on failure, what was made is removed again."""
-    missing = [p for p in (parent, *parent.parents) if not p.exists()]
-    for path in reversed(missing):
-        path.mkdir()
-        cleanup.callback(_remove_if_empty, path)
-    if not parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(parent))
-
-
-def _remove_if_empty(path: Path) -> None:
-    with suppress(OSError):
-        path.rmdir()
 
 
 def _check_options(options: ExportOptions) -> None:
@@ -168,39 +150,6 @@ def _check_options(options: ExportOptions) -> None:
             )
     if options.opset is not None and not 18 <= options.opset <= MAX_OPSET:
         raise UsageError(f"--opset {options.opset}: must be between 18 and {MAX_OPSET}")
-
-
-def _check_target(options: ExportOptions) -> None:
-    """Refuse to replace anything but a package, and never the checkpoint itself."""
-    out = options.out
-    if not out.exists() and not out.is_symlink():
-        return
-    if not options.force:
-        raise PackageError(f"{out}: exists already; choose another folder, or replace the package with --force")
-    if out.is_symlink() or not out.is_dir():
-        raise PackageError(f"{out}: a link or a file, not a package; --force replaces packages only")
-    if Path(options.checkpoint).resolve().is_relative_to(out.resolve()):
-        raise PackageError(f"{out}: holds the checkpoint that is to be exported; choose another folder")
-    strange = _not_ours(out)
-    if strange is not None:
-        raise PackageError(f"{out}: --force replaces packages only, and this folder {strange}; remove it yourself")
-
-
-def _not_ours(folder: Path) -> str | None:
-    """Why `folder` is not just a package or empty; None when it is."""
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-    if not names:
-        return None
-    try:
-        listed = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        known = {MANIFEST, *(entry["name"] for entry in listed["files"])}
-        ours = str(listed["schema"]).startswith(SCHEMA.partition("/")[0] + "/")
-    except (OSError, ValueError, KeyError, TypeError):
-        return f"has no {MANIFEST} of a package"
-    if not ours:
-        return f"has a {MANIFEST} of something else"
-    extra = sorted(names - known)
-    return f"holds files that are not the package's ({', '.join(extra[:3])})" if extra else None
 
 
 def _run(work: _Work, replay: Replay) -> Summary:
@@ -405,25 +354,6 @@ def _verify(
             "written, please report this model"
         )
     return manifest.model_copy(update={"verification": result})
-
-
-def _publish(folder: Path, options: ExportOptions) -> None:
-    """Move the finished folder to its place; an old package is put aside first and comes back if that fails."""
-    folder.chmod(0o755)
-    if not options.out.exists():
-        folder.rename(options.out)
-        return
-    aside = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.old-"))
-    try:
-        options.out.rename(aside / "package")
-        try:
-            folder.rename(options.out)
-        except BaseException:
-            (aside / "package").rename(options.out)
-            raise
-    finally:
-        if options.out.exists():
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _peak_rss_bytes() -> int:
