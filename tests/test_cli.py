@@ -256,6 +256,19 @@ def test_padding_and_finished_rows_are_no_tokens(
     assert decode["tokens_per_second"] == pytest.approx(answer["timings"]["decode_tokens_per_second"])
 
 
+def test_a_package_that_fixes_the_chunk_says_so(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package, report = (
+        exported(tiny_checkpoint("llama"), attention="gqa", static_shapes=True, prefill_chunk=6),
+        tmp_path / "r.json",
+    )
+    arguments = ["generate", package, PROMPT, "--max-new-tokens", 2, "--report", report]
+    assert "--prefill-chunk is ignored" in succeeds(capsys, *arguments, "--prefill-chunk", 3)[1]
+    assert "ignored" not in succeeds(capsys, *arguments)[1]
+    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == 6
+
+
 def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     manifest = json.loads((own_package / MANIFEST).read_text())
     shutil.copytree(own_package, tmp_path / "outside")

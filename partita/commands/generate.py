@@ -22,7 +22,7 @@ from partita.package import read_manifest
 from partita.partition_reports.views import json as json_view
 from partita.providers.base import Provider
 from partita.providers.resolve import DEFAULT_CHAIN, parse_chain
-from partita.runtime.generate import generate
+from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
 from partita.runtime.run_facts import first_token_seconds, run_facts
 from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.sampling import Sampler, make_sampler
@@ -107,6 +107,8 @@ def run(options: GenerateOptions) -> int:
     ) as runner:
         if runner.manifest.verification.status == "unverified":
             note(f"note: this package is unverified: {runner.manifest.verification.detail}")
+        if options.prefill_chunk != _effective_chunk(options, runner) and options.prefill_chunk != PREFILL_CHUNK_TOKENS:
+            note("note: --prefill-chunk is ignored: this package fixes how many prompt tokens a run takes")
         rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
         outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
         _finish_output(options, outcome, runner.steps)
@@ -326,6 +328,13 @@ def _say_timings(runner: Runner, outcome: Outcome) -> None:
     note("; ".join(parts))
 
 
+def _effective_chunk(options: GenerateOptions, runner: Runner) -> int:
+    """Prompt tokens per run as this package takes them, which is not always as asked."""
+    if runner.chunk_fixed is not None:
+        return runner.chunk_fixed
+    return options.prefill_chunk if runner.can_append_chunks else runner.max_length
+
+
 def _write_report(
     options: GenerateOptions, runner: Runner, outcome: Outcome, chain: tuple[Provider, ...], tokenizer_seconds: float
 ) -> None:
@@ -351,7 +360,7 @@ def _write_report(
         threads=options.threads,
         prompt_tokens=max(len(row.prompt) for row in outcome.rows),
         max_new_tokens=options.max_new_tokens,
-        prefill_chunk_tokens=options.prefill_chunk,
+        prefill_chunk_tokens=_effective_chunk(options, runner),
     )
     report = make_report(options.package, runner.manifest, facts, runner.resolutions, asked)
     json_view.write(report, options.report)
