@@ -370,6 +370,11 @@ def test_report_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 # everything
 
 
+def heed_interrupts() -> None:
+    """Run in a child before its program: a test run in the background of a shell hands on SIGINT as ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def child_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
 
@@ -395,6 +400,7 @@ def test_ctrl_c_ends_cleanly_and_still_writes_the_report(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=child_environment(),
+        preexec_fn=heed_interrupts,
     )
     assert child.stdout is not None and child.stderr is not None
     first = child.stdout.read(1)
@@ -440,7 +446,7 @@ def test_a_closed_pipe_is_no_error_and_loses_no_report(package: Path, tmp_path: 
 
 def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "partita", "export", str(tiny_checkpoint("llama")), str(tmp_path / "o" / "p")]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environment())
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, env=child_environment(), preexec_fn=heed_interrupts)
     deadline = time.monotonic() + 60
     while not list(tmp_path.rglob("*.partial-*")) and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
