@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class LogPattern:
+    """How a line of ONNX Runtime's log gives a reason away."""
+
+    reason: str
+    """A reason code."""
+    pattern: str
+    """Regular expression, searched for in one line; named groups `node`, `op` and `why` where the line has them."""
+
+
+@dataclass(frozen=True, slots=True)
 class GraphNode:
     """A node of the ONNX file, as exported."""
 

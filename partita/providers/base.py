@@ -6,8 +6,14 @@ Nothing here imports ONNX Runtime.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
+
+from partita.partition_reports.facts import LogPattern
+
+OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +21,35 @@ class Option:
     """One provider option. `kind` decides how a value from the command line is checked."""
 
     name: str
-    kind: Literal["int", "bool", "text"]
+    kind: OptionKind
     default: str
+    """What ONNX Runtime takes when the option is left out; empty when that depends on the machine."""
     meaning: str
+    choices: tuple[str, ...] = ()
+    """The values of a `choice`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A shared library that a provider loads, and how to get it."""
+
+    file: str
+    """Name as the loader asks for it, e.g. libcublasLt.so.13."""
+    what: str
+    """The product it belongs to, e.g. cuBLAS 13."""
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A Python package that carries a provider as a library to be registered with a plain ONNX Runtime."""
+
+    wheel: str
+    """Distribution name, e.g. onnxruntime-qnn."""
+    module: str
+    """Module to import, e.g. onnxruntime_qnn; its `get_library_path()` names the library."""
+    path_options: tuple[tuple[str, str], ...] = ()
+    """Provider options whose default is a path that the module knows: (option, name of the function that says it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +67,34 @@ class Provider:
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
     preferred_attention: str
     """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
+    rank: int = 0
+    """Place in the default chain: of the usable providers the one with the highest rank leads. 0: only when named."""
     options: tuple[Option, ...] = ()
-    remedy_not_in_build: str = ""
-    """What to do when the installed ONNX Runtime does not contain it."""
+    libraries: tuple[Library, ...] = ()
+    plugin: Plugin | None = None
+    node_patterns: tuple[LogPattern, ...] = ()
+    """What it logs about a node that it does not take."""
+    start_patterns: tuple[LogPattern, ...] = ()
+    """What is logged when it cannot start; tried before the patterns that all providers share."""
+    remedies: Mapping[str, str] = field(default_factory=dict)
+    """What to do, by provider-level reason code."""
+    listing_config: tuple[tuple[str, str], ...] = ()
+    """Session configuration that ONNX Runtime needs in order to list this provider's nodes truthfully."""
+    compiles: bool = False
+    """True when it turns a whole subgraph into one node, False when it runs node by node."""
 
     def __post_init__(self) -> None:
         if not self.ort_name.endswith("ExecutionProvider"):
             raise ValueError(f"{self.name}: {self.ort_name!r} is not a name ONNX Runtime uses for a provider")
         if self.name in self.aliases or len(set(self.aliases)) != len(self.aliases):
             raise ValueError(f"{self.name}: aliases repeat a name")
+        for pattern in (*self.node_patterns, *self.start_patterns):
+            re.compile(pattern.pattern)
 
     def names(self) -> tuple[str, ...]:
         """Every name a user may write for it, in lower case."""
         return (self.name, *self.aliases, self.ort_name.lower())
+
+    def remedy(self, reason: str) -> str:
+        """What to do about a provider-level reason; empty when nothing is known."""
+        return self.remedies.get(reason, "")

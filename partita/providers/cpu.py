@@ -9,6 +9,7 @@ PROVIDER = Provider(
     wheels=("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu"),
     device_memory="Cpu",
     preferred_attention="gqa",
+    rank=1,
     options=(Option("use_arena", "bool", "1", "keep freed memory in an arena for the next run"),),
-    remedy_not_in_build="every ONNX Runtime build has the CPU provider: reinstall onnxruntime",
+    remedies={"not_in_build": "every ONNX Runtime build has the CPU provider: reinstall onnxruntime"},
 )

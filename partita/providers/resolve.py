@@ -113,5 +113,5 @@ def resolve_one(provider: Provider, available_ort_names: Collection[str]) -> Res
         "unavailable",
         reason="not_in_build",
         evidence=f"the installed ONNX Runtime contains {', '.join(available_ort_names) or 'no provider'}",
-        remedy=provider.remedy_not_in_build or f"install one of: {', '.join(provider.wheels)}",
+        remedy=provider.remedy("not_in_build") or f"install one of: {', '.join(provider.wheels)}",
     )

@@ -12,7 +12,7 @@ from partita.providers.resolve import known_providers, names_to_providers, parse
 def provider(name: str, aliases: tuple[str, ...] = (), remedy: str = "") -> Provider:
     return Provider(
         name=name, ort_name=f"{name.title()}ExecutionProvider", aliases=aliases, wheels=(f"onnxruntime-{name}",),
-        device_memory="Cpu", preferred_attention="gqa", remedy_not_in_build=remedy,
+        device_memory="Cpu", preferred_attention="gqa", remedies={"not_in_build": remedy},
     )  # fmt: skip
 
 
