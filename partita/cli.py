@@ -145,7 +145,7 @@ def generate(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
     ] = False,
-    prefill_chunk: Annotated[int, typer.Option(help="Prompt tokens per run.")] = 512,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
     threads: ThreadsOption = None,
     report: Annotated[Path | None, typer.Option(help="Write the partition report of this run to a file.")] = None,
     as_json: JsonOption = False,
@@ -210,7 +210,13 @@ def main() -> None:
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
-    sys.exit(run([a for a in options if a != "--debug"] + rest, debug="--debug" in options))
+    code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_stdout()
+    sys.exit(code)
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
@@ -225,8 +231,13 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except (KeyboardInterrupt, Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone. Nothing is wrong; keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
+        return 0
+    except SystemExit as error:
+        # While it prints a help text, typer ends the process with code 1 when the reader has gone.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        _drop_stdout()
         return 0
     except PartitaError as error:
         return _fail(str(error), error.exit_code, debug=debug)
@@ -235,6 +246,11 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
         hint = "" if debug else "; this is a bug in Partita, --debug shows where"
         return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)
+
+
+def _drop_stdout() -> None:
+    """The reader of our output (head, less) has gone. Nothing is wrong; keep Python from complaining at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int, *, debug: bool = False) -> int:

@@ -116,6 +116,8 @@ class Graph(Record):
     """Operator set per domain; "" is ONNX itself."""
     attention: str
     """Name of the lowering of attention and cache: gqa, onnx24, …"""
+    appends_chunks: bool
+    """True when a step may take several new tokens per row after past ones; False: only one, but at the beginning."""
     precision: str
     batch_size: int = Field(ge=1)
     max_length: int = Field(ge=1)
@@ -236,7 +238,8 @@ def read_manifest(folder: Path) -> Manifest:
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     """Check that every file is there, inside the folder, with the recorded size and, if asked, the recorded hash.
 
-    Raises PackageError naming the first file that is not as recorded.
+    Raises PackageError naming the first file that is not as recorded, or when a verified package does not list the
+    known answer that it was verified with.
     """
     for record in manifest.files:
         path = inside(folder, record.name)
@@ -247,6 +250,8 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
             raise PackageError(f"{path}: {size:,} bytes, the manifest says {record.size_bytes:,}; export again")
         if hashes and sha256_of(path) != record.sha256:
             raise PackageError(f"{path}: altered since export, its SHA-256 is not the recorded one; export again")
+    if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
+        raise PackageError(f"{folder}: verified, but its manifest does not list {KNOWN_ANSWER}; export again")
 
 
 def inside(folder: Path, name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli import run
-from partita.package import KNOWN_ANSWER, MANIFEST, WEIGHTS
+from partita.package import KNOWN_ANSWER, MANIFEST, WEIGHTS, read_manifest, record_file, write_manifest
 from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 PROMPT = "return the value of"
@@ -264,9 +265,23 @@ def test_a_package_that_fixes_the_chunk_says_so(
         tmp_path / "r.json",
     )
     arguments = ["generate", package, PROMPT, "--max-new-tokens", 2, "--report", report]
-    assert "--prefill-chunk is ignored" in succeeds(capsys, *arguments, "--prefill-chunk", 3)[1]
+    assert "--prefill-chunk 3 is ignored" in succeeds(capsys, *arguments, "--prefill-chunk", 3)[1]
+    assert any("--prefill-chunk 3 is ignored" in note for note in json.loads(report.read_text())["notes"])
     assert "ignored" not in succeeds(capsys, *arguments)[1]
-    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == 6
+    read = json.loads(report.read_text())
+    assert read["request"]["prefill_chunk_tokens"] == 6
+    assert not any("ignored" in note for note in read["notes"])
+
+
+def test_a_batch_that_reads_its_prompts_whole_says_so(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = exported(tiny_checkpoint("llama"), attention="gqa", batch_size=2)
+    report = tmp_path / "r.json"
+    arguments = ["generate", package, "1,2,3,4,5,6,7", "1,2,3", "--token-ids", "--max-new-tokens", 2]
+    _, err = succeeds(capsys, *arguments, "--prefill-chunk", 512, "--report", report)
+    assert "--prefill-chunk 512 is ignored: a run of this package takes 7" in err
+    assert json.loads(report.read_text())["request"]["prefill_chunk_tokens"] == 7
 
 
 def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +295,7 @@ def test_files_that_nothing_vouches_for(own_package: Path, tmp_path: Path, capsy
     rewrite(graph=graph)
     for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
         fails(capsys, 1, "leaves the package folder", *verb)
-    rewrite(files=[])
+    rewrite(files=[entry for entry in manifest["files"] if entry["name"] == KNOWN_ANSWER])
     for verb in (["generate", own_package, PROMPT], ["verify", own_package]):
         fails(capsys, 1, "not in the manifest's list of files", *verb)
 
@@ -430,18 +445,59 @@ def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_closed_pipe_is_no_error_and_loses_no_report(package: Path, tmp_path: Path) -> None:
-    report = tmp_path / "r.json"
-    command = (
-        f"{sys.executable} -m partita generate {package} 'return the' --max-new-tokens 40 --report {report} | head -c 1"
-    )
+def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a verb whose stdout nobody reads; `head -c 0` is gone before anything is written."""
+    words = " ".join(shlex.quote(str(word)) for word in arguments)
+    command = f"(sleep 0.2; exec {sys.executable} -m partita {words}) | head -c 0"
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, env=child_environment(), check=False
-    )
+        ["bash", "-o", "pipefail", "-c", command],
+        capture_output=True, env={**child_environment(), **environment}, check=False,
+    )  # fmt: skip
+    assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_closed_pipe_is_no_error_and_loses_no_report(
+    package: Path, tmp_path: Path, options: tuple[str, ...], unbuffered: str
+) -> None:
+    report = tmp_path / "r.json"
+    arguments = ("generate", package, PROMPT, "--max-new-tokens", 40, "--report", report, *options)
+    done = into_closed_pipe(*arguments, PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 0, done.stderr
-    assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
     totals = json.loads(report.read_text())["totals"]
     assert totals["finish_reason"] == "length" or "stdout was closed" in totals["finish_detail"]
+
+
+def test_other_verbs_into_a_closed_pipe(package: Path, own_package: Path, tmp_path: Path) -> None:
+    report = tmp_path / "r.json"
+    into_closed_pipe("generate", package, PROMPT, "--report", report)
+    for words in (["report", "show", report], ["report", "show", report, "--json"], ["verify", package], ["--help"]):
+        assert into_closed_pipe(*words).returncode == 0, words
+    spoil_known_answer(own_package)
+    done = into_closed_pipe("verify", own_package)
+    assert done.returncode == 4, "a closed pipe hid that the package is wrong"
+
+
+def spoil_known_answer(package: Path) -> None:
+    """Another known answer, listed as if it had always been there."""
+    from safetensors.numpy import load_file, save_file
+
+    answer = package / KNOWN_ANSWER
+    tensors = load_file(answer)
+    tensors["decode_logits"] = tensors["decode_logits"][:, ::-1].copy()
+    save_file(tensors, answer)
+    manifest = read_manifest(package)
+    files = tuple(record_file(package, f.name) if f.name == answer.name else f for f in manifest.files)
+    write_manifest(package, manifest.model_copy(update={"files": files}))
+
+
+def test_a_verified_package_lists_its_known_answer(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = read_manifest(own_package)
+    files = tuple(entry for entry in manifest.files if entry.name != KNOWN_ANSWER)
+    write_manifest(own_package, manifest.model_copy(update={"files": files}))
+    fails(capsys, 1, "does not list known_answer.safetensors", "generate", own_package, PROMPT)
 
 
 def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 from typing import Any
 
 import jsonschema
@@ -33,7 +34,9 @@ from tests.conftest import REPOSITORY
 PUBLISHED_SCHEMA = REPOSITORY / "docs" / "package.schema.json"
 
 
-def example_manifest(files: tuple[FileRecord, ...] = ()) -> Manifest:
+def example_manifest(
+    files: tuple[FileRecord, ...] = (), status: Literal["verified", "unverified"] = "unverified"
+) -> Manifest:
     """A manifest in which every kind of record occurs."""
     tokens = Port(name="input_ids", role="tokens", shape=(1, "S"), dtype="int64")
     logits = Port(name="logits", role="logits", shape=(1, "K", 288), dtype="float32")
@@ -59,14 +62,14 @@ def example_manifest(files: tuple[FileRecord, ...] = ()) -> Manifest:
             files=(FileRecord(name="model.safetensors", size_bytes=396888, sha256="0" * 64),),
         ),
         graph=Graph(
-            files=(graph_file,), states=states, opsets={"": 21, "com.microsoft": 1}, attention="gqa", precision="fp32",
+            files=(graph_file,), states=states, opsets={"": 21, "com.microsoft": 1}, attention="gqa", appends_chunks=True, precision="fp32",
             batch_size=1, max_length=64, vocab_size=288, weight_bytes=394496, cache_bytes=16384,
         ),
         files=files,
         tokenizer="tokenizers",
         toolchain={"torch": "2.13.0", "onnx": "1.23.2"},
         verification=Verification(
-            status="verified", detail="replayed on the CPU", provider="cpu", reference="transformers, fp32, eager",
+            status=status, detail="replayed on the CPU", provider="cpu", reference="transformers, fp32, eager",
             tolerance=1e-4,
             steps=(
                 StepError(step="prefill", output="logits", max_abs_error=1e-6, max_rel_error=2e-7, tokens_equal=True),
@@ -258,3 +261,8 @@ def test_written_manifest_obeys_the_published_schema(folder):
     jsonschema.validate(raw, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**raw, "colour": "blue"}, schema)
+
+
+def test_a_verified_package_lists_the_answer_that_verified_it(tmp_path):
+    with pytest.raises(PackageError, match=r"does not list known_answer\.safetensors"):
+        check_files(tmp_path, example_manifest(status="verified"), hashes=False)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-import sys
 from pathlib import Path
 
-from partita.commands.terminal import Bars, note, print_json, size
+from partita.commands.terminal import Bars, note, print_json, size, write_stdout
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.package import Manifest, Verification
 
@@ -24,7 +23,7 @@ def run(options: ExportOptions, *, as_json: bool) -> None:
     if as_json:
         print_json(as_dict(summary))
     else:
-        sys.stdout.write("\n".join(describe(summary)) + "\n")
+        write_stdout("\n".join(describe(summary)) + "\n")
 
 
 def _stop(number: int, frame: object) -> None:

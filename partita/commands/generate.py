@@ -6,8 +6,6 @@ run can end still writes its report.
 
 from __future__ import annotations
 
-import os
-import statistics
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -16,14 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partita.commands.run_report import Asked, check_target, make_report
-from partita.commands.terminal import note, print_json
+from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.package import read_manifest
+from partita.partition_reports.session_index import PHASES
+from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
 from partita.providers.base import Provider
 from partita.providers.resolve import DEFAULT_CHAIN, parse_chain
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
-from partita.runtime.run_facts import first_token_seconds, run_facts
+from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
 from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
@@ -50,7 +50,8 @@ class GenerateOptions:
     chat: bool
     system: str | None
     token_ids: bool
-    prefill_chunk: int
+    prefill_chunk: int | None
+    """None for the default."""
     threads: int | None
     report: Path | None
     as_json: bool
@@ -83,10 +84,10 @@ class Outcome:
 
     def finish_reason(self) -> str | None:
         """Finish reason for the report where the loop cannot tell it from its steps."""
-        if self.interrupted or (self.closed and any(row.finish is None for row in self.rows)):
-            return "interrupted"
         if self.error is not None:
             return "error"
+        if self.interrupted or (self.closed and any(row.finish is None for row in self.rows)):
+            return "interrupted"
         reasons = {row.finish for row in self.rows}
         return "stop" if reasons == {"stop"} else None
 
@@ -107,8 +108,9 @@ def run(options: GenerateOptions) -> int:
     ) as runner:
         if runner.manifest.verification.status == "unverified":
             note(f"note: this package is unverified: {runner.manifest.verification.detail}")
-        if options.prefill_chunk != _effective_chunk(options, runner) and options.prefill_chunk != PREFILL_CHUNK_TOKENS:
-            note("note: --prefill-chunk is ignored: this package fixes how many prompt tokens a run takes")
+        ignored = chunk_note(options, runner, max(map(len, ids)))
+        if ignored:
+            note(f"note: {ignored}")
         rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
         outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
         _finish_output(options, outcome, runner.steps)
@@ -124,7 +126,7 @@ def _check(options: GenerateOptions) -> tuple[Sampler, tuple[Provider, ...]]:
     """Check every option before anything is loaded."""
     limits = {
         "--max-new-tokens": (options.max_new_tokens, MAX_TOKENS),
-        "--prefill-chunk": (options.prefill_chunk, MAX_TOKENS),
+        "--prefill-chunk": (1 if options.prefill_chunk is None else options.prefill_chunk, MAX_TOKENS),
         "--threads": (1 if options.threads is None else options.threads, MAX_THREADS),
     }
     for name, (value, most) in limits.items():
@@ -195,7 +197,7 @@ def _drive(
         max_new_tokens=options.max_new_tokens,
         sampler=sampler,
         stop_ids=stop_ids,
-        prefill_chunk=options.prefill_chunk,
+        prefill_chunk=_wanted_chunk(options),
     )
     live = len(rows) == 1 and not options.as_json
     show = _Output(live=live)
@@ -227,18 +229,6 @@ class _Output:
         row.pieces.append(piece)
         if self.live and piece:
             self.closed = self.closed or not write_stdout(piece)
-
-
-def write_stdout(text: str) -> bool:
-    """Write `text` at once; False when nobody reads stdout any more (head, less). The run still gets its report."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Python would flush again at exit and complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
 
 
 def _take(row: Row, token: int | None, finish: str | None, show: _Output) -> None:
@@ -283,39 +273,33 @@ def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
             for row in outcome.rows
         ],
         "error": str(outcome.error) if outcome.error else None,
-        "timings": timings(steps),
+        "timings": timings(steps, len(outcome.rows)),
     }
 
 
-def timings(steps: Sequence[Step]) -> dict[str, float | int | None]:
-    """Speed of a generation. Steps under observation are slower and are left out of the decode figures, if others are
-    left.
+def timings(steps: Sequence[Step], rows: int) -> dict[str, float | int | None]:
+    """Speed of a generation, as the report has it: steps under observation are left out, if others are left.
+
+    `rows`: batch size.
     """
-    prefill = [s for s in steps if s.phase == "prefill"]
-    decode = [s for s in steps if s.phase == "decode"]
-    decode = [s for s in decode if not s.observed] or decode
-    prompt_tokens, prefill_seconds = sum(s.row_tokens for s in prefill), _seconds(prefill)
-    decode_tokens = sum(s.row_tokens for s in decode)
+    facts = [step_fact(step) for step in steps]
+    prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
     return {
-        "prompt_tokens": prompt_tokens,
-        "prefill_seconds": prefill_seconds,
-        "prefill_tokens_per_second": prompt_tokens / prefill_seconds if prefill_seconds else None,
+        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill"),
+        "prefill_seconds": prefill.seconds,
+        "prefill_tokens_per_second": prefill.tokens_per_second,
         "first_token_seconds": first_token_seconds(steps),
-        "decode_steps": len(decode),
-        "decode_tokens": decode_tokens,
-        "decode_tokens_per_second": decode_tokens / _seconds(decode) if decode else None,
-        "decode_p50_ms": 1e3 * statistics.median(_seconds([s]) for s in decode) if decode else None,
-        "overhead_p50_ms": 1e3 * statistics.median(s.overhead_seconds for s in decode) if decode else None,
+        "decode_steps": decode.steps,
+        "decode_tokens": decode.tokens,
+        "decode_tokens_per_second": decode.tokens_per_second,
+        "decode_p50_ms": decode.p50_ms,
+        "overhead_p50_ms": decode.overhead_p50_ms,
     }
-
-
-def _seconds(steps: Sequence[Step]) -> float:
-    return sum(s.run_seconds + s.overhead_seconds for s in steps)
 
 
 def _say_timings(runner: Runner, outcome: Outcome) -> None:
     """One line on stderr."""
-    figures = timings(runner.steps)
+    figures = timings(runner.steps, len(outcome.rows))
     parts = [f"load {sum(g.session.load_seconds for g in runner.graphs):.2f} s"]
     if figures["prefill_tokens_per_second"]:
         parts.append(f"prompt {figures['prompt_tokens']} tokens at {figures['prefill_tokens_per_second']:.0f} tokens/s")
@@ -328,22 +312,38 @@ def _say_timings(runner: Runner, outcome: Outcome) -> None:
     note("; ".join(parts))
 
 
-def _effective_chunk(options: GenerateOptions, runner: Runner) -> int:
-    """Prompt tokens per run as this package takes them, which is not always as asked."""
+def _wanted_chunk(options: GenerateOptions) -> int:
+    return PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
+
+
+def _effective_chunk(options: GenerateOptions, runner: Runner, longest: int) -> int:
+    """Prompt tokens per run as this package takes them, which is not always as asked. `longest`: of the prompts."""
     if runner.chunk_fixed is not None:
         return runner.chunk_fixed
-    return options.prefill_chunk if runner.can_append_chunks else runner.max_length
+    return _wanted_chunk(options) if runner.can_append_chunks else longest
+
+
+def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
+    """A sentence when the package does not take --prefill-chunk as it was given; empty otherwise."""
+    taken = _effective_chunk(options, runner, longest)
+    if options.prefill_chunk is None or options.prefill_chunk == taken:
+        return ""
+    why = "its prefill graph has a fixed size" if runner.chunk_fixed else "its attention reads a batch's prompts whole"
+    return f"--prefill-chunk {options.prefill_chunk} is ignored: a run of this package takes {taken}, for {why}"
 
 
 def _write_report(
     options: GenerateOptions, runner: Runner, outcome: Outcome, chain: tuple[Provider, ...], tokenizer_seconds: float
 ) -> None:
     assert options.report is not None
+    longest = max(len(row.prompt) for row in outcome.rows)
+    ignored = chunk_note(options, runner, longest)
     facts = run_facts(
         runner,
         finish_reason=outcome.finish_reason(),
         finish_detail=str(outcome.error) if outcome.error else "stdout was closed" if outcome.closed else "",
         tokenizer_load_seconds=tokenizer_seconds,
+        notes=(ignored,) if ignored else (),
     )
     asked = Asked(
         verb="generate",
@@ -358,9 +358,9 @@ def _write_report(
             "seed": str(options.seed),
         },
         threads=options.threads,
-        prompt_tokens=max(len(row.prompt) for row in outcome.rows),
+        prompt_tokens=longest,
         max_new_tokens=options.max_new_tokens,
-        prefill_chunk_tokens=_effective_chunk(options, runner),
+        prefill_chunk_tokens=_effective_chunk(options, runner, longest),
     )
     report = make_report(options.package, runner.manifest, facts, runner.resolutions, asked)
     json_view.write(report, options.report)

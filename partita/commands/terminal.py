@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from typing import Any
 
@@ -25,7 +26,22 @@ from rich.text import Text
 
 from partita.export.progress import Stage
 
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class _Console(Console):
+    """rich's console, which would end the process with code 1 when its reader has gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Go on without output: the exit code tells what the verb did, not who read it."""
+        drop_stream(1 if self.file is sys.stdout else 2)
+
+
+stderr = _Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def stdout_console() -> Console:
+    """A console on stdout for tables."""
+    return _Console(highlight=False)
 
 
 def note(text: str) -> None:
@@ -33,9 +49,29 @@ def note(text: str) -> None:
     stderr.print(text, markup=False)
 
 
-def print_json(value: dict[str, Any]) -> None:
-    """One JSON object on stdout."""
-    sys.stdout.write(json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+def write_stdout(text: str) -> bool:
+    """Write `text` at once; False when nobody reads stdout any more (head, less), which is no error."""
+    if sys.stdout is None:  # the shell closed it
+        return False
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        drop_stream(1)
+        return False
+    return True
+
+
+def drop_stream(descriptor: int) -> None:
+    """Send what is still to come on file descriptor 1 or 2 nowhere: Python flushes at exit, and would complain."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
+
+
+def print_json(value: dict[str, Any]) -> bool:
+    """One JSON object on stdout; False when nobody reads it."""
+    return write_stdout(json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n")
 
 
 def finite(value: Any) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from partita.commands.terminal import print_json
+from partita.commands.terminal import print_json, write_stdout
 from partita.errors import ParityError, UsageError
 from partita.package import Verification, check_files, read_manifest
 from partita.providers.resolve import DEFAULT_CHAIN
@@ -22,7 +21,7 @@ def run(package: Path, provider: str | None, *, threads: int | None, as_json: bo
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        sys.stdout.write("\n".join(describe(package, result)) + "\n")
+        write_stdout("\n".join(describe(package, result)) + "\n")
     if result.status != "verified":
         raise ParityError(f"{package}: does not compute what its model computes on {result.provider}: {result.detail}")
 

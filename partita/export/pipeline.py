@@ -285,6 +285,7 @@ def _graph(
         states=traced.states,
         opsets=dict(traced.model.opset_imports),
         attention=chosen.name,
+        appends_chunks=options.batch_size == 1 or chosen.appends_in_batches,
         precision=options.precision,
         batch_size=options.batch_size,
         max_length=max_length,

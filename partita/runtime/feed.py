@@ -48,7 +48,7 @@ class Feed:
         self, session: Session, graph: GraphFile, cache: KvCache, window: Window, *,
         phase: Literal["prefill", "decode"], batch: int, new_tokens: int, rows: int, vocab_size: int,
     ) -> None:  # fmt: skip
-        self.phase, self.new_tokens, self.rows = phase, new_tokens, rows
+        self.phase, self.file, self.new_tokens, self.rows = phase, graph.file, new_tokens, rows
         self._cache, self._window = cache, window
         self.binding = session.binding()
         cache.bind(self.binding)

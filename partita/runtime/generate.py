@@ -171,6 +171,7 @@ class Generation:
             overhead_seconds=now - self.mark - run_seconds,
             finish=tuple(self.finish),
             observed=observed,
+            file=feed.file,
         )
         self.mark = now
         self.runner.steps.append(step)

@@ -25,6 +25,7 @@ LONGEST = 400
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
 PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
 NO_KERNEL = "NotImplemented"
+AGAIN = "export the checkpoint again, and if that does not help, report it with the package's manifest"
 
 
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
@@ -52,7 +53,16 @@ def run_error(file: str, error: Exception) -> PartitaError:
         return ResourceError(f"{file}: memory ran out in a run: {text}; free some, or export a smaller --max-length")
     if kind in PROVIDER_TROUBLE:
         return ProviderError(f"{file}: the provider failed in a run: {text}; try --provider cpu")
-    return GenerationError(f"{file}: a run failed: {text}; run `partita verify` on the package")
+    return GenerationError(f"{file}: a run failed: {text}; {AGAIN}")
+
+
+def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
+    """What to raise when a buffer cannot be allocated."""
+    said = f" ({one_line(str(error))})" if error is not None else ""
+    return ResourceError(
+        f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}; free some, or export with a smaller "
+        "--max-length or --batch-size"
+    )
 
 
 def one_line(text: str) -> str:

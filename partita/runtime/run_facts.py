@@ -30,7 +30,20 @@ def run_facts(
         new_tokens=new_tokens(steps),
         finish_reason=finish_reason or finished(steps),
         finish_detail=finish_detail,
-        notes=tuple(notes),
+        notes=(*notes, *prompt_notes(runner)),
+    )
+
+
+def prompt_notes(runner: Runner) -> tuple[str, ...]:
+    """A sentence when prompt tokens were read by the graph that is for decode, which the phase figures do not show."""
+    prefill = runner.loaded("prefill").graph.file
+    elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
+    if not elsewhere:
+        return ()
+    tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
+    return (
+        f"{tokens} prompt tokens were read one by one with {file}, where a chunk of {runner.chunk_fixed} would not fit "
+        "the cache or the rows; they count as prefill steps",
     )
 
 

@@ -25,10 +25,6 @@ from partita.runtime.session import Session, available_providers, open_session
 PhaseName = Literal["prefill", "decode"]
 Finish = Literal["stop", "length", "cache_full"]
 
-ONE_ROW_AFTER_PAST = frozenset({"gqa"})
-"""Lowerings whose operator takes several new tokens after past ones only in a batch of one row (com.microsoft
-GroupQueryAttention: "batch_size must be 1 when sequence_length > 1 and past context is given")."""
-
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -52,6 +48,8 @@ class Step:
     """Why a row has finished, in this step or an earlier one; None while it goes on."""
     observed: bool
     """Profiling was on."""
+    file: str
+    """ONNX file that ran it. A static pair reads part of a prompt with decode.onnx."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class Runner:
     @property
     def can_append_chunks(self) -> bool:
         """False when only a step at position 0 may take more than one token per row."""
-        return self.batch == 1 or self.manifest.graph.attention not in ONE_ROW_AFTER_PAST
+        return self.manifest.graph.appends_chunks
 
     @property
     def prefill_rows(self) -> int | None:

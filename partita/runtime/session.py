@@ -24,7 +24,7 @@ from partita.partition_reports.facts import AssignedNode
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan
 from partita.runtime.native_log import Captured, captured_stderr, complaints
-from partita.runtime.ort_errors import STRICT, open_error, run_error
+from partita.runtime.ort_errors import STRICT, buffer_error, open_error, run_error
 
 CPU = "CPUExecutionProvider"
 HOST_MEMORY = "Cpu"
@@ -99,11 +99,17 @@ class Buffer:
 
 
 def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
-    """A zeroed tensor in host memory that numpy and ONNX Runtime share. Pages are taken as they are first written."""
+    """A zeroed tensor in host memory that numpy and ONNX Runtime share. Pages are taken as they are first written.
+
+    Raises ResourceError when the address space has no room for it.
+    """
     element, storage = ELEMENT_TYPES[dtype]
     kind = np.dtype(storage)
     size = math.prod(shape) * kind.itemsize
-    raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    try:
+        raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    except MemoryError as error:
+        raise buffer_error(size, HOST_MEMORY) from error
     skip = -raw.ctypes.data % ALIGNMENT_BYTES
     array = raw[skip : skip + size].view(kind).reshape(shape)
     value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
@@ -111,12 +117,19 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
 
 
 def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int) -> Buffer:
-    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`."""
+    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
+
+    Raises ResourceError when the device has no room for it.
+    """
     element, storage = ELEMENT_TYPES[dtype]
     # Memory infos are called Cuda or WebGPU_Buf where devices are called cuda and webgpu.
     device = memory.partition("_")[0].lower()
-    value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
-    buffer = Buffer(value, None, dtype, memory, math.prod(shape) * np.dtype(storage).itemsize)
+    size = math.prod(shape) * np.dtype(storage).itemsize
+    try:
+        value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
+    except NATIVE_ERRORS as error:
+        raise buffer_error(size, memory, error) from error
+    buffer = Buffer(value, None, dtype, memory, size)
     buffer.clear()
     return buffer
 

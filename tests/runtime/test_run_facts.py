@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from partita.errors import GenerationError
 from partita.runtime.environment import environment
 from partita.runtime.evidence import parse_plan, parse_profile
 from partita.runtime.generate import generate
+from partita.runtime.process import peak_rss_bytes, rss_bytes
 from partita.runtime.run_facts import run_facts
 from partita.runtime.sampling import greedy
 from tests.conftest import BASE
@@ -191,3 +193,22 @@ def test_a_profile_is_read_into_runs_and_events():
     assert [(e.run, e.order, e.name) for e in events] == [(0, 0, "a"), (0, 1, "b")]
     assert replace(events[0], run=0).output_shapes == ("float32[1,2]",)
     assert events[0].output_bytes == 8
+
+
+def test_prompt_tokens_that_the_decode_graph_read_are_named(open_runner):
+    runner = open_runner(**PAIR)
+    steps = list(generate(runner, [list(range(1, 63))], max_new_tokens=1, sampler=greedy))
+    by_decode = [step for step in steps if step.phase == "prefill" and step.file == "decode.onnx"]
+    assert by_decode, "62 tokens in chunks of 6 end too close to the 64 that the cache holds"
+    (note,) = run_facts(runner).notes
+    assert note.startswith(f"{len(by_decode)} prompt tokens were read one by one with decode.onnx")
+
+
+def test_the_peak_stays_when_memory_is_freed():
+    before = peak_rss_bytes()
+    size = before - rss_bytes() + (64 << 20)
+    block = np.ones(size, np.uint8)  # written, so that the pages are really there
+    del block
+    after = peak_rss_bytes()
+    assert after >= before + (32 << 20)
+    assert peak_rss_bytes() == after

@@ -197,6 +197,11 @@ def test_errors_of_a_run_are_told_apart(error, expected):
     assert type(ort_errors.run_error("model.onnx", error)) is expected
 
 
+def test_a_buffer_that_no_memory_can_hold_is_a_resource_error():
+    with pytest.raises(ResourceError, match=r"buffer of 4,611,686,018,427,387,904 bytes in Cpu memory"):
+        session.host_buffer((1 << 60,), "float32")
+
+
 def test_memory_that_runs_out_while_loading_is_a_resource_error():
     assert isinstance(ort_errors.open_error(Path("m"), ["X"], RuntimeError("std::bad_alloc"), ()), ResourceError)
 

@@ -170,7 +170,9 @@ def test_stop_token_ids(tmp_path, files, ids):
     assert stop_token_ids(tmp_path) == ids
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, true]}', '{"eos_token_id": 2.5}']
+)
 def test_a_damaged_generation_config_is_a_package_error(tmp_path, content):
     (tmp_path / "generation_config.json").write_text(content)
     with pytest.raises(PackageError, match=r"generation_config\.json: damaged"):

@@ -67,3 +67,5 @@ class Lowering:
     emit: Emit
     same_kv_width: bool
     """True when keys and values must have the same head size."""
+    appends_in_batches: bool
+    """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""

@@ -55,4 +55,6 @@ LOWERING = Lowering(
     ),
     emit=emit,
     same_kv_width=True,
+    # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
+    appends_in_batches=False,
 )

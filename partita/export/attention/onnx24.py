@@ -66,4 +66,5 @@ LOWERING = Lowering(
     ),
     emit=emit,
     same_kv_width=False,
+    appends_in_batches=True,
 )
