@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from partita.partition_reports.facts import LogPattern
@@ -27,6 +28,8 @@ class Option:
     meaning: str
     choices: tuple[str, ...] = ()
     """The values of a `choice`."""
+    off_on: tuple[str, str] = ("0", "1")
+    """How this provider spells the two values of a `bool`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Plugin:
     """Module to import, e.g. onnxruntime_qnn; its `get_library_path()` names the library."""
     path_options: tuple[tuple[str, str], ...] = ()
     """Provider options whose default is a path that the module knows: (option, name of the function that says it)."""
+    yields_to: tuple[str, ...] = ()
+    """When the user gives one of these options, no path is added: they answer the same question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +87,18 @@ class Provider:
     """Session configuration that ONNX Runtime needs in order to list this provider's nodes truthfully."""
     compiles: bool = False
     """True when it turns a whole subgraph into one node, False when it runs node by node."""
+    any_option: bool = False
+    """True when its options are not known here: they are passed on unchecked."""
+    option_prefix: str = ""
+    """When not empty, the provider inside ONNX Runtime reads its options from the session configuration under this
+    prefix and ignores the dictionary of options. A plugin of the same provider takes the dictionary."""
+    preload: bool = False
+    """Its libraries may lie in Python packages, where the loader does not look: ONNX Runtime's preload_dlls() does."""
+    library: Path | None = None
+    """Plugin library that the user gave by its path; None when ONNX Runtime or a Python package contains it."""
 
     def __post_init__(self) -> None:
-        if not self.ort_name.endswith("ExecutionProvider"):
+        if self.library is None and not self.ort_name.endswith("ExecutionProvider"):
             raise ValueError(f"{self.name}: {self.ort_name!r} is not a name ONNX Runtime uses for a provider")
         if self.name in self.aliases or len(set(self.aliases)) != len(self.aliases):
             raise ValueError(f"{self.name}: aliases repeat a name")

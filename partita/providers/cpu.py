@@ -1,6 +1,10 @@
-"""The CPU execution provider, part of every ONNX Runtime build."""
+"""The CPU execution provider, part of every ONNX Runtime build.
 
-from partita.providers.base import Option, Provider
+It takes no options: threads and the memory arena are settings of the session. ONNX Runtime 1.31.1 accepts any provider
+option for it and ignores it, which is why none is offered here.
+"""
+
+from partita.providers.base import Provider
 
 PROVIDER = Provider(
     name="cpu",
@@ -10,6 +14,5 @@ PROVIDER = Provider(
     device_memory="Cpu",
     preferred_attention="gqa",
     rank=1,
-    options=(Option("use_arena", "bool", "1", "keep freed memory in an arena for the next run"),),
     remedies={"not_in_build": "every ONNX Runtime build has the CPU provider: reinstall onnxruntime"},
 )

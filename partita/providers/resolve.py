@@ -9,17 +9,25 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Collection
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 import partita.providers
 from partita.errors import UsageError
 from partita.providers.base import Provider
+from partita.providers.generic import SUFFIX, generic_provider
+from partita.providers.plugins import find_plugin
+from partita.providers.start import failure
 
 DEFAULT_CHAIN = "cpu"
-"""The chain when the user names none."""
+"""The chain when the user names none and nothing better was looked for."""
+ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
+NEAR = 0.8
+"""How alike a name must be to one of ours to be taken for a slip of the pen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +40,10 @@ class Resolution:
     """A provider-level reason code; None when active."""
     evidence: str | None = None
     remedy: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Provider options as ONNX Runtime takes them: the user's, and those that a plugin package answers itself."""
+    library: Path | None = None
+    """Plugin library to register under `provider.ort_name` before a session is opened; None: nothing to register."""
 
 
 @cache
@@ -43,6 +55,8 @@ def known_providers() -> dict[str, Provider]:
     """
     found: dict[str, Provider] = {}
     for info in sorted(pkgutil.iter_modules(partita.providers.__path__), key=lambda info: info.name):
+        if info.ispkg:
+            continue
         module = importlib.import_module(f"{partita.providers.__name__}.{info.name}")
         provider = getattr(module, "PROVIDER", None)
         if not isinstance(provider, Provider):
@@ -58,32 +72,49 @@ def names_to_providers(providers: Collection[Provider]) -> dict[str, Provider]:
     """Every name a user may write, in lower case, to its provider. Raises ValueError when two providers share one."""
     by_name: dict[str, Provider] = {}
     for provider in providers:
-        for name in map(str.lower, provider.names()):
+        for name in dict.fromkeys(map(str.lower, provider.names())):
             if name in by_name:
                 raise ValueError(f"{name!r} is a name of both {by_name[name].name} and {provider.name}")
             by_name[name] = provider
     return by_name
 
 
-def parse_chain(text: str) -> tuple[Provider, ...]:
+def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
+    """Every name a user may write, with `extra` in place of known providers of the same name."""
+    return {**names_to_providers(tuple(known_providers().values())), **names_to_providers(tuple(extra))}
+
+
+def parse_chain(text: str, extra: Sequence[Provider] = ()) -> tuple[Provider, ...]:
     """Read a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, in any case, most wanted first.
 
-    Raises UsageError when the chain is empty, or names an unknown provider or the same one twice.
+    `extra` are providers that the user brought with --provider-library. A name that has no file here but the form of
+    ONNX Runtime's names, e.g. XnnpackExecutionProvider, is taken as it is. Raises UsageError when the chain is empty,
+    or names an unknown provider or the same one twice.
     """
-    known = known_providers()
-    by_name = names_to_providers(tuple(known.values()))
+    by_name = all_names(extra)
+    listed = tuple(dict.fromkeys((*known_providers(), *(provider.name for provider in extra))))
     words = [word.strip() for word in text.split(",")]
     if not any(words):
-        raise UsageError(f"--provider is empty; name at least one of: {', '.join(known)}")
+        raise UsageError(f"--provider is empty; name at least one of: {', '.join(listed)}")
     chain: list[Provider] = []
     for word in words:
-        provider = by_name.get(word.lower())
+        provider = by_name.get(word.lower()) or other_provider(word, by_name.values())
         if provider is None:
-            raise UsageError(unknown_provider(word, tuple(by_name), tuple(known)))
-        if provider in chain:
+            raise UsageError(unknown_provider(word, tuple(by_name), listed))
+        if provider.ort_name in {entry.ort_name for entry in chain}:
             raise UsageError(f"--provider {text}: {provider.name} is in the chain twice; name each provider once")
         chain.append(provider)
     return tuple(chain)
+
+
+def other_provider(word: str, known: Collection[Provider]) -> Provider | None:
+    """A provider that has no file here, by ONNX Runtime's name; None when it looks like one of ours written wrongly."""
+    if not ORT_NAME.fullmatch(word):
+        return None
+    ours = {provider.ort_name.removesuffix(SUFFIX).lower() for provider in known}
+    if difflib.get_close_matches(word.removesuffix(SUFFIX).lower(), ours, n=1, cutoff=NEAR):
+        return None
+    return generic_provider(word)
 
 
 def unknown_provider(word: str, names: Collection[str], listed: Collection[str]) -> str:
@@ -95,23 +126,39 @@ def unknown_provider(word: str, names: Collection[str], listed: Collection[str])
     return f"--provider: unknown provider {word!r}; {hint}known providers: {', '.join(listed)}"
 
 
-def resolve(chain: tuple[Provider, ...], available_ort_names: Collection[str]) -> tuple[Resolution, ...]:
-    """Say of each provider of the chain whether the installed ONNX Runtime contains it.
+def resolve(
+    chain: Sequence[Provider],
+    available_ort_names: Collection[str],
+    options: Mapping[str, Mapping[str, str]] | None = None,
+) -> tuple[Resolution, ...]:
+    """Say of each provider of the chain where it is to come from, or why it cannot.
 
-    `available_ort_names` are the names that ONNX Runtime lists as compiled in. A provider that is compiled in can still
-    fail to start; opening a session tells.
+    `available_ort_names` are the names that ONNX Runtime lists as compiled in; `options` come from `parse_options`. A
+    provider that is there can still fail to start; opening a session tells.
     """
-    return tuple(resolve_one(provider, available_ort_names) for provider in chain)
+    given = options or {}
+    return tuple(resolve_one(provider, available_ort_names, given.get(provider.name, {})) for provider in chain)
 
 
-def resolve_one(provider: Provider, available_ort_names: Collection[str]) -> Resolution:
-    """Resolution of one provider."""
+def resolve_one(
+    provider: Provider, available_ort_names: Collection[str], options: Mapping[str, str] | None = None
+) -> Resolution:
+    """Resolution of one provider: a library that the user gave, ONNX Runtime itself, or an installed plugin package."""
+    given = dict(options or {})
+    if provider.library is not None:
+        return Resolution(provider, "active", options=given, library=provider.library)
     if provider.ort_name in available_ort_names:
-        return Resolution(provider, "active")
-    return Resolution(
+        return Resolution(provider, "active", options=given)
+    plugin = find_plugin(provider, given)
+    if plugin is not None and plugin.failure is None:
+        return Resolution(provider, "active", options=plugin.options, library=plugin.library)
+    why = plugin.failure if plugin is not None else None
+    why = why or failure(
         provider,
-        "unavailable",
-        reason="not_in_build",
-        evidence=f"the installed ONNX Runtime contains {', '.join(available_ort_names) or 'no provider'}",
-        remedy=provider.remedy("not_in_build") or f"install one of: {', '.join(provider.wheels)}",
+        "not_in_build",
+        f"the installed ONNX Runtime contains {', '.join(available_ort_names) or 'no provider'}",
     )
+    remedy = why.remedy
+    if why.reason == "not_in_build" and not provider.remedy("not_in_build") and provider.wheels:
+        remedy = f"install one of: {', '.join(provider.wheels)}"
+    return Resolution(provider, "unavailable", why.reason, why.evidence, remedy, given)

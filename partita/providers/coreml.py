@@ -1,0 +1,41 @@
+"""Apple's GPUs and Neural Engine through Core ML. Never run here: no Mac was at hand.
+
+Part of the macOS wheel of onnxruntime. Options and their values are those that coreml_options.cc of ONNX Runtime
+accepts, and ModelCacheDirectory from coreml_provider_factory.h. It takes static shapes best and splits decoders into
+many parts, so it is not chosen by itself.
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Option, Provider
+
+PROVIDER = Provider(
+    name="coreml",
+    ort_name="CoreMLExecutionProvider",
+    aliases=("apple",),
+    wheels=("onnxruntime",),
+    device_memory="Cpu",
+    preferred_attention="onnx24",
+    compiles=True,
+    options=(
+        Option("ModelFormat", "choice", "NeuralNetwork", "kind of Core ML model", ("NeuralNetwork", "MLProgram")),
+        Option("MLComputeUnits", "choice", "ALL", "units that may run it",
+               ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine")),
+        Option("RequireStaticInputShapes", "bool", "0", "take only nodes whose shapes are fixed"),
+        Option("EnableOnSubgraphs", "bool", "0", "also take nodes inside If, Loop and Scan"),
+        Option("SpecializationStrategy", "choice", "Default", "what Core ML optimises for",
+               ("Default", "FastPrediction")),
+        Option("ProfileComputePlan", "bool", "0", "log the unit that Core ML plans for each operation"),
+        Option("AllowLowPrecisionAccumulationOnGPU", "bool", "0", "accumulate in float16 on the GPU"),
+        Option("ModelCacheDirectory", "path", "", "folder that keeps compiled models"),
+    ),
+    node_patterns=(
+        LogPattern("dynamic_shape", r"(?P<why>CoreML does not support .*dynamic.*)"),
+        LogPattern("attribute_unsupported", r"(?P<why>CoreML does not support .*)"),
+    ),
+    remedies={
+        "not_in_build": "pip install onnxruntime on macOS: no other system has Core ML",
+        "device_missing": "let it use the CPU: --provider-option coreml.MLComputeUnits=CPUOnly",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; try --provider-option coreml.ModelFormat=MLProgram",
+    },
+)  # fmt: skip

@@ -1,0 +1,79 @@
+"""NVIDIA GPUs through CUDA.
+
+Option names were read from libonnxruntime_providers_cuda.so 1.31.1; defaults from the options that a session on it
+reports. Options that take pointers (user_compute_stream, gpu_external_alloc, …) make no sense on a command line and are
+left out, and so are those about tuning that only ROCm builds had. Libraries are what the same file names as needed
+(readelf), and cuDNN and cuFFT, which it opens when an operator needs them.
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Library, Option, Provider
+from partita.providers.patterns import CPU_PREFERRED
+
+WHEELS = 'pip install "onnxruntime-gpu[cuda,cudnn]" brings CUDA 13 and cuDNN 9 as Python packages'
+DRIVER = "install the NVIDIA driver of the GPU; a container needs the NVIDIA container toolkit and --gpus all"
+
+PROVIDER = Provider(
+    name="cuda",
+    ort_name="CUDAExecutionProvider",
+    aliases=("nvidia",),
+    wheels=("onnxruntime-gpu",),
+    device_memory="Cuda",
+    preferred_attention="gqa",
+    rank=100,
+    preload=True,
+    options=(
+        Option("device_id", "int", "0", "number of the GPU"),
+        Option("gpu_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
+        Option(
+            "arena_extend_strategy", "choice", "kNextPowerOfTwo", "how the memory arena grows",
+            ("kNextPowerOfTwo", "kSameAsRequested"),
+        ),
+        Option(
+            "cudnn_conv_algo_search", "choice", "EXHAUSTIVE", "how a convolution algorithm is chosen",
+            ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
+        ),
+        Option("cudnn_conv_use_max_workspace", "bool", "1", "let cuDNN use as much workspace as it asks for"),
+        Option("cudnn_conv1d_pad_to_nc1d", "bool", "0", "pad a 1-D convolution to [N, C, 1, D], not [N, C, D, 1]"),
+        Option("do_copy_in_default_stream", "bool", "1", "copy in the stream that computes; 0 may race"),
+        Option("enable_cuda_graph", "bool", "0", "capture the first run and replay it; needs every node on CUDA"),
+        Option("enable_skip_layer_norm_strict_mode", "bool", "0", "more exact and slower SkipLayerNormalization"),
+        Option("prefer_nhwc", "bool", "0", "channels last for the operators that know it"),
+        Option("use_ep_level_unified_stream", "bool", "0", "one stream for everything that this provider runs"),
+        Option("use_tf32", "bool", "1", "let float32 matrix products round their inputs to TF32"),
+        Option("fuse_conv_bias", "bool", "0", "fuse convolution and bias, which compiles at start"),
+        Option("sdpa_kernel", "int", "0", "bits that allow attention kernels; 0: ONNX Runtime decides"),
+    ),
+    libraries=(
+        Library("libcuda.so.1", "NVIDIA driver", DRIVER),
+        Library("libcudart.so.13", "CUDA 13 runtime", WHEELS),
+        Library("libcublasLt.so.13", "cuBLAS 13", WHEELS),
+        Library("libcublas.so.13", "cuBLAS 13", WHEELS),
+        Library("libcurand.so.10", "cuRAND 10", WHEELS),
+        Library("libcufft.so.12", "cuFFT 12", WHEELS),
+        Library("libcudnn.so.9", "cuDNN 9", WHEELS),
+    ),
+    node_patterns=(
+        LogPattern(
+            "no_kernel_op", r"CUDA kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"
+        ),
+        LogPattern(
+            "attribute_unsupported",
+            r"(?P<why>CUDA kernel not supported)\. Fallback to CPU execution provider for Op type: (?P<op>\S+) "
+            r"node name: (?P<node>\S+)",
+        ),
+        LogPattern(
+            "attribute_unsupported",
+            r"Dropping the (?P<op>ConvTranspose|NhwcConv) node: (?P<node>\S+) to CPU because (?P<why>.*)",
+        ),
+        CPU_PREFERRED,
+    ),
+    remedies={
+        "not_in_build": "pip install onnxruntime-gpu, in an environment without another ONNX Runtime",
+        "library_missing": WHEELS,
+        "device_missing": "run it where there is an NVIDIA GPU, or place the model without one: --dry-run",
+        "version_mismatch": "update the NVIDIA driver, or install the onnxruntime-gpu that fits the CUDA you have",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; nvidia-smi shows whether GPU and driver answer",
+    },
+)  # fmt: skip

@@ -1,0 +1,37 @@
+"""GPUs on Windows through DirectML. Never run here: no Windows machine was at hand.
+
+Part of the wheel onnxruntime-directml, whose newest version is 1.24.4. Options and their spelling are those that
+dml_provider_factory.cc of ONNX Runtime reads.
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Option, Provider
+from partita.providers.patterns import CPU_PREFERRED
+
+PROVIDER = Provider(
+    name="directml",
+    ort_name="DmlExecutionProvider",
+    aliases=("dml",),
+    wheels=("onnxruntime-directml",),
+    device_memory="DML",
+    preferred_attention="gqa",
+    rank=60,
+    options=(
+        Option("device_id", "int", "", "number of the GPU, in the order in which Windows lists them"),
+        Option("performance_preference", "choice", "default", "which GPU, when device_id is not given",
+               ("default", "high_performance", "minimum_power")),
+        Option("disable_metacommands", "bool", "False", "avoid kernels of the driver's maker",
+               off_on=("False", "True")),
+    ),
+    node_patterns=(CPU_PREFERRED,),
+    start_patterns=(
+        LogPattern("device_missing", r"(?P<why>No GPUs or NPUs detected\.)"),
+        LogPattern("device_missing", r"(?P<why>No devices detected that match the filter criteria\.)"),
+    ),
+    remedies={
+        "not_in_build": "on Windows: pip install onnxruntime-directml, in an environment without another ONNX Runtime",
+        "device_missing": "it needs a GPU with a DirectX 12 driver",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; update the GPU driver",
+    },
+)  # fmt: skip

@@ -1,0 +1,104 @@
+"""Providers that have no file here: other names that ONNX Runtime knows, and plugin libraries given by their path.
+
+Nothing is known of their options, libraries and log lines, so options are passed on unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.errors import UsageError
+from partita.providers.base import Provider
+
+SUFFIX = "ExecutionProvider"
+MAGIC: dict[str, tuple[bytes, ...]] = {
+    "a Linux library": (b"\x7fELF",),
+    "a macOS library": (
+        b"\xcf\xfa\xed\xfe", b"\xfe\xed\xfa\xcf", b"\xca\xfe\xba\xbe", b"\xce\xfa\xed\xfe", b"\xfe\xed\xfa\xce",
+    ),
+    "a Windows library": (b"MZ",),
+}  # fmt: skip
+"""What the file of a shared library begins with."""
+LIBRARY_REMEDIES = {
+    "library_missing": "install the library that it names, or add its folder to LD_LIBRARY_PATH",
+    "device_missing": "the library offers no device on this machine; see its own documentation",
+    "version_mismatch": "build or install the library for this version of ONNX Runtime",
+    "option_rejected": "see the documentation of the library for its options",
+    "initialisation_failed": "see the evidence, and the documentation of the library",
+}
+
+
+def generic_provider(ort_name: str) -> Provider:
+    """The record of a provider known by nothing but ONNX Runtime's name for it, e.g. XnnpackExecutionProvider."""
+    return Provider(
+        name=ort_name.removesuffix(SUFFIX).lower() or ort_name.lower(),
+        ort_name=ort_name,
+        aliases=(),
+        wheels=(),
+        device_memory="Cpu",
+        preferred_attention="onnx24",
+        any_option=True,
+        remedies={"not_in_build": "install an ONNX Runtime that contains it", **LIBRARY_REMEDIES},
+    )
+
+
+def library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:
+    """The record of a plugin library. `known` are all names of known providers, in lower case, with their records.
+
+    A library given under the name of a known provider is that provider, with its options and log lines, from another
+    place. Under any other name it is a provider of which nothing is known.
+    """
+    provider = known.get(name.lower())
+    if provider is not None:
+        return replace(provider, library=path, plugin=None)
+    return Provider(
+        name=name.removesuffix(SUFFIX).lower() or name.lower(),
+        ort_name=name,
+        aliases=(),
+        wheels=(),
+        device_memory="Cpu",
+        preferred_attention="onnx24",
+        any_option=True,
+        library=path,
+        remedies=LIBRARY_REMEDIES,
+    )
+
+
+def parse_libraries(texts: Sequence[str], known: Mapping[str, Provider]) -> tuple[Provider, ...]:
+    """Read `--provider-library NAME=PATH` texts.
+
+    Raises UsageError when one has no name or no path, the file is missing or no shared library, or a name comes twice.
+    """
+    found: dict[str, Provider] = {}
+    for text in texts:
+        name, separator, path = text.partition("=")
+        name = name.strip()
+        if not separator or not name or not path:
+            raise UsageError(f"--provider-library {text}: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
+        if not name.replace("_", "").replace("-", "").isalnum():
+            raise UsageError(f"--provider-library {text}: a name has only letters, digits, - and _")
+        provider = library_provider(name, check_library(Path(path).expanduser()), known)
+        if provider.name in found:
+            raise UsageError(f"--provider-library {text}: {provider.name} is given twice; give each library one name")
+        found[provider.name] = provider
+    return tuple(found.values())
+
+
+def check_library(path: Path) -> Path:
+    """The absolute path of a file that begins as a shared library does. Raises UsageError when it does not."""
+    if path.is_dir():
+        raise UsageError(f"--provider-library: {path} is a folder; give the library file in it")
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except FileNotFoundError as error:
+        raise UsageError(f"--provider-library: {path} does not exist; give the path of the library file") from error
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        raise UsageError(f"--provider-library: {path} cannot be read: {why}; check its permissions") from error
+    if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
+        shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
+        raise UsageError(f"--provider-library: {path} is no shared library: it {shown}")
+    return path.resolve()

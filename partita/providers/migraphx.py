@@ -1,0 +1,42 @@
+"""AMD GPUs through MIGraphX, which compiles anew for every new input shape and is therefore never chosen by itself.
+
+Never run here: no AMD GPU was at hand. Part of the wheel onnxruntime-migraphx, newest version 1.27.1. Options and
+defaults are those of migraphx_execution_provider_info.h of ONNX Runtime; pointers are left out.
+"""
+
+from partita.providers.base import Library, Option, Provider
+
+ROCM = "install ROCm and its MIGraphX package, in the version that the wheel names"
+
+PROVIDER = Provider(
+    name="migraphx",
+    ort_name="MIGraphXExecutionProvider",
+    aliases=("amd",),
+    wheels=("onnxruntime-migraphx",),
+    device_memory="MIGraphX",
+    preferred_attention="onnx24",
+    compiles=True,
+    options=(
+        Option("device_id", "int", "0", "number of the GPU"),
+        Option("migraphx_fp16_enable", "bool", "0", "let MIGraphX compute in float16"),
+        Option("migraphx_bf16_enable", "bool", "0", "let MIGraphX compute in bfloat16"),
+        Option("migraphx_fp8_enable", "bool", "0", "let MIGraphX compute in float8"),
+        Option("migraphx_int8_enable", "bool", "0", "let MIGraphX compute in int8"),
+        Option("migraphx_int8_calibration_table_name", "text", "", "calibration table for int8"),
+        Option("migraphx_int8_use_native_calibration_table", "bool", "0", "the table is MIGraphX's own"),
+        Option("migraphx_exhaustive_tune", "bool", "0", "try every kernel while compiling"),
+        Option("migraphx_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
+        Option("migraphx_arena_extend_strategy", "choice", "kNextPowerOfTwo", "how the memory arena grows",
+               ("kNextPowerOfTwo", "kSameAsRequested")),
+        Option("migraphx_model_cache_dir", "path", "", "folder that keeps compiled models"),
+    ),
+    libraries=(Library("libmigraphx_c.so.3", "MIGraphX", ROCM),),
+    remedies={
+        "not_in_build": "pip install onnxruntime-migraphx, in an environment without another ONNX Runtime",
+        "library_missing": ROCM,
+        "device_missing": "run it where there is an AMD GPU that ROCm supports",
+        "version_mismatch": ROCM,
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; rocminfo shows whether GPU and driver answer",
+    },
+)  # fmt: skip

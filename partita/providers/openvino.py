@@ -1,0 +1,53 @@
+"""Intel CPUs, GPUs and NPUs through OpenVINO, which compiles every subgraph it takes.
+
+Comes inside the wheel onnxruntime-openvino, or as the plugin onnxruntime-ep-openvino next to a plain onnxruntime.
+Options are those of ONNX Runtime's page on this provider that the library of 1.24.1 also names.
+Log lines were seen with onnxruntime-openvino 1.24.1, which gives no reason for a single node.
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Option, Plugin, Provider
+
+WORDS = ("False", "True")
+
+PROVIDER = Provider(
+    name="openvino",
+    ort_name="OpenVINOExecutionProvider",
+    aliases=("ov",),
+    wheels=("onnxruntime-openvino",),
+    device_memory="Cpu",
+    preferred_attention="onnx24",
+    rank=30,
+    compiles=True,
+    plugin=Plugin("onnxruntime-ep-openvino", "onnxruntime_ep_openvino"),
+    options=(
+        Option("device_type", "text", "CPU", "CPU, GPU, GPU.1, NPU, or a mix such as AUTO:GPU,CPU"),
+        Option("precision", "choice", "", "type of arithmetic", ("FP32", "FP16", "ACCURACY")),
+        Option("num_of_threads", "int", "", "threads for one run"),
+        Option("num_streams", "int", "1", "runs at the same time"),
+        Option("cache_dir", "path", "", "folder that keeps compiled models"),
+        Option("model_priority", "choice", "DEFAULT", "priority on a shared device",
+               ("LOW", "MEDIUM", "HIGH", "DEFAULT")),
+        Option("enable_opencl_throttling", "bool", "False", "spare the CPU while a GPU works", off_on=WORDS),
+        Option("enable_qdq_optimizer", "bool", "False", "rewrite quantised graphs for the NPU", off_on=WORDS),
+        Option("disable_dynamic_shapes", "bool", "False", "fix all shapes when the model is loaded", off_on=WORDS),
+        Option("reshape_input", "text", "", "input shapes to fix, e.g. data[1,3,60,80..120]"),
+        Option("load_config", "path", "", "JSON file with properties of OpenVINO itself"),
+    ),
+    node_patterns=(
+        LogPattern("subgraph_rejected", r"(?P<why>\[OpenVINO-EP\] Supported subgraphs on OpenVINO: \d+)"),
+    ),
+    start_patterns=(
+        LogPattern("device_missing", r"(?P<why>\[OpenVINO\] .*(not available|is not found|Invalid device).*)"),
+        LogPattern("device_missing", r"(?P<why>Device with \"[^\"]+\" name is not registered.*)"),
+    ),
+    remedies={
+        "not_in_build": "pip install onnxruntime-openvino, in an environment without another ONNX Runtime, or "
+        "pip install onnxruntime-ep-openvino next to onnxruntime",
+        "library_missing": "reinstall the package that contains it: its libraries belong together",
+        "device_missing": "name a device that is there: --provider-option openvino.device_type=CPU",
+        "version_mismatch": "install the onnxruntime that the plugin was built for, or onnxruntime-openvino instead",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; try --provider-option openvino.device_type=CPU",
+    },
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""`--provider-option cuda.device_id=1`: texts from the command line, checked against what each provider takes.
+
+Knows the kinds of options and how ONNX Runtime spells their values; what the options are stands in the providers'
+files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from partita.errors import UsageError
+from partita.providers.base import Option, Provider
+
+FLAG = "--provider-option"
+NO = frozenset({"0", "false", "no", "off"})
+YES = frozenset({"1", "true", "yes", "on"})
+
+
+def parse_options(texts: Sequence[str], chain: Sequence[Provider]) -> dict[str, dict[str, str]]:
+    """Read `PROVIDER.NAME=VALUE` texts for the providers of the chain: provider name -> option -> value as ONNX Runtime
+    takes it.
+
+    Raises UsageError when a text has another form, names a provider outside the chain, an option that the provider does
+    not have or a value of the wrong kind, or when an option is given twice.
+    """
+    by_name = {name.lower(): provider for provider in chain for name in provider.names()}
+    found: dict[str, dict[str, str]] = {}
+    for text in texts:
+        provider, name, value = split_option(text, by_name, chain)
+        given = found.setdefault(provider.name, {})
+        option = find_option(text, provider, name)
+        key = option.name if option else name
+        if key in given:
+            raise UsageError(f"{FLAG} {text}: {provider.name}.{key} is given twice; give it once")
+        given[key] = check_value(text, option, value) if option else value
+    return found
+
+
+def split_option(text: str, by_name: Mapping[str, Provider], chain: Sequence[Provider]) -> tuple[Provider, str, str]:
+    """Provider, option name and value of one text."""
+    left, equals, value = text.partition("=")
+    word, dot, name = left.partition(".")
+    word, name = word.strip(), name.strip()
+    if not equals or not dot or not word or not name:
+        raise UsageError(f"{FLAG} {text}: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
+    provider = by_name.get(word.lower())
+    if provider is None:
+        there = ", ".join(entry.name for entry in chain)
+        near = difflib.get_close_matches(word.lower(), by_name, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"{FLAG} {text}: {word!r} is not in the provider chain; {hint}the chain is: {there}")
+    return provider, name, value.strip()
+
+
+def find_option(text: str, provider: Provider, name: str) -> Option | None:
+    """The option called `name`, in any case; None when the provider's options are not known. Raises UsageError."""
+    if provider.any_option:
+        return None
+    by_name = {option.name.lower(): option for option in provider.options}
+    option = by_name.get(name.lower())
+    if option is not None:
+        return option
+    if not by_name:
+        raise UsageError(f"{FLAG} {text}: {provider.name} takes no options")
+    near = difflib.get_close_matches(name.lower(), by_name, n=1)
+    hint = f"did you mean {by_name[near[0]].name!r}? " if near else ""
+    raise UsageError(f"{FLAG} {text}: {provider.name} has no option {name!r}; {hint}it has: {listed(provider.options)}")
+
+
+def listed(options: Iterable[Option]) -> str:
+    """Options with their kinds: `device_id (int), use_tf32 (bool)`."""
+    return ", ".join(f"{option.name} ({kind_of(option)})" for option in options)
+
+
+def kind_of(option: Option) -> str:
+    """Kind of an option for people: `int`, `bool`, `LOW|HIGH`."""
+    return "|".join(option.choices) if option.kind == "choice" else option.kind
+
+
+def check_value(text: str, option: Option, value: str) -> str:
+    """The value as ONNX Runtime takes it. Raises UsageError when it is of the wrong kind."""
+    match option.kind:
+        case "int":
+            try:
+                return str(int(value))
+            except ValueError as error:
+                raise wrong_value(text, option, "a whole number") from error
+        case "float":
+            try:
+                number = float(value)
+            except ValueError as error:
+                raise wrong_value(text, option, "a number") from error
+            if not math.isfinite(number):
+                raise wrong_value(text, option, "a finite number")
+            return repr(number)
+        case "bool":
+            if value.lower() not in NO | YES:
+                raise wrong_value(text, option, "0 or 1")
+            return option.off_on[value.lower() in YES]
+        case "choice":
+            by_name = {choice.lower(): choice for choice in option.choices}
+            if value.lower() not in by_name:
+                raise wrong_value(text, option, f"one of {', '.join(option.choices)}")
+            return by_name[value.lower()]
+        case "path" if not value:
+            raise wrong_value(text, option, "a path")
+        case _:
+            return value
+
+
+def wrong_value(text: str, option: Option, wanted: str) -> UsageError:
+    """The error for a value of the wrong kind."""
+    default = f" (default {option.default})" if option.default else ""
+    return UsageError(f"{FLAG} {text}: {option.name} takes {wanted}{default}: {option.meaning}")
+
+
+def unchecked_notes(options: Mapping[str, Mapping[str, str]], chain: Sequence[Provider]) -> tuple[str, ...]:
+    """One sentence per provider whose options were passed on without a check."""
+    return tuple(
+        f"the options of {provider.name} are not known to Partita and are passed on unchecked: "
+        f"{', '.join(options[provider.name])}"
+        for provider in chain
+        if provider.any_option and options.get(provider.name)
+    )

@@ -1,0 +1,68 @@
+"""Provider plugins that are installed as Python packages: where their library is, and which options they answer.
+
+Imports the plugin's own module, which holds paths and little else; it does not load the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from partita.providers.base import Plugin, Provider
+from partita.providers.start import Failure, failure
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledPlugin:
+    """A plugin package that is installed."""
+
+    wheel: str
+    version: str
+    library: Path | None
+    """None when the package could not say; then `failure` says why."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The user's options, and those that the package answers itself, e.g. the path of its backend."""
+    failure: Failure | None = None
+
+
+def merged(plugin: Plugin, answered: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The user's options, with those that the package answers where the user said nothing on the matter."""
+    return dict(given) if any(name in given for name in plugin.yields_to) else {**answered, **given}
+
+
+def installed_version(wheel: str) -> str | None:
+    """Version of an installed distribution; None when it is not installed."""
+    try:
+        return metadata.version(wheel)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin | None:
+    """The installed plugin package of a provider; None when it has none, or it is not installed.
+
+    `given` are the user's options; those of the result have what the package adds to them.
+    """
+    plugin = provider.plugin
+    version = installed_version(plugin.wheel) if plugin else None
+    if plugin is None or version is None:
+        return None
+    try:
+        library, options = ask_module(plugin)
+    except Exception as error:  # noqa: BLE001 - a foreign module may raise anything, and that is the finding
+        why = f"{plugin.wheel} {version} is installed, but cannot be used: {type(error).__name__}: {error}"
+        return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", why))
+    if not library.is_file():
+        why = f"{plugin.wheel} {version} names {library}, which does not exist"
+        return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "library_missing", why))
+    return InstalledPlugin(plugin.wheel, version, library, merged(plugin, options, given))
+
+
+def ask_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
+    """Library and answered options, as the plugin's module gives them."""
+    module = importlib.import_module(plugin.module)
+    options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
+    return Path(str(module.get_library_path())), options

@@ -1,0 +1,73 @@
+"""Qualcomm NPUs through QNN, and on x86-64 the emulator of their HTP backend.
+
+A plugin: onnxruntime-qnn 2.7 next to a plain onnxruntime. It compiles subgraphs of static shapes and computes in
+float16, so packages need --static-shapes, and it is never chosen by itself: the emulator is slower than the CPU.
+Options are those of the provider's own page (onnxruntime/onnxruntime-qnn, docs/execution_providers) that the library of
+2.7.0 also names; backend_path comes from the package unless it or backend_type is given.
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Option, Plugin, Provider
+
+MODES = (
+    "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced", "low_power_saver",
+    "power_saver", "extreme_power_saver", "sustained_high_performance",
+)  # fmt: skip
+
+PROVIDER = Provider(
+    name="qnn",
+    ort_name="QNNExecutionProvider",
+    aliases=("qualcomm",),
+    wheels=(),
+    device_memory="Cpu",
+    preferred_attention="onnx24",
+    compiles=True,
+    plugin=Plugin(
+        "onnxruntime-qnn", "onnxruntime_qnn", (("backend_path", "get_qnn_htp_path"),), yields_to=("backend_type",)
+    ),
+    options=(
+        Option("backend_path", "path", "", "backend library, e.g. libQnnHtp.so"),
+        Option("backend_type", "choice", "htp", "backend by its kind; not together with backend_path",
+               ("cpu", "gpu", "htp", "saver", "ir")),
+        Option("htp_performance_mode", "choice", "default", "speed against power on the NPU", MODES),
+        Option("htp_graph_finalization_optimization_mode", "choice", "0", "3 prepares longest and runs fastest",
+               ("0", "1", "2", "3")),
+        Option("enable_htp_fp16_precision", "bool", "1", "compute float32 models in float16"),
+        Option("htp_bf16_enable", "bool", "0", "compute in bfloat16; needs soc_model of 88 or more"),
+        Option("offload_graph_io_quantization", "bool", "1", "quantise inputs and outputs on the CPU"),
+        Option("enable_htp_shared_memory_allocator", "bool", "0", "tensors in memory that CPU and NPU share"),
+        Option("enable_htp_spill_fill_buffer", "bool", "0", "spill buffer for cached contexts"),
+        Option("vtcm_mb", "int", "0", "on-chip memory in MB; 0: not set"),
+        Option("rpc_control_latency", "int", "0", "latency of calls to the NPU in microseconds; 0: not set"),
+        Option("qnn_context_priority", "choice", "normal", "priority on the NPU",
+               ("low", "normal", "normal_high", "high")),
+        Option("soc_model", "int", "0", "number of the chip; 0: unknown"),
+        Option("htp_arch", "int", "0", "architecture of the NPU, e.g. 73; 0: not set"),
+        Option("device_id", "int", "0", "number of the device"),
+        Option("profiling_level", "choice", "off", "what QNN itself measures", ("off", "basic", "detailed", "optrace")),
+        Option("profiling_file_path", "path", "", "CSV file for these measurements"),
+        Option("op_packages", "text", "", "custom operators: type:library:symbol[:target],…"),
+        Option("dump_json_qnn_graph", "bool", "0", "write the QNN graphs as JSON"),
+        Option("json_qnn_graph_dir", "path", "", "folder for them"),
+        Option("skip_qnn_version_check", "bool", "0", "accept a QNN library of another version"),
+    ),
+    node_patterns=(
+        LogPattern("subgraph_rejected", r"(?P<why>Failed to finalize QNN graph\. .*)"),
+        LogPattern(
+            "attribute_unsupported", r"Unsupported nodes in QNN EP: \{ name: (?P<node>[^,]+), type: (?P<op>\w+)"
+        ),
+    ),
+    start_patterns=(
+        LogPattern("library_missing", r"(?P<why>Unable to load backend.*)"),
+        LogPattern("option_rejected", r"(?P<why>Only one of 'backend_type' and 'backend_path' .*)"),
+        LogPattern("option_rejected", r"(?P<why>Failed to parse '?backend_type'?.*)"),
+    ),
+    remedies={
+        "not_in_build": "pip install onnxruntime-qnn next to onnxruntime; it is a plugin of its own",
+        "library_missing": "reinstall onnxruntime-qnn, or name the backend: --provider-option qnn.backend_path=…",
+        "device_missing": "it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn",
+        "version_mismatch": "install the onnxruntime that this onnxruntime-qnn was built for",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; export with --static-shapes",
+    },
+)  # fmt: skip

@@ -1,0 +1,72 @@
+"""Why a provider could not start: ONNX Runtime's words matched with the patterns of the provider, and what to do.
+
+Pure text in, Resolution-ready facts out. Knows no provider; the patterns and remedies are theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from partita.partition_reports.wording import clean
+from partita.providers.base import Library, Provider
+from partita.providers.patterns import START_PATTERNS
+
+LONGEST = 300
+"""Most characters of evidence; what is longer is cut."""
+REMEDIES = {
+    "not_in_build": "install an ONNX Runtime that contains it",
+    "library_missing": "install the library that the evidence names",
+    "device_missing": "run it on a machine that has such a device",
+    "version_mismatch": "install versions that belong together",
+    "duplicate_runtime": "uninstall every ONNX Runtime and install one of them again",
+    "option_rejected": "change or leave out the option that the evidence names",
+    "initialisation_failed": "see the evidence",
+}
+"""What to do where the provider's file has nothing better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a provider is not usable."""
+
+    reason: str
+    """A provider-level reason code."""
+    evidence: str
+    """One line, in the words of whoever said it."""
+    remedy: str
+
+
+def explain(provider: Provider, lines: Iterable[str]) -> Failure:
+    """Read what was logged and raised when `provider` did not start, most telling text first.
+
+    Without a line that any pattern knows the reason is initialisation_failed, with the first line as its evidence.
+    """
+    said = [one_line(line) for line in lines if line.strip()]
+    for pattern in (*provider.start_patterns, *START_PATTERNS):
+        for line in said:
+            if match := re.search(pattern.pattern, line):
+                why = (match.groupdict().get("why") or line).strip(" .") or line
+                return failure(provider, pattern.reason, why)
+    return failure(
+        provider, "initialisation_failed", said[0] if said else "ONNX Runtime did not start it and said nothing"
+    )
+
+
+def failure(provider: Provider, reason: str, evidence: str) -> Failure:
+    """A failure with the remedy that fits it best: that of the library it names, the provider's, or the general one."""
+    library = named_library(provider, evidence) if reason == "library_missing" else None
+    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, "")
+    shown = one_line(evidence)
+    return Failure(reason, shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…", remedy)
+
+
+def named_library(provider: Provider, text: str) -> Library | None:
+    """The library of the provider that `text` names."""
+    return next((library for library in provider.libraries if library.file in text), None)
+
+
+def one_line(text: str) -> str:
+    """Foreign text on one line and without control characters."""
+    return clean(" ".join(text.split()))

@@ -1,0 +1,89 @@
+"""NVIDIA GPUs through TensorRT, which compiles whole subgraphs for minutes and is therefore never chosen by itself.
+
+This is TensorrtExecutionProvider; NvTensorRTRTXExecutionProvider is another product. Option names, and that a switch is
+spelled True or False, were read from the Python bindings of onnxruntime-gpu 1.31.1, which name every option in a
+message. Defaults are those of TensorrtExecutionProviderInfo in ONNX Runtime's source, or of these messages. Options
+that take pointers or raw bytes are left out. Libraries are what libonnxruntime_providers_tensorrt.so needs (readelf).
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Library, Option, Provider
+from partita.providers.cuda import DRIVER, WHEELS
+
+TENSORRT = "install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH"
+
+
+def switch(name: str, meaning: str) -> Option:
+    """An option that is off by default."""
+    return Option(name, "bool", "False", meaning, off_on=("False", "True"))
+
+
+PROVIDER = Provider(
+    name="tensorrt",
+    ort_name="TensorrtExecutionProvider",
+    aliases=("trt",),
+    wheels=("onnxruntime-gpu",),
+    device_memory="Cuda",
+    preferred_attention="onnx24",
+    compiles=True,
+    preload=True,
+    options=(
+        Option("device_id", "int", "0", "number of the GPU"),
+        Option("trt_max_partition_iterations", "int", "1000", "most attempts at partitioning the graph"),
+        Option("trt_min_subgraph_size", "int", "1", "fewest nodes of a subgraph that is worth an engine"),
+        Option("trt_max_workspace_size", "int", "1073741824", "largest workspace of an engine, in bytes"),
+        switch("trt_fp16_enable", "let TensorRT compute in float16"),
+        switch("trt_bf16_enable", "let TensorRT compute in bfloat16"),
+        switch("trt_int8_enable", "let TensorRT compute in int8"),
+        Option("trt_int8_calibration_table_name", "text", "", "calibration table for int8"),
+        switch("trt_int8_use_native_calibration_table", "the table is TensorRT's own, not ONNX Runtime's"),
+        switch("trt_dla_enable", "use the deep learning accelerator of a Jetson"),
+        Option("trt_dla_core", "int", "0", "which of these accelerators"),
+        switch("trt_dump_subgraphs", "write the subgraphs as ONNX files to the working folder"),
+        switch("trt_engine_cache_enable", "keep compiled engines on disk"),
+        Option("trt_engine_cache_path", "path", "", "folder of the compiled engines"),
+        Option("trt_engine_cache_prefix", "text", "", "beginning of their file names"),
+        switch("trt_weight_stripped_engine_enable", "engines without weights, refitted when loaded"),
+        Option("trt_onnx_model_folder_path", "path", "", "folder of the ONNX file that refits such an engine"),
+        switch("trt_engine_decryption_enable", "engines on disk are encrypted"),
+        Option("trt_engine_decryption_lib_path", "path", "", "library that decrypts them"),
+        switch("trt_force_sequential_engine_build", "build engines one after the other"),
+        switch("trt_context_memory_sharing_enable", "engines share their scratch memory"),
+        switch("trt_layer_norm_fp32_fallback", "compute layer norms in float32 when float16 is on"),
+        switch("trt_timing_cache_enable", "keep kernel timings on disk, so that later builds are faster"),
+        Option("trt_timing_cache_path", "path", "", "folder of the kernel timings"),
+        switch("trt_force_timing_cache", "use timings of another GPU of the same compute capability"),
+        switch("trt_detailed_build_log", "log every step of a build"),
+        switch("trt_build_heuristics_enable", "shorten a build by heuristics"),
+        switch("trt_sparsity_enable", "use structured sparsity of weights"),
+        Option("trt_builder_optimization_level", "int", "3", "0 builds fastest, 5 runs fastest"),
+        Option("trt_auxiliary_streams", "int", "-1", "extra streams per engine; -1: TensorRT decides"),
+        Option("trt_tactic_sources", "text", "", "libraries to take kernels from, e.g. -CUDNN,+CUBLAS"),
+        Option("trt_extra_plugin_lib_paths", "text", "", "libraries with TensorRT plugins"),
+        Option("trt_profile_min_shapes", "text", "", "smallest input shapes: name:1x8,name:1x8"),
+        Option("trt_profile_max_shapes", "text", "", "largest input shapes"),
+        Option("trt_profile_opt_shapes", "text", "", "input shapes to optimise for"),
+        switch("trt_cuda_graph_enable", "capture each engine as a CUDA graph"),
+        switch("trt_engine_hw_compatible", "engines that also run on later GPUs than this one"),
+        Option("trt_op_types_to_exclude", "text", "", "operators to leave to the next provider, by commas"),
+    ),
+    libraries=(
+        Library("libnvinfer.so.10", "TensorRT 10", TENSORRT),
+        Library("libnvonnxparser.so.10", "TensorRT 10", TENSORRT),
+        Library("libcudart.so.13", "CUDA 13 runtime", WHEELS),
+        Library("libcublas.so.13", "cuBLAS 13", WHEELS),
+        Library("libcudnn.so.9", "cuDNN 9", WHEELS),
+        Library("libcuda.so.1", "NVIDIA driver", DRIVER),
+    ),
+    node_patterns=(
+        LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),
+    ),
+    remedies={
+        "not_in_build": "pip install onnxruntime-gpu, in an environment without another ONNX Runtime",
+        "library_missing": f"{WHEELS}; then {TENSORRT}",
+        "device_missing": "run it where there is an NVIDIA GPU",
+        "version_mismatch": "install TensorRT 10 and CUDA 13, which onnxruntime-gpu 1.31 was built with",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": "see the evidence; try --provider cuda, which needs no TensorRT",
+    },
+)

@@ -1,0 +1,68 @@
+"""Any GPU with a Vulkan, Metal or Direct3D 12 driver, through WebGPU (Dawn).
+
+Comes inside the wheel onnxruntime-webgpu, or as the plugin onnxruntime-ep-webgpu next to a plain onnxruntime. Options
+are those of ONNX Runtime's page on this provider and of webgpu_provider_options.h; pointers and PIX captures are left
+out. Inside a wheel they are session configuration: a dictionary of options is ignored there (seen with 1.27.0).
+Log lines were seen with onnxruntime-webgpu 1.27.0.
+"""
+
+from partita.partition_reports.facts import LogPattern
+from partita.providers.base import Library, Option, Plugin, Provider
+from partita.providers.patterns import CPU_PREFERRED
+
+VULKAN = "install a Vulkan driver for the GPU and the loader (Debian: libvulkan1 mesa-vulkan-drivers)"
+CACHES = ("disabled", "lazyRelease", "simple", "bucket")
+
+PROVIDER = Provider(
+    name="webgpu",
+    ort_name="WebGpuExecutionProvider",
+    aliases=("wgpu",),
+    wheels=("onnxruntime-webgpu",),
+    device_memory="WebGPU_Buf",
+    preferred_attention="gqa",
+    rank=50,
+    plugin=Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
+    option_prefix="ep.webgpuexecutionprovider.",
+    options=(
+        Option("preferredLayout", "choice", "NHWC", "layout for operators that care", ("NCHW", "NHWC")),
+        Option("enableGraphCapture", "bool", "0", "record the first run and replay it; needs every node on WebGPU"),
+        Option("enableInt64", "bool", "0", "kernels for int64, where the device can"),
+        Option("multiRotaryCacheConcatOffset", "int", "0", "offset in a rotary cache made of several"),
+        Option("forceCpuNodeNames", "text", "", "names of nodes to leave to the CPU, one a line"),
+        Option("deviceId", "int", "0", "number of the WebGPU context; sessions of one number share a device"),
+        Option("powerPreference", "choice", "", "which GPU to ask for", ("high-performance", "low-power")),
+        Option("dawnBackendType", "choice", "", "graphics interface to use", ("D3D12", "Vulkan")),
+        Option("preserveDevice", "bool", "0", "keep the device when the last session on it is gone"),
+        Option(
+            "validationMode", "choice", "", "how much is checked at run time",
+            ("disabled", "wgpuOnly", "basic", "full"),
+        ),
+        Option("maxStorageBufferBindingSize", "int", "", "largest buffer in bytes, not above the device's own limit"),
+        Option("storageBufferCacheMode", "choice", "", "how storage buffers are kept", CACHES),
+        Option("uniformBufferCacheMode", "choice", "", "how uniform buffers are kept", CACHES),
+        Option("queryResolveBufferCacheMode", "choice", "", "how buffers of time stamps are kept", CACHES),
+        Option("defaultBufferCacheMode", "choice", "", "how all other buffers are kept", CACHES),
+    ),
+    libraries=(Library("libvulkan.so.1", "Vulkan loader", VULKAN),),
+    node_patterns=(
+        LogPattern(
+            "no_kernel_op", r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"
+        ),
+        LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),
+        CPU_PREFERRED,
+    ),
+    start_patterns=(
+        LogPattern("device_missing", r"(?P<why>Failed to get a WebGPU adapter.*)"),
+        LogPattern("device_missing", r"(?P<why>No supported adapters.*)"),
+    ),
+    remedies={
+        "not_in_build": "pip install onnxruntime-webgpu, in an environment without another ONNX Runtime, or "
+        "pip install onnxruntime-ep-webgpu next to onnxruntime",
+        "library_missing": VULKAN,
+        "device_missing": VULKAN,
+        "version_mismatch": "install the onnxruntime that the plugin was built for, or onnxruntime-webgpu instead",
+        "option_rejected": "see `partita providers --json` for its options",
+        "initialisation_failed": f"see the evidence; {VULKAN}",
+    },
+    listing_config=(("ep.webgpuexecutionprovider.preferredLayout", "NCHW"),),
+)  # fmt: skip

@@ -1,0 +1,98 @@
+"""Providers without a file: ONNX Runtime's other names, and libraries that the user brings."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from partita.errors import UsageError
+from partita.providers.generic import generic_provider, parse_libraries
+from partita.providers.resolve import all_names, known_providers, parse_chain, resolve
+from tests.conftest import require
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """A real, empty shared library."""
+    require("a C compiler", shutil.which("cc") is not None)
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "empty.c").write_text("int nothing(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libempty.so", "empty.c"], cwd=folder, check=True)
+    return folder / "libempty.so"
+
+
+def test_a_library_becomes_a_provider_of_its_name(library):
+    (provider,) = parse_libraries([f"MyEP={library}"], all_names())
+    assert (provider.name, provider.ort_name, provider.library) == ("myep", "MyEP", library)
+    assert provider.any_option
+    chain = parse_chain("myep,cpu", (provider,))
+    assert [entry.name for entry in chain] == ["myep", "cpu"]
+    first, second = resolve(chain, ("CPUExecutionProvider",), {"myep": {"a": "b"}})
+    assert (first.status, first.library, first.options) == ("active", library, {"a": "b"})
+    assert (second.status, second.library) == ("active", None)
+
+
+def test_a_library_under_a_known_name_keeps_its_options_and_takes_its_place(library):
+    (provider,) = parse_libraries([f"WebGPU={library}"], all_names())
+    assert provider.options == known_providers()["webgpu"].options
+    assert provider.ort_name == "WebGpuExecutionProvider"
+    (wgpu,) = parse_chain("wgpu", (provider,))
+    assert wgpu.library == library
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda folder: "no-separator", "write NAME=PATH"),
+        (lambda folder: "=/tmp/x.so", "write NAME=PATH"),
+        (lambda folder: "name=", "write NAME=PATH"),
+        (lambda folder: f"a,b={folder}", "only letters"),
+        (lambda folder: f"x={folder}", "is a folder"),
+        (lambda folder: f"x={folder / 'none.so'}", "does not exist"),
+        (lambda folder: f"x={folder / 'text.so'}", "no shared library: it begins with the bytes 23 20"),
+        (lambda folder: f"x={folder / 'empty.so'}", "no shared library: it is empty"),
+    ],
+)
+def test_a_library_that_is_none_is_a_usage_error(tmp_path, make, says):
+    (tmp_path / "text.so").write_text("# not a library\n")
+    (tmp_path / "empty.so").touch()
+    with pytest.raises(UsageError, match=says) as caught:
+        parse_libraries([make(tmp_path)], all_names())
+    assert "\n" not in str(caught.value)
+
+
+def test_one_name_for_two_libraries_is_a_usage_error(library):
+    with pytest.raises(UsageError, match="given twice"):
+        parse_libraries([f"x={library}", f"X={library}"], all_names())
+
+
+def test_another_name_of_onnx_runtime_is_taken_as_it_is():
+    chain = parse_chain("XnnpackExecutionProvider,cpu")
+    assert chain[0] == generic_provider("XnnpackExecutionProvider")
+    there, _ = resolve(chain, ("XnnpackExecutionProvider", "CPUExecutionProvider"))
+    assert there.status == "active"
+    missing, _ = resolve(chain, ("CPUExecutionProvider",))
+    assert (missing.reason, missing.evidence) == (
+        "not_in_build",
+        "the installed ONNX Runtime contains CPUExecutionProvider",
+    )
+
+
+def test_tensorrt_rtx_is_not_tensorrt():
+    (provider,) = parse_chain("NvTensorRTRTXExecutionProvider")
+    assert provider.name == "nvtensorrtrtx"
+    assert parse_chain("TensorrtExecutionProvider") == (known_providers()["tensorrt"],)
+
+
+@pytest.mark.parametrize("word", ["CUDDAExecutionProvider", "OpenVinooExecutionProvider"])
+def test_a_slip_of_the_pen_is_not_taken_for_another_provider(word):
+    with pytest.raises(UsageError, match="did you mean"):
+        parse_chain(word)
+
+
+def test_the_same_library_and_provider_cannot_be_in_a_chain_twice(library):
+    (provider,) = parse_libraries([f"webgpu={library}"], all_names())
+    with pytest.raises(UsageError, match="twice"):
+        parse_chain("webgpu,WebGpuExecutionProvider", (provider,))

@@ -1,0 +1,160 @@
+"""The provider files: names, what a user reads when one is not there, and the log lines they claim to know."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from partita.providers.resolve import known_providers, parse_chain, resolve
+from partita.providers.start import explain
+
+LEVEL_PROVIDER = {
+    "not_in_build", "library_missing", "device_missing", "version_mismatch", "duplicate_runtime", "option_rejected",
+    "initialisation_failed",
+}  # fmt: skip
+LEVEL_NODE = {
+    "no_kernel_op", "no_kernel_version", "no_kernel_type", "attribute_unsupported", "dynamic_shape", "cpu_preferred",
+    "subgraph_rejected", "pinned_by_user", "over_budget", "runtime_inserted", "not_claimed", "unexplained",
+}  # fmt: skip
+NAMES = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+    "qnn": "QNNExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "directml": "DmlExecutionProvider",
+    "migraphx": "MIGraphXExecutionProvider",
+}
+
+
+def test_the_providers_and_their_names():
+    assert {name: provider.ort_name for name, provider in known_providers().items()} == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_provider_answers_to_every_name_and_explains_its_absence(name):
+    provider = known_providers()[name]
+    for word in provider.names():
+        assert parse_chain(word.upper()) == (provider,)
+    (found,) = resolve((provider,), ())
+    assert found.reason == "not_in_build"
+    assert found.remedy
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_codes_of_patterns_and_remedies_are_in_the_vocabulary(name):
+    provider = known_providers()[name]
+    assert {pattern.reason for pattern in provider.node_patterns} <= LEVEL_NODE
+    assert {pattern.reason for pattern in provider.start_patterns} <= LEVEL_PROVIDER
+    assert set(provider.remedies) <= LEVEL_PROVIDER
+    for pattern in (*provider.node_patterns, *provider.start_patterns):
+        assert set(re.compile(pattern.pattern).groupindex) <= {"node", "op", "why"}
+
+
+def test_providers_that_compile_for_long_or_emulate_are_never_chosen_by_themselves():
+    ranks = {name: provider.rank for name, provider in known_providers().items()}
+    assert {name for name, rank in ranks.items() if rank == 0} == {"tensorrt", "qnn", "coreml", "migraphx"}
+    assert max(ranks, key=lambda name: ranks[name]) == "cuda"
+    assert sorted(rank for rank in ranks.values() if rank)[0] == ranks["cpu"] == 1
+
+
+SAID: dict[str, list[tuple[str, tuple[str, str, str | None]]]] = {
+    "cuda": [
+        (
+            "CUDA kernel not found in registries for Op type: Gather node name: a/Gather",
+            ("no_kernel_op", "a/Gather", "Gather"),
+        ),
+        (
+            "CUDA kernel not supported. Fallback to CPU execution provider for Op type: LSTM node name: rnn",
+            ("attribute_unsupported", "rnn", "LSTM"),
+        ),
+        (
+            "Dropping the ConvTranspose node: up to CPU because it requires asymmetric padding which the CUDA EP "
+            "currently does not support",
+            ("attribute_unsupported", "up", "ConvTranspose"),
+        ),
+    ],
+    "webgpu": [
+        (
+            "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries "
+            "for Op type: Gather node name: model.rotary_emb/Gather",
+            ("no_kernel_op", "model.rotary_emb/Gather", "Gather"),
+        ),
+        ("Force CPU execution for node: lm_head", ("pinned_by_user", "lm_head", None)),
+        (
+            "ORT optimization- Force fallback to CPU execution for node: /Concat because the CPU execution path is "
+            "deemed faster than overhead involved with execution on other EPs capable of executing this node",
+            ("cpu_preferred", "/Concat", None),
+        ),
+    ],
+    "qnn": [
+        (
+            "Unsupported nodes in QNN EP: { name: n2, type: MatMul }",
+            ("attribute_unsupported", "n2", "MatMul"),
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "expected"), [(n, *entry) for n, entries in SAID.items() for entry in entries]
+)
+def test_log_lines_give_node_operator_and_reason(name, line, expected):
+    for pattern in known_providers()[name].node_patterns:
+        if match := re.search(pattern.pattern, line):
+            groups = match.groupdict()
+            assert (pattern.reason, groups.get("node"), groups.get("op")) == expected
+            return
+    pytest.fail(f"no pattern of {name} knows this line")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason", "evidence"),
+    [
+        (
+            "onnxruntime/core/session/provider_bridge_ort.cc:2043 Get() [ONNXRuntimeError] : 1 : FAIL : Failed to load "
+            "library /x/libort_cuda.so with error: libcublasLt.so.13: cannot open shared object file: "
+            "No such file or directory",
+            "library_missing",
+            "libcublasLt.so.13: cannot open shared object file: No such file or directory",
+        ),
+        (
+            "Failed to load library /x/libep.so with error: /x/libep.so: undefined symbol: OrtGetApi",
+            "version_mismatch",
+            "/x/libep.so: undefined symbol: OrtGetApi",
+        ),
+        (
+            "CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; hostname=x ; file=a.cc ; line=1",
+            "device_missing",
+            "no CUDA-capable device is detected ; GPU=-1",
+        ),
+        ('Unknown provider option: "frob".', "option_rejected", 'Unknown provider option: "frob"'),
+        (
+            "Invalid device ID: 7, must be between 0 (inclusive) and 1 (exclusive).",
+            "option_rejected",
+            "Invalid device ID",
+        ),
+        ("something never seen", "initialisation_failed", "something never seen"),
+    ],
+)
+def test_a_start_that_failed_is_explained_in_the_words_of_the_loader(line, reason, evidence):
+    found = explain(known_providers()["cuda"], [line])
+    assert found.reason == reason
+    assert found.evidence.startswith(evidence)
+    assert found.remedy
+
+
+def test_the_remedy_is_that_of_the_library_which_is_missing():
+    cuda = known_providers()["cuda"]
+    missing = "x.so with error: libcuda.so.1: cannot open shared object file: No such file or directory"
+    assert "driver" in explain(cuda, [missing]).remedy
+    assert "onnxruntime-gpu[cuda,cudnn]" in explain(cuda, [missing.replace("libcuda.so.1", "libcublas.so.13")]).remedy
+
+
+def test_evidence_is_one_clean_line_of_bounded_length():
+    found = explain(known_providers()["cpu"], ["\x1b[31mred\x07\nand " + "long " * 200])
+    assert found.evidence.isprintable()
+    assert len(found.evidence) <= 300

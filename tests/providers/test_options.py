@@ -1,0 +1,119 @@
+"""Provider options from the command line: what each kind accepts, and what is said about everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.errors import UsageError
+from partita.providers.base import Option, Provider
+from partita.providers.generic import generic_provider
+from partita.providers.options import parse_options, unchecked_notes
+from partita.providers.resolve import known_providers, parse_chain
+
+PROBE = Provider(
+    name="probe",
+    ort_name="ProbeExecutionProvider",
+    aliases=("sonde",),
+    wheels=(),
+    device_memory="Cpu",
+    preferred_attention="gqa",
+    options=(
+        Option("count", "int", "4", "how many"),
+        Option("share", "float", "0.5", "how much"),
+        Option("quick", "bool", "0", "whether to hurry"),
+        Option("wordy", "bool", "False", "whether to talk", off_on=("False", "True")),
+        Option("level", "choice", "LOW", "how far", ("LOW", "HIGH")),
+        Option("folder", "path", "", "where"),
+        Option("label", "text", "", "what to call it"),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("probe.count=7", "count", "7"),
+        ("probe.count=-1", "count", "-1"),
+        (" probe . count = 7 ", "count", "7"),
+        ("SONDE.COUNT=7", "count", "7"),
+        ("ProbeExecutionProvider.count=7", "count", "7"),
+        ("probe.share=.25", "share", "0.25"),
+        ("probe.quick=true", "quick", "1"),
+        ("probe.quick=OFF", "quick", "0"),
+        ("probe.wordy=1", "wordy", "True"),
+        ("probe.wordy=no", "wordy", "False"),
+        ("probe.level=high", "level", "HIGH"),
+        ("probe.folder=/tmp/a=b", "folder", "/tmp/a=b"),
+        ("probe.label=", "label", ""),
+        ("probe.label=a.b=c", "label", "a.b=c"),
+    ],
+)
+def test_a_value_comes_out_as_onnx_runtime_spells_it(text, name, value):
+    assert parse_options([text], (PROBE,)) == {"probe": {name: value}}
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (["probe.count"], "write PROVIDER.OPTION=VALUE"),
+        (["count=1"], "write PROVIDER.OPTION=VALUE"),
+        (["=1"], "write PROVIDER.OPTION=VALUE"),
+        ([".count=1"], "write PROVIDER.OPTION=VALUE"),
+        (["probe.=1"], "write PROVIDER.OPTION=VALUE"),
+        (["prob.count=1"], "did you mean 'probe'"),
+        (["cuda.device_id=1"], "'cuda' is not in the provider chain; the chain is: probe"),
+        (["probe.counts=1"], "did you mean 'count'"),
+        (["probe.x=1"], r"it has: count \(int\), share \(float\), quick \(bool\).*level \(LOW\|HIGH\)"),
+        (["probe.count=many"], r"count takes a whole number \(default 4\): how many"),
+        (["probe.count=1.5"], "whole number"),
+        (["probe.count="], "whole number"),
+        (["probe.share=half"], "takes a number"),
+        (["probe.share=nan"], "a finite number"),
+        (["probe.quick=maybe"], "takes 0 or 1"),
+        (["probe.level=MIDDLE"], "one of LOW, HIGH"),
+        (["probe.folder="], "a path"),
+        (["probe.count=1", "sonde.count=2"], "probe.count is given twice"),
+        (["probe.count=1", "probe.COUNT=1"], "given twice"),
+    ],
+)
+def test_a_text_that_makes_no_sense_is_a_usage_error_of_one_line(texts, says):
+    with pytest.raises(UsageError, match=says) as caught:
+        parse_options(texts, (PROBE,))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_provider_without_options_says_so():
+    with pytest.raises(UsageError, match="cpu takes no options"):
+        parse_options(["cpu.use_arena=1"], parse_chain("cpu"))
+
+
+def test_options_of_two_providers_stay_apart():
+    found = parse_options(["cuda.device_id=1", "tensorrt.device_id=2"], parse_chain("tensorrt,cuda,cpu"))
+    assert found == {"cuda": {"device_id": "1"}, "tensorrt": {"device_id": "2"}}
+
+
+def test_tensorrt_and_directml_get_words_where_cuda_gets_digits():
+    """ONNX Runtime's bindings refuse 1 for trt_fp16_enable: `should be 'True' or 'False'`."""
+    found = parse_options(["tensorrt.trt_fp16_enable=1", "cuda.use_tf32=off"], parse_chain("tensorrt,cuda"))
+    assert found == {"tensorrt": {"trt_fp16_enable": "True"}, "cuda": {"use_tf32": "0"}}
+
+
+def test_options_of_an_unknown_provider_pass_unchecked_and_are_said_to():
+    chain = (generic_provider("XnnpackExecutionProvider"), PROBE)
+    found = parse_options(["xnnpack.intra_op_num_threads=4", "probe.count=1"], chain)
+    assert found["xnnpack"] == {"intra_op_num_threads": "4"}
+    (note,) = unchecked_notes(found, chain)
+    assert "xnnpack" in note
+    assert "unchecked: intra_op_num_threads" in note
+    with pytest.raises(UsageError, match="given twice"):
+        parse_options(["xnnpack.a=4", "xnnpack.a=5"], chain)
+
+
+@pytest.mark.parametrize("name", sorted(known_providers()))
+def test_every_option_accepts_its_own_default(name):
+    provider = known_providers()[name]
+    for option in provider.options:
+        if option.default:
+            found = parse_options([f"{name}.{option.name}={option.default}"], (provider,))
+            assert found[name][option.name] == option.default, option.name
+        assert (option.kind == "choice") == bool(option.choices), option.name
