@@ -10,13 +10,16 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita.errors import INTERRUPTED, PartitaError
+
+if TYPE_CHECKING:
+    from partita.commands.chain_options import ChainOptions
 
 app = typer.Typer(
     name="partita",
@@ -29,14 +32,37 @@ app = typer.Typer(
 report_app = typer.Typer(help="Look at a partition report.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(report_app, name="report")
 
+_OWN_PROCESS = False
+"""Set by `main`: the process is ours alone."""
+
 PackageArgument = Annotated[
     Path, typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False)
 ]
 ProviderOption = Annotated[
     str | None,
     typer.Option(
-        help="Execution providers in order, comma-separated; these and no others may run a node. Default: cpu."
+        help="Execution providers in order, comma-separated; these and no others may run a node. Default: the best "
+        "usable one, then cpu."
     ),
+]
+ProviderOptionsOption = Annotated[
+    list[str] | None,
+    typer.Option("--provider-option", metavar="PROVIDER.NAME=VALUE", help="Option of a provider: cuda.device_id=1."),
+]
+ProviderLibraryOption = Annotated[
+    list[str] | None,
+    typer.Option("--provider-library", metavar="NAME=PATH", help="Library file of a plugin provider."),
+]
+PinOption = Annotated[
+    list[str] | None,
+    typer.Option("--pin", metavar="PROVIDER:MODULE", help="Run a module there: cpu:lm_head or webgpu:layers.0-11."),
+]
+MaxCpuNodesOption = Annotated[
+    int | None, typer.Option(help="Exit code 3 when more nodes than this are on the CPU provider.")
+]
+MaxCopiesOption = Annotated[int | None, typer.Option(help="Exit code 3 when a step has more Memcpy nodes than this.")]
+MaxCopyBytesOption = Annotated[
+    int | None, typer.Option(help="Exit code 3 when a decode step copies more bytes than this between devices.")
 ]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
@@ -146,19 +172,29 @@ def generate(
         bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
     ] = False,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    pin: PinOption = None,
+    max_cpu_nodes: MaxCpuNodesOption = None,
+    max_copies: MaxCopiesOption = None,
+    max_copy_bytes_per_token: MaxCopyBytesOption = None,
     threads: ThreadsOption = None,
     report: Annotated[Path | None, typer.Option(help="Write the partition report of this run to a file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
     from partita.commands import generate as verb
+    from partita.commands.generate_options import GenerateOptions
 
     raise Exit(
         verb.run(
-            verb.GenerateOptions(
+            GenerateOptions(
                 package=package,
                 prompts=tuple(prompts or ()),
-                provider=provider,
+                where=_where(provider, provider_option, provider_library, pin, threads),
+                max_cpu_nodes=max_cpu_nodes,
+                max_copies=max_copies,
+                max_copy_bytes_per_token=max_copy_bytes_per_token,
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
                 top_k=top_k,
@@ -171,7 +207,6 @@ def generate(
                 system=system,
                 token_ids=token_ids,
                 prefill_chunk=prefill_chunk,
-                threads=threads,
                 report=report,
                 as_json=as_json,
             )
@@ -183,13 +218,24 @@ def generate(
 def verify(
     package: PackageArgument,
     provider: ProviderOption = None,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    pin: PinOption = None,
     threads: ThreadsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay the known answer of a package on a provider, without torch. Exit code 4 when it disagrees."""
     from partita.commands import verify as verb
 
-    verb.run(package, provider, threads=threads, as_json=as_json)
+    raise Exit(verb.run(package, _where(provider, provider_option, provider_library, pin, threads), as_json=as_json))
+
+
+@app.command(epilog="Example: partita providers --json")
+def providers(provider_library: ProviderLibraryOption = None, as_json: JsonOption = False) -> None:
+    """Show which execution providers run on this machine, and what keeps the others from it."""
+    from partita.commands import providers as verb
+
+    verb.run(tuple(provider_library or ()), as_json=as_json)
 
 
 @report_app.command(epilog="Example: partita report show run.json")
@@ -205,8 +251,21 @@ def show(
     verb.show(file, as_json=as_json)
 
 
+def _where(
+    provider: str | None, options: list[str] | None, libraries: list[str] | None, pins: list[str] | None,
+    threads: int | None,
+) -> ChainOptions:  # fmt: skip
+    from partita.commands.chain_options import ChainOptions
+
+    return ChainOptions(
+        provider, tuple(options or ()), tuple(libraries or ()), tuple(pins or ()), threads, own_process=_OWN_PROCESS
+    )
+
+
 def main() -> None:
     """Entry point: run a verb; every error is one line on stderr and an exit code."""
+    global _OWN_PROCESS
+    _OWN_PROCESS = True
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
@@ -240,7 +299,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         _drop_stdout()
         return 0
     except PartitaError as error:
-        return _fail(str(error), error.exit_code, debug=debug)
+        return _fail(str(error), error.exit_code, debug=debug, details=getattr(error, "details", ""))
     except TyperException as error:
         return _fail(f"{error.format_message()} (see --help)", error.exit_code, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
@@ -253,11 +312,13 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int, *, debug: bool = False) -> int:
-    """One line on stderr. Control characters in it (from a file name, say) are not passed to the terminal."""
+def _fail(message: str, code: int, *, debug: bool = False, details: str = "") -> int:
+    """One line on stderr, then the table of an error that has one. Control characters (from a file name, say) are not
+    passed to the terminal.
+    """
     if debug:
         traceback.print_exc()
     line = " ".join(message.split())
-    line = "".join(c if c.isprintable() else "?" for c in line)
-    print(f"partita: {line}", file=sys.stderr)
+    for text in (f"partita: {line}", *details.splitlines()):
+        print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
     return code

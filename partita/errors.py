@@ -61,9 +61,13 @@ class GenerationError(PartitaError):
 
 
 class ProviderError(PartitaError):
-    """The provider chain could not be honoured."""
+    """The provider chain could not be honoured. `details`: a table of several lines for the terminal, or empty."""
 
     exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class ParityError(PartitaError):

@@ -33,9 +33,10 @@ def _stop(number: int, frame: object) -> None:
 
 def replay(folder: Path, manifest: Manifest) -> Verification:
     """Replay the known answer on the CPU provider."""
+    from partita.providers.resolve import parse_chain
     from partita.runtime.verify import replay as replay_on
 
-    return replay_on(folder, "cpu", manifest=manifest)
+    return replay_on(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:

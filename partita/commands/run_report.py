@@ -1,45 +1,64 @@
-"""The report of a generation: joins the facts of the run with what was asked for, and writes it."""
+"""The report of a run: joins the facts of the run with what was asked for."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import partita
-from partita.errors import ReportError
+from partita.errors import ProviderError
 from partita.package import MANIFEST, Manifest, sha256_of
 from partita.partition_reports.build import build_report
 from partita.partition_reports.facts import RunFacts
-from partita.partition_reports.records import ChainEntry, PackageFacts, Report, Request
-from partita.partition_reports.views import json as json_view
+from partita.partition_reports.limits import Limits
+from partita.partition_reports.records import DryRunFacts, ModelFacts, PackageFacts, Report, Request
 from partita.providers.resolve import Resolution
+from partita.runtime.chain import chain_entry
 from partita.runtime.environment import environment
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user asked for, as far as a report repeats it."""
+    """What the user asked for, as far as a report repeats it. What makes no sense for the verb is None."""
 
     verb: str
     chain: tuple[str, ...]
     chain_source: str
     options: Mapping[str, str]
     threads: int | None
-    prompt_tokens: int
-    max_new_tokens: int
-    prefill_chunk_tokens: int
+    prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+    runs: int | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 def make_report(
     folder: Path, manifest: Manifest, facts: RunFacts, resolutions: tuple[Resolution, ...], asked: Asked
 ) -> Report:
-    """Build the report of one run."""
+    """Build the report of one run of a package."""
+    return join(facts, resolutions, asked, package=package_facts(folder, manifest))
+
+
+def join(
+    facts: RunFacts,
+    resolutions: tuple[Resolution, ...],
+    asked: Asked,
+    *,
+    package: PackageFacts | None = None,
+    model: ModelFacts | None = None,
+    played: DryRunFacts | None = None,
+) -> Report:
+    """Build the report of one run of a package or of another model; `played` is the device of a dry run."""
     return build_report(
         facts,
         environment=environment(),
-        package=package_facts(folder, manifest),
+        package=package,
+        model=model,
+        played=played,
+        limits=asked.limits,
         request=Request(
             verb=asked.verb,
             chain=asked.chain,
@@ -49,6 +68,8 @@ def make_report(
             prompt_tokens=asked.prompt_tokens,
             max_new_tokens=asked.max_new_tokens,
             prefill_chunk_tokens=asked.prefill_chunk_tokens,
+            runs=asked.runs,
+            limits=asked.limits.given(),
         ),
         chain=tuple(chain_entry(resolution) for resolution in resolutions),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -56,11 +77,9 @@ def make_report(
     )
 
 
-def check_target(path: Path, package: Path) -> None:
-    """Find out before a long run whether its report can be written. Raises ReportError, and so inside the package."""
-    if path.resolve().is_relative_to(package.resolve()):
-        raise ReportError(f"{path}: inside the package {package}, which a report must not change; choose another place")
-    json_view.check_writable(path)
+def limits_error(report: Report) -> ProviderError | None:
+    """The error for the limits that a report does not meet; None when it meets all."""
+    return ProviderError("; ".join(report.exceeded)) if report.exceeded else None
 
 
 def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
@@ -76,15 +95,4 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         max_length=graph.max_length,
         verification=verification.status,
         verification_detail=verification.detail,
-    )
-
-
-def chain_entry(resolution: Resolution) -> ChainEntry:
-    """What became of one provider of the chain."""
-    return ChainEntry(
-        provider=resolution.provider.ort_name,
-        status=resolution.status,
-        reason=resolution.reason,
-        evidence=resolution.evidence,
-        remedy=resolution.remedy,
     )

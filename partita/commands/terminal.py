@@ -27,7 +27,6 @@ from rich.text import Text
 from partita.export.progress import Stage
 
 
-
 class _Console(Console):
     """rich's console, which would end the process with code 1 when its reader has gone."""
 

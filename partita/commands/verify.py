@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from partita.commands.chain_options import ChainOptions, Target, read_chain_options, say_resolutions, say_target
+from partita.commands.supervise import supervised
 from partita.commands.terminal import print_json, write_stdout
-from partita.errors import ParityError, UsageError
+from partita.errors import ParityError
 from partita.package import Verification, check_files, read_manifest
-from partita.providers.resolve import DEFAULT_CHAIN
-from partita.runtime.verify import replay
 
 
-def run(package: Path, provider: str | None, *, threads: int | None, as_json: bool) -> None:
+def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
     """Check the package's hashes, replay, print the result; ParityError when it disagrees."""
-    if threads is not None and not 1 <= threads <= 1024:
-        raise UsageError(f"--threads is {threads}; it must be between 1 and 1,024")
+    target = read_chain_options(where)
     manifest = read_manifest(package)
     check_files(package, manifest, hashes=True)
-    result = replay(package, DEFAULT_CHAIN if provider is None else provider, threads=threads)
+    say_target(target)
+    return supervised(lambda: check(package, target, where.threads, as_json=as_json), target)
+
+
+def check(package: Path, target: Target, threads: int | None, *, as_json: bool) -> int:
+    """Replay and print."""
+    from partita.runtime.pins import parse_pins
+    from partita.runtime.verify import replay
+
+    pins = parse_pins(target.pins, target.chain)
+    result = replay(
+        package, target.chain, threads=threads, options=target.options, pins=pins, told=say_resolutions
+    )
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
         write_stdout("\n".join(describe(package, result)) + "\n")
     if result.status != "verified":
         raise ParityError(f"{package}: does not compute what its model computes on {result.provider}: {result.detail}")
+    return 0
 
 
 def describe(package: Path, result: Verification) -> list[str]:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.partition_reports import groups
+from partita.partition_reports import dry_run, groups
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.facts import MemoryFacts, RunFacts, StateFact, StepFact
 from partita.partition_reports.fallbacks import find_fallbacks
+from partita.partition_reports.limits import Limits, exceeded
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, place_nodes
 from partita.partition_reports.records import (
     Cache,
     CacheState,
     ChainEntry,
+    DryRunFacts,
     Environment,
     Fallback,
     Memory,
+    ModelFacts,
     PackageFacts,
     Phase,
+    PhaseName,
     Report,
     Request,
     Totals,
 )
-from partita.partition_reports.session_index import PHASES, PhaseName, SessionIndex, index_session
+from partita.partition_reports.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.timing import node_time_note, node_times, step_times
 
@@ -33,20 +37,31 @@ def build_report(
     facts: RunFacts,
     *,
     environment: Environment,
-    package: PackageFacts,
+    package: PackageFacts | None,
     request: Request,
     chain: tuple[ChainEntry, ...],
     created: str,
     partita_version: str,
+    model: ModelFacts | None = None,
+    played: DryRunFacts | None = None,
+    limits: Limits | None = None,
 ) -> Report:
     """The partition report of one run. `created` is UTC, ISO 8601; the first entry of `chain` is the wanted provider.
 
+    `model`: what was run, when it is no package. `played`: the device of a dry run; times and sizes that depend on
+    values are left out then. `limits`: what the placement has to meet.
+
     Raises pydantic.ValidationError when a fact is outside the vocabulary of the report, e.g. an unknown finish reason.
     """
+    if played is not None:
+        facts = dry_run.without_times(facts)
     indexes = tuple(index_session(session) for session in facts.sessions)
+    if played is not None:
+        indexes = tuple(map(dry_run.without_sizes, indexes))
     phases, fallbacks = [], list[Fallback]()
+    rows = package.batch_size if package is not None else 1
     for name, index in phase_sessions(indexes):
-        phase = build_phase(index, name, facts.steps, package.batch_size)
+        phase = build_phase(index, name, facts.steps, rows, timed=played is None)
         phases.append(phase)
         fallbacks += find_fallbacks(index, name, phase.nodes, chain)
     return Report(
@@ -54,13 +69,16 @@ def build_report(
         partita_version=partita_version,
         environment=environment,
         package=package,
+        model=model,
         request=request,
         chain=chain,
         phases=tuple(phases),
         fallbacks=tuple(fallbacks),
-        cache=build_cache(facts.states),
+        cache=build_cache(facts.states) if package is not None else None,
         memory=build_memory(facts.memory),
-        totals=build_totals(facts),
+        totals=build_totals(facts) if facts.finish_reason is not None else None,
+        dry_run=played,
+        exceeded=exceeded(phases, limits) if limits is not None else (),
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
         disagreements=tuple(
@@ -73,16 +91,20 @@ def build_report(
 def phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
     """Each phase with the first session that runs it; a phase without a session is left out."""
     chosen = []
-    for phase in PHASES:
+    for phase in EVERY_PHASE:
         index = next((index for index in indexes if phase in index.facts.phases), None)
         if index is not None:
             chosen.append((phase, index))
     return chosen
 
 
-def build_phase(index: SessionIndex, name: PhaseName, steps: Sequence[StepFact], rows: int) -> Phase:
-    """Placement, partitions, copies and time of one phase. `rows`: batch size."""
+def build_phase(
+    index: SessionIndex, name: PhaseName, steps: Sequence[StepFact], rows: int, *, timed: bool = True
+) -> Phase:
+    """Placement, partitions, copies and time of one phase. `rows`: batch size; `timed`: False for a dry run."""
     times = node_times(index, name)
+    if not timed:
+        times = dry_run.without_values(index, times)
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
     return Phase(
@@ -104,7 +126,7 @@ def build_phase(index: SessionIndex, name: PhaseName, steps: Sequence[StepFact],
         step_p95_ms=speed.p95_ms,
         step_p99_ms=speed.p99_ms,
         overhead_p50_ms=speed.overhead_p50_ms,
-        timing_note=f"{speed.note}; {node_time_note(times)}",
+        timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
     )
 
 

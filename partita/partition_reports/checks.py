@@ -22,7 +22,7 @@ def run_checks(
     checks = [check for index in indexes for check in check_session(index)]
     for phase in phases:
         checks += check_phase(phase, chain)
-    return (*checks, *check_tokens(facts))
+    return (*checks, *check_tokens(facts)) if facts.finish_reason is not None else tuple(checks)
 
 
 def check_session(index: SessionIndex) -> Iterator[Check]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from partita.partition_reports.facts import PortFact
 from partita.partition_reports.partitions import port_bytes
-from partita.partition_reports.records import Copy, NodePlacement
-from partita.partition_reports.session_index import PhaseName, SessionIndex
+from partita.partition_reports.records import Copy, NodePlacement, PhaseName
+from partita.partition_reports.session_index import SessionIndex
 
 MEMCPY = {"MemcpyFromHost": "host_to_device", "MemcpyToHost": "device_to_host"}
 
@@ -19,17 +19,19 @@ def is_memcpy(node: NodePlacement) -> bool:
 
 def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
     """Every tensor that moves between devices in one run of `phase`."""
-    inside = tuple(memcpy_copy(node) for node in nodes if is_memcpy(node))
+    inside = tuple(memcpy_copy(index, node) for node in nodes if is_memcpy(node))
     return (*inside, *(port_copy(port, phase) for port in index.facts.ports if port.wanted_memory != port.bound_memory))
 
 
-def memcpy_copy(node: NodePlacement) -> Copy:
+def memcpy_copy(index: SessionIndex, node: NodePlacement) -> Copy:
     """The copy that one Memcpy node makes."""
+    logged = index.memcpy.get(node.name)
     return Copy.model_validate(
         {
             "kind": "memcpy_node",
             "direction": MEMCPY.get(node.op_type or "", "unknown"),
             "name": node.name,
+            "tensor": logged.tensor if logged else None,
             "bytes_per_run": node.output_bytes,
             "host_us_per_run": node.host_us_per_run,
             "source": "profile" if "profile" in node.sources else "plan_file",

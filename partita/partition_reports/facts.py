@@ -73,9 +73,9 @@ class RunWindow:
 
     run: int
     phase: str
-    """prefill or decode."""
+    """prefill, decode or run."""
     tokens: int
-    """New tokens per row in this run (S)."""
+    """New tokens per row in this run (S); 0 where there are no tokens."""
     start_us: int
     host_us: int
 
@@ -93,7 +93,8 @@ class PortFact:
     """Memory info name from ONNX Runtime: Cpu, Cuda, WebGPU_Buf, …"""
     bound_memory: str
     """Memory info name of the buffer that was bound."""
-    bytes_per_decode_step: int
+    bytes_per_decode_step: int | None
+    """Of one decode step, or of one run of a model that is no package; None when it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,12 @@ class SessionFacts:
     """Providers the session registered, in order."""
     ports: tuple[PortFact, ...]
     load_seconds: float
+    patterns: tuple[LogPattern, ...] = ()
+    """How lines of `log` give reasons away: the patterns of the provider that is wanted most."""
+    constants: frozenset[str] = frozenset()
+    """Tensors of the main graph whose values stand in the file. Only a dry run asks for them, and for the next ones."""
+    fixed_shapes: frozenset[str] = frozenset()
+    """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +165,9 @@ class MemoryFacts:
 
     weight_bytes: int
     cache_bytes: int
-    rss_before_load_bytes: int
-    rss_after_load_bytes: int
-    peak_rss_bytes: int
+    rss_before_load_bytes: int | None
+    rss_after_load_bytes: int | None
+    peak_rss_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +183,8 @@ class RunFacts:
     """From the start of prefill to the first new token; None if none came."""
     prompt_tokens: int
     new_tokens: int
-    finish_reason: str
-    """stop, length, cache_full, interrupted, or error."""
+    finish_reason: str | None
+    """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
     finish_detail: str = ""
     notes: tuple[str, ...] = field(default=())
     """Anything the observer wants said in the report, one sentence each."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.reasons.base import Context, explain
-from partita.partition_reports.records import ChainEntry, Fallback, NodePlacement
-from partita.partition_reports.session_index import PhaseName, SessionIndex
+from partita.partition_reports.records import ChainEntry, Fallback, NodePlacement, PhaseName
+from partita.partition_reports.session_index import SessionIndex
 
 
 def find_fallbacks(
@@ -14,33 +14,43 @@ def find_fallbacks(
     """Nodes off the first provider of `chain`, in execution order. A node whose provider is unknown counts."""
     if not chain:
         return ()
-    return tuple(fall_back(index, phase, node, chain[0]) for node in nodes if node.provider != chain[0].provider)
+    wanted = chain[0]
+    return tuple(
+        explain_node(index, phase, node.name, node.op_type, provider_of(node), wanted)
+        for node in nodes
+        if node.provider != wanted.provider
+    )
 
 
-def fall_back(index: SessionIndex, phase: PhaseName, node: NodePlacement, wanted: ChainEntry) -> Fallback:
-    """Explain one node."""
-    names = (node.name, *node.replaces)
+def explain_node(
+    index: SessionIndex, phase: PhaseName, name: str, op_type: str | None, provider: str, wanted: ChainEntry
+) -> Fallback:
+    """Why the node `name` is on `provider` and not on the wanted one."""
+    replaces = index.replaces(name)
+    names = (name, *replaces)
     context = Context(
-        node=node.name,
-        op_type=node.op_type,
-        provider=provider_of(node),
+        node=name,
+        op_type=op_type,
+        provider=provider,
         wanted=wanted,
-        exported=node.name in index.exported,
-        replaces=node.replaces,
-        log=tuple(line for name in names for line in index.log.get(name, ())),
+        exported=name in index.exported,
+        replaces=replaces,
+        log=tuple(line for each in names for line in index.log.get(each, ())),
+        patterns=index.facts.patterns,
+        session_log=index.graph_log,
     )
     reason, finding = explain(context)
-    origins = (index.exported[name].source for name in names if name in index.exported)
+    origins = (index.exported[each].source for each in names if each in index.exported)
     return Fallback(
         phase=phase,
-        node=node.name,
-        op_type=node.op_type,
+        node=name,
+        op_type=op_type,
         wanted=wanted.provider,
-        provider=provider_of(node),
+        provider=provider,
         reason=reason.code,
         evidence_kind=finding.kind,
         evidence=finding.evidence,
         remedy=finding.remedy or reason.remedy,
-        module=node.module,
+        module=index.module(name),
         source_line=next((origin for origin in origins if origin), None),
     )

@@ -6,12 +6,25 @@ Knows the wording of ONNX Runtime's session log; what a line means for a fallbac
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from partita.partition_reports.facts import LogPattern
 
 PREFIX = re.compile(r"^\[[VIWEF]:[^\]]*\] ?")
 ALL_PLACED = re.compile(r"^\s*All nodes placed on \[(?P<provider>[^\]]+)\]\. Number of nodes: (?P<count>\d+)")
 SOME_PLACED = re.compile(r"^\s*Node\(s\) placed on \[(?P<provider>[^\]]+)\]\. Number of nodes: \d+")
+MEMCPY_ADDED = re.compile(r"Add (?P<op>MemcpyFromHost|MemcpyToHost) (after|before) (?P<tensor>.+) for \S+\s*$")
+MEMCPY_NAME = re.compile(r"Memcpy(_token_(?P<number>\d+))?")
 ONE_NODE = re.compile(r"^\s*\S+ \((?P<name>.*)\)\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class MemcpyLine:
+    """A copy node that ONNX Runtime said it inserts."""
+
+    op_type: str
+    tensor: str
 
 
 def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
@@ -39,9 +52,32 @@ def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
 def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
     """Log lines that mention a node as a word of its own, per node."""
     wanted = frozenset(name for name in names if name)
+    spaced = [name for name in wanted if len(name.split()) > 1]  # a word has no blanks in it
     found: dict[str, list[str]] = {}
     for line in lines:
-        words = PREFIX.sub("", line).split()
-        for name in wanted.intersection(words).union(wanted.intersection(word.strip("'\",.;()") for word in words)):
+        text = PREFIX.sub("", line)
+        words = text.split()
+        about = wanted.intersection(words).union(wanted.intersection(word.strip("'\",.;()") for word in words))
+        for name in about.union(name for name in spaced if name in text):
             found.setdefault(name, []).append(line)
-    return {name: tuple(about) for name, about in found.items()}
+    return {name: tuple(said) for name, said in found.items()}
+
+
+def lines_about_the_graph(lines: Iterable[str], patterns: Iterable[LogPattern]) -> tuple[str, ...]:
+    """Log lines that fit a pattern which names no node."""
+    wanted = [re.compile(pattern.pattern) for pattern in patterns if "(?P<node>" not in pattern.pattern]
+    return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted)) if wanted else ()
+
+
+def memcpy_lines(lines: Iterable[str], order: Sequence[str]) -> dict[str, MemcpyLine]:
+    """What was logged about each Memcpy node of the execution order `order`.
+
+    A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0, Memcpy_token_1.
+    Empty when there are more or fewer lines than nodes, as with copies inside control flow.
+    """
+    added = [match for line in lines if (match := MEMCPY_ADDED.search(line))]
+    named = [(match["number"], name) for name in order if (match := MEMCPY_NAME.fullmatch(name))]
+    if len(added) != len(named):
+        return {}
+    named.sort(key=lambda entry: -1 if entry[0] is None else int(entry[0]))
+    return {name: MemcpyLine(line["op"], line["tensor"]) for (_, name), line in zip(named, added, strict=True)}

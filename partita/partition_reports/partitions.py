@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from partita.partition_reports.facts import NodeEvent, PortFact
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import BoundaryTensor, NodePlacement, Partition
-from partita.partition_reports.session_index import PhaseName, SessionIndex
+from partita.partition_reports.records import BoundaryTensor, NodePlacement, Partition, PhaseName
+from partita.partition_reports.session_index import SessionIndex
 from partita.partition_reports.timing import NodeTimes
 
 SESSION = "session"
@@ -125,7 +125,7 @@ def crossing(name: str, direction: str, other_side: str, size: int | None) -> Bo
 
 def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
     """Bytes of a graph input or output; in prefill only states have a size that does not depend on the prompt."""
-    return port.bytes_per_decode_step if phase == "decode" or port.role == "state" else None
+    return port.bytes_per_decode_step if phase != "prefill" or port.role == "state" else None
 
 
 def tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from partita.partition_reports import naming
-from partita.partition_reports.records import Disagreement, NodePlacement, Source
-from partita.partition_reports.session_index import Claims, PhaseName, SessionIndex
+from partita.partition_reports.records import Disagreement, NodePlacement, PhaseName, Source
+from partita.partition_reports.session_index import Claims, SessionIndex
 from partita.partition_reports.timing import NodeTimes
 
 

@@ -25,6 +25,9 @@ Source = Literal[
 ]
 """Where a fact comes from."""
 
+PhaseName = Literal["prefill", "decode", "run"]
+"""`run` is the one phase of a model that is no package."""
+
 
 class Record(BaseModel):
     """Base of every record in a report: immutable; unknown fields, NaN and infinity are errors."""
@@ -61,6 +64,72 @@ class PackageFacts(Record):
     verification_detail: str
 
 
+class ModelInput(Record):
+    """An input of a model that is no package, and what it was given."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """The shape used."""
+
+
+class ModelFacts(Record):
+    """The ONNX file that was run, when it is no package."""
+
+    file: str
+    sha256: str
+    """Of the ONNX file alone; `data_files` are not in it."""
+    data_files: tuple[str, ...]
+    """Files beside it that hold weights."""
+    ir_version: int
+    opsets: dict[str, int]
+    """Operator set per domain; "" is ONNX itself."""
+    nodes: int
+    """Of the main graph."""
+    inputs: tuple[ModelInput, ...]
+
+
+class BlockingNode(Record):
+    """A node that cannot be part of a captured graph."""
+
+    node: str
+    op_type: str | None
+    provider: str
+    why: str
+
+
+class GraphCapture(Record):
+    """Whether a session would let its runs be captured into one CUDA graph."""
+
+    file: str
+    accepted: bool
+    evidence: str
+    """What ONNX Runtime said, or that it opened the session."""
+    blocking: tuple[BlockingNode, ...]
+    """Nodes that stand in the way; those of an accepted session slow it down or make captures wrong."""
+
+
+class DryRunFacts(Record):
+    """A run without the device: which one was played, and what is therefore not real."""
+
+    device: str
+    """Name of the device profile."""
+    device_name: str
+    compute_capability: str
+    memory_bytes: int
+    multiprocessors: int
+    provider_library: str
+    """File of the execution provider, which is the real one."""
+    onnxruntime_version: str
+    cuda_version: str
+    """What the stand-ins answer when they are asked."""
+    stand_ins: str
+    """Name of the build of the stand-in libraries, as the process that ran proved to have loaded them."""
+    not_real: tuple[str, ...]
+    graph_capture: tuple[GraphCapture, ...] | None
+    """One per ONNX file; null when it was not asked for."""
+
+
 class Request(Record):
     """What the user asked for."""
 
@@ -71,9 +140,14 @@ class Request(Record):
     """`command line` or `default`, with the reason."""
     options: dict[str, str]
     threads: int | None
-    prompt_tokens: int
-    max_new_tokens: int
-    prefill_chunk_tokens: int
+    prompt_tokens: int | None
+    """null, like the next two, where nothing is generated."""
+    max_new_tokens: int | None
+    prefill_chunk_tokens: int | None
+    runs: int | None = None
+    """Session runs per phase that `place` was asked for."""
+    limits: dict[str, int] = Field(default_factory=dict)
+    """Limits that the run had to meet, by option name."""
 
 
 class ChainEntry(Record):
@@ -156,6 +230,8 @@ class Copy(Record):
     direction: Literal["host_to_device", "device_to_host", "unknown"]
     name: str
     """Memcpy node, or graph input or output."""
+    tensor: str | None = None
+    """The tensor that a Memcpy node copies, where the native log tells."""
     bytes_per_run: int | None
     host_us_per_run: float | None
     """Wait and copy together: the host cannot tell them apart."""
@@ -165,7 +241,7 @@ class Copy(Record):
 class Phase(Record):
     """Placement, partitions, copies and time of prefill or decode."""
 
-    name: Literal["prefill", "decode"]
+    name: PhaseName
     file: str
     nodes: tuple[NodePlacement, ...]
     providers: tuple[ProviderShare, ...]
@@ -195,7 +271,7 @@ class Phase(Record):
 class Fallback(Record):
     """A node that is not on the provider its user wanted most, and why."""
 
-    phase: Literal["prefill", "decode"]
+    phase: PhaseName
     node: str
     op_type: str | None
     wanted: str
@@ -239,9 +315,9 @@ class Memory(Record):
 
     weight_bytes: int
     cache_bytes: int
-    rss_before_load_bytes: int
-    rss_after_load_bytes: int
-    peak_rss_bytes: int
+    rss_before_load_bytes: int | None
+    rss_after_load_bytes: int | None
+    peak_rss_bytes: int | None
     source: Source = "process"
 
 
@@ -277,7 +353,7 @@ class SourceStatement(Record):
 class Disagreement(Record):
     """Two sources that say different things about one node."""
 
-    phase: Literal["prefill", "decode"]
+    phase: PhaseName
     node: str
     detail: str
     sources: tuple[Source, ...]
@@ -291,14 +367,23 @@ class Report(Record):
     """UTC, ISO 8601."""
     partita_version: str
     environment: Environment
-    package: PackageFacts
+    package: PackageFacts | None
+    """null when the model is no package."""
+    model: ModelFacts | None
+    """null when it is one."""
     request: Request
     chain: tuple[ChainEntry, ...]
     phases: tuple[Phase, ...]
     fallbacks: tuple[Fallback, ...]
-    cache: Cache
+    cache: Cache | None
+    """null for a model that is no package."""
     memory: Memory
-    totals: Totals
+    totals: Totals | None
+    """null where nothing is generated."""
+    dry_run: DryRunFacts | None
+    """null when every device was real. Otherwise no time is given anywhere."""
+    exceeded: tuple[str, ...] = ()
+    """Limits of the request that were not met, one sentence each."""
     checks: tuple[Check, ...]
     sources: tuple[SourceStatement, ...]
     disagreements: tuple[Disagreement, ...]

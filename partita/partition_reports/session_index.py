@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 from partita.partition_reports import naming, native_log
 from partita.partition_reports.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
-from partita.partition_reports.records import Source
+from partita.partition_reports.records import PhaseName, Source
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-PhaseName = Literal["prefill", "decode"]
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
+"""Phases of a generation, in order."""
+EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
 Claims = dict[Source, frozenset[str]]
 """Providers that each source names for one node; one source may contradict itself."""
 
@@ -38,11 +38,15 @@ class SessionIndex:
     order_source: Source
     claims: dict[str, Claims]
     log: dict[str, tuple[str, ...]]
-    """Native log lines that mention a node of the order or of the file."""
+    """Native log lines that mention a node of the order, of the file or of the assignment list."""
+    graph_log: tuple[str, ...]
+    """Native log lines that give a reason away and name no node."""
+    memcpy: dict[str, native_log.MemcpyLine]
+    """What the native log says of each Memcpy node of the order; empty when lines and nodes cannot be matched."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: as run, else as exported, else as assigned."""
-        known = self.ran.get(name) or self.exported.get(name) or self.assigned.get(name)
+        known = self.ran.get(name) or self.exported.get(name) or self.assigned.get(name) or self.memcpy.get(name)
         return known.op_type if known else None
 
     def module(self, name: str) -> str | None:
@@ -75,7 +79,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         present=frozenset(order),
         order_source=order_source,
         claims=collect_claims(facts, events, order),
-        log=native_log.lines_by_node(facts.log, {*order, *exported}),
+        log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
+        graph_log=native_log.lines_about_the_graph(facts.log, facts.patterns),
+        memcpy=native_log.memcpy_lines(facts.log, order),
     )
 
 

@@ -40,7 +40,7 @@ def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         kept = sum(name in index.exported for name in index.order)
         named = len({name for node in index.order for name in index.replaces(node)})
         parts.append(
-            f"{index.facts.file}: {len(index.facts.graph)} exported nodes, {kept} run under their own name, "
+            f"{index.facts.file}: {len(index.facts.graph)} nodes in the file, {kept} run under their own name, "
             f"{named} live on in the name of a fused node, {len(index.order) - kept} are ONNX Runtime's own"
         )
     return "; ".join(parts)
@@ -132,7 +132,7 @@ KINDS = (
     ),
     Kind(
         "process",
-        lambda facts: True,
+        lambda facts: facts.memory.peak_rss_bytes is not None,
         lambda facts, indexes: "resident memory before and after loading, and its peak",
         "memory of this process; memory on a device is not in it",
     ),

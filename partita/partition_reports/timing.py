@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.partition_reports.facts import NodeEvent, StepFact
-from partita.partition_reports.session_index import PhaseName, SessionIndex
+from partita.partition_reports.records import PhaseName
+from partita.partition_reports.session_index import SessionIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
         steps=len(timed),
         tokens=tokens,
         seconds=seconds if timed else None,
-        tokens_per_second=tokens / seconds if seconds > 0 else None,
+        tokens_per_second=tokens / seconds if seconds > 0 and tokens else None,
         p50_ms=percentile(milliseconds, 50),
         p95_ms=percentile(milliseconds, 95),
         p99_ms=percentile(milliseconds, 99),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from partita.partition_reports.groups import UNKNOWN
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import Cache, Phase, Report
 from partita.partition_reports.wording import human_bytes, listing, plural
 
 
 def give_verdict(report: Report) -> str:
     """One line, most important first. Names come from the report as they are: a view has to make them harmless."""
     parts = [describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
-    parts.append(describe_cache(report))
+    if report.dry_run is not None:
+        parts.insert(0, f"DRY RUN as {report.dry_run.device_name}")
+    if report.cache is not None:
+        parts.append(describe_cache(report.cache))
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     parts += [f"{entry.provider} unavailable ({entry.reason or 'no reason known'})" for entry in missing]
     if report.disagreements:
@@ -18,7 +21,9 @@ def give_verdict(report: Report) -> str:
     failed = sum(not check.passed for check in report.checks)
     if failed:
         parts.append(f"{plural(failed, 'check')} FAILED")
-    if report.totals.finish_reason in ("interrupted", "error"):
+    if report.exceeded:
+        parts.append(f"{plural(len(report.exceeded), 'limit')} EXCEEDED")
+    if report.totals is not None and report.totals.finish_reason in ("interrupted", "error"):
         parts.append(f"run ended early: {report.totals.finish_reason}")
     return "; ".join(part for part in parts if part)
 
@@ -58,9 +63,8 @@ def provider_name(provider: str) -> str:
     return "an unknown provider" if provider == UNKNOWN else provider
 
 
-def describe_cache(report: Report) -> str:
+def describe_cache(cache: Cache) -> str:
     """Whether the cache stayed in place, and where it is."""
-    cache = report.cache
     if not cache.states:
         return "no cache"
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"

@@ -55,6 +55,8 @@ class Plugin:
     """Provider options whose default is a path that the module knows: (option, name of the function that says it)."""
     yields_to: tuple[str, ...] = ()
     """When the user gives one of these options, no path is added: they answer the same question."""
+    ignores: tuple[str, ...] = ()
+    """Options that the provider takes inside ONNX Runtime, and that this plugin ignores with a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ class Provider:
     prefix and ignores the dictionary of options. A plugin of the same provider takes the dictionary."""
     preload: bool = False
     """Its libraries may lie in Python packages, where the loader does not look: ONNX Runtime's preload_dlls() does."""
+    software_devices: bool = False
+    """A driver may offer it the CPU in place of a GPU, e.g. SwiftShader or llvmpipe for Vulkan. On such a device it is
+    usable, but not chosen by itself."""
     library: Path | None = None
     """Plugin library that the user gave by its path; None when ONNX Runtime or a Python package contains it."""
 

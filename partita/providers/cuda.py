@@ -42,6 +42,8 @@ PROVIDER = Provider(
         Option("use_ep_level_unified_stream", "bool", "0", "one stream for everything that this provider runs"),
         Option("use_tf32", "bool", "1", "let float32 matrix products round their inputs to TF32"),
         Option("fuse_conv_bias", "bool", "0", "fuse convolution and bias, which compiles at start"),
+        Option("enable_cudnn", "bool", "1", "use cuDNN"),
+        Option("external_data_loader_reading_threads", "int", "4", "threads that read weights from disk"),
         Option("sdpa_kernel", "int", "0", "bits that allow attention kernels; 0: ONNX Runtime decides"),
     ),
     libraries=(

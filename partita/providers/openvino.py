@@ -1,8 +1,9 @@
 """Intel CPUs, GPUs and NPUs through OpenVINO, which compiles every subgraph it takes.
 
 Comes inside the wheel onnxruntime-openvino, or as the plugin onnxruntime-ep-openvino next to a plain onnxruntime.
-Options are those of ONNX Runtime's page on this provider that the library of 1.24.1 also names.
-Log lines were seen with onnxruntime-openvino 1.24.1, which gives no reason for a single node.
+Options are those of ONNX Runtime's page on this provider; each was accepted by onnxruntime-openvino 1.24.1. Which of
+them the plugin ignores was seen with onnxruntime-ep-openvino 1.8.1. Log lines were seen with 1.24.1, which gives no
+reason for a single node.
 """
 
 from partita.partition_reports.facts import LogPattern
@@ -19,7 +20,20 @@ PROVIDER = Provider(
     preferred_attention="onnx24",
     rank=30,
     compiles=True,
-    plugin=Plugin("onnxruntime-ep-openvino", "onnxruntime_ep_openvino"),
+    plugin=Plugin(
+        "onnxruntime-ep-openvino",
+        "onnxruntime_ep_openvino",
+        ignores=(
+            "device_type",
+            "precision",
+            "num_of_threads",
+            "num_streams",
+            "cache_dir",
+            "model_priority",
+            "enable_opencl_throttling",
+            "enable_qdq_optimizer",
+        ),
+    ),
     options=(
         Option("device_type", "text", "CPU", "CPU, GPU, GPU.1, NPU, or a mix such as AUTO:GPU,CPU"),
         Option("precision", "choice", "", "type of arithmetic", ("FP32", "FP16", "ACCURACY")),
@@ -32,13 +46,17 @@ PROVIDER = Provider(
         Option("enable_qdq_optimizer", "bool", "False", "rewrite quantised graphs for the NPU", off_on=WORDS),
         Option("disable_dynamic_shapes", "bool", "False", "fix all shapes when the model is loaded", off_on=WORDS),
         Option("reshape_input", "text", "", "input shapes to fix, e.g. data[1,3,60,80..120]"),
-        Option("load_config", "path", "", "JSON file with properties of OpenVINO itself"),
+        Option("load_config", "text", "", 'JSON with properties of OpenVINO itself: {"CPU": {"NUM_STREAMS": "1"}}'),
     ),
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>\[OpenVINO-EP\] Supported subgraphs on OpenVINO: \d+)"),
     ),
     start_patterns=(
         LogPattern("device_missing", r"(?P<why>\[OpenVINO\] .*(not available|is not found|Invalid device).*)"),
+        LogPattern("option_rejected", r"(?P<why>Invalid OpenVINO EP option: .*)"),
+        LogPattern("option_rejected", r"(?P<why>Invalid JSON structure: .*|JSON parsing error: .*)"),
+        LogPattern("option_rejected", r"(?P<why>reshape_input parameter: .*)"),
+        LogPattern("option_rejected", r"\[ERROR\] (?P<why>\[OpenVINO\] (Unsupported|Invalid|The value).*)"),
         LogPattern("device_missing", r"(?P<why>Device with \"[^\"]+\" name is not registered.*)"),
     ),
     remedies={

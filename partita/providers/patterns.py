@@ -19,6 +19,7 @@ START_PATTERNS: tuple[LogPattern, ...] = (
     LogPattern("version_mismatch", r"(?P<why>\S+: undefined symbol: [^\s,]+)"),
     LogPattern("version_mismatch", r"(?P<why>version `[^']+' not found \(required by [^)]+\))"),
     LogPattern("version_mismatch", r"(?P<why>The requested API version \[\d+\] is not available.*)"),
+    LogPattern("version_mismatch", r"(?P<why>ORT runtime version \"[^\"]+\" is below the minimum required .*)"),
     LogPattern("version_mismatch", r"(?P<why>CUDA driver version is insufficient for CUDA runtime version)"),
     LogPattern(
         "library_missing", r"with error: (?P<why>\S+: cannot open shared object file: No such file or directory)"
@@ -28,8 +29,8 @@ START_PATTERNS: tuple[LogPattern, ...] = (
     LogPattern("library_missing", r"LoadLibrary failed with error 126(?P<why>.*)"),
     LogPattern("library_missing", r"(?P<why>Failed to load library .*)"),
     LogPattern("option_rejected", r"(?P<why>Unknown provider option: .*)"),
-    LogPattern("option_rejected", r"(?P<why>Failed to parse provider option .*)"),
     LogPattern("option_rejected", r"(?P<why>Invalid device ID: .*)"),
+    LogPattern("option_rejected", r"(?P<why>Failed to parse provider option .*)"),
     LogPattern("option_rejected", r"(?P<why>The value for the key '[^']+' should be .*)"),
     LogPattern("device_missing", r"(?P<why>no CUDA-capable device is detected.*)"),
     LogPattern("device_missing", r"(?P<why>No devices found for EP '.*)"),

@@ -22,10 +22,11 @@ class InstalledPlugin:
     wheel: str
     version: str
     library: Path | None
-    """None when the package could not say; then `failure` says why."""
+    """None when the package could not say."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The user's options, and those that the package answers itself, e.g. the path of its backend."""
     failure: Failure | None = None
+    """Why it cannot be used, or not with these options."""
 
 
 def merged(plugin: Plugin, answered: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
@@ -58,6 +59,10 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
     if not library.is_file():
         why = f"{plugin.wheel} {version} names {library}, which does not exist"
         return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "library_missing", why))
+    ignored = [name for name in given if name in plugin.ignores]
+    if ignored:
+        why = f"{plugin.wheel} {version} ignores {', '.join(ignored)}"
+        return InstalledPlugin(plugin.wheel, version, library, failure=failure(provider, "option_rejected", why))
     return InstalledPlugin(plugin.wheel, version, library, merged(plugin, options, given))
 
 

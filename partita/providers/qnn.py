@@ -3,7 +3,8 @@
 A plugin: onnxruntime-qnn 2.7 next to a plain onnxruntime. It compiles subgraphs of static shapes and computes in
 float16, so packages need --static-shapes, and it is never chosen by itself: the emulator is slower than the CPU.
 Options are those of the provider's own page (onnxruntime/onnxruntime-qnn, docs/execution_providers) that the library of
-2.7.0 also names; backend_path comes from the package unless it or backend_type is given.
+2.7.0 also accepts or names; it ignores unknown ones. backend_path comes from the package unless it or backend_type is
+given; the package for Linux x86-64 has no cpu backend.
 """
 
 from partita.partition_reports.facts import LogPattern
@@ -32,7 +33,7 @@ PROVIDER = Provider(
         Option("htp_performance_mode", "choice", "default", "speed against power on the NPU", MODES),
         Option("htp_graph_finalization_optimization_mode", "choice", "0", "3 prepares longest and runs fastest",
                ("0", "1", "2", "3")),
-        Option("enable_htp_fp16_precision", "bool", "1", "compute float32 models in float16"),
+        Option("enable_htp_fp16_precision", "bool", "", "compute float32 models in float16; needs soc_model"),
         Option("htp_bf16_enable", "bool", "0", "compute in bfloat16; needs soc_model of 88 or more"),
         Option("offload_graph_io_quantization", "bool", "1", "quantise inputs and outputs on the CPU"),
         Option("enable_htp_shared_memory_allocator", "bool", "0", "tensors in memory that CPU and NPU share"),
@@ -59,6 +60,7 @@ PROVIDER = Provider(
     ),
     start_patterns=(
         LogPattern("library_missing", r"(?P<why>Unable to load backend.*)"),
+        LogPattern("option_rejected", r"(?P<why>\w+ (precision )?mode is enabled but soc_model is not specified.*)"),
         LogPattern("option_rejected", r"(?P<why>Only one of 'backend_type' and 'backend_path' .*)"),
         LogPattern("option_rejected", r"(?P<why>Failed to parse '?backend_type'?.*)"),
     ),

@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from partita.errors import UsageError
 from partita.providers.base import Provider
 from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
-from partita.providers.start import failure
+from partita.providers.start import Failure, failure
 
 DEFAULT_CHAIN = "cpu"
 """The chain when the user names none and nothing better was looked for."""
@@ -150,15 +150,19 @@ def resolve_one(
     if provider.ort_name in available_ort_names:
         return Resolution(provider, "active", options=given)
     plugin = find_plugin(provider, given)
-    if plugin is not None and plugin.failure is None:
+    if plugin is None:
+        why = absent(provider, available_ort_names)
+    elif plugin.failure is not None:
+        why = plugin.failure
+    else:
         return Resolution(provider, "active", options=plugin.options, library=plugin.library)
-    why = plugin.failure if plugin is not None else None
-    why = why or failure(
-        provider,
-        "not_in_build",
-        f"the installed ONNX Runtime contains {', '.join(available_ort_names) or 'no provider'}",
-    )
-    remedy = why.remedy
-    if why.reason == "not_in_build" and not provider.remedy("not_in_build") and provider.wheels:
-        remedy = f"install one of: {', '.join(provider.wheels)}"
-    return Resolution(provider, "unavailable", why.reason, why.evidence, remedy, given)
+    return Resolution(provider, "unavailable", why.reason, why.evidence, why.remedy, given)
+
+
+def absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
+    """Why a provider is not in this build."""
+    there = ", ".join(available_ort_names) or "no provider"
+    why = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
+    if provider.wheels and not provider.remedy("not_in_build"):
+        return replace(why, remedy=f"install one of: {', '.join(provider.wheels)}")
+    return why

@@ -1,9 +1,9 @@
 """Any GPU with a Vulkan, Metal or Direct3D 12 driver, through WebGPU (Dawn).
 
 Comes inside the wheel onnxruntime-webgpu, or as the plugin onnxruntime-ep-webgpu next to a plain onnxruntime. Options
-are those of ONNX Runtime's page on this provider and of webgpu_provider_options.h; pointers and PIX captures are left
-out. Inside a wheel they are session configuration: a dictionary of options is ignored there (seen with 1.27.0).
-Log lines were seen with onnxruntime-webgpu 1.27.0.
+are those of ONNX Runtime's page on this provider and of webgpu_provider_options.h, and both libraries name them;
+pointers and PIX captures are left out. Inside a wheel they are session configuration: a dictionary of options is
+ignored there. That, the log lines and the defaults were seen with onnxruntime-webgpu 1.27.0.
 """
 
 from partita.partition_reports.facts import LogPattern
@@ -23,6 +23,7 @@ PROVIDER = Provider(
     rank=50,
     plugin=Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
     option_prefix="ep.webgpuexecutionprovider.",
+    software_devices=True,
     options=(
         Option("preferredLayout", "choice", "NHWC", "layout for operators that care", ("NCHW", "NHWC")),
         Option("enableGraphCapture", "bool", "0", "record the first run and replay it; needs every node on WebGPU"),
@@ -38,10 +39,10 @@ PROVIDER = Provider(
             ("disabled", "wgpuOnly", "basic", "full"),
         ),
         Option("maxStorageBufferBindingSize", "int", "", "largest buffer in bytes, not above the device's own limit"),
-        Option("storageBufferCacheMode", "choice", "", "how storage buffers are kept", CACHES),
-        Option("uniformBufferCacheMode", "choice", "", "how uniform buffers are kept", CACHES),
-        Option("queryResolveBufferCacheMode", "choice", "", "how buffers of time stamps are kept", CACHES),
-        Option("defaultBufferCacheMode", "choice", "", "how all other buffers are kept", CACHES),
+        Option("storageBufferCacheMode", "choice", "bucket", "how storage buffers are kept", CACHES),
+        Option("uniformBufferCacheMode", "choice", "simple", "how uniform buffers are kept", CACHES),
+        Option("queryResolveBufferCacheMode", "choice", "disabled", "how buffers of time stamps are kept", CACHES),
+        Option("defaultBufferCacheMode", "choice", "disabled", "how all other buffers are kept", CACHES),
     ),
     libraries=(Library("libvulkan.so.1", "Vulkan loader", VULKAN),),
     node_patterns=(

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 
 from partita.partition_reports.records import Environment
-from partita.runtime.session import build_info
+from partita.runtime.ort_registry import ort_build
+from partita.runtime.wheels import runtime_wheels
 
 PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch", "onnxscript", "onnx-ir")
 """What can have a part in a run or an export; those that are not installed are left out."""
@@ -18,7 +19,7 @@ PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch
 
 def environment() -> Environment:
     """Describe this machine and the installed packages."""
-    build = build_info()
+    build = ort_build()
     return Environment(
         cpu=cpu_name(),
         logical_cores=os.cpu_count() or 1,
@@ -45,13 +46,7 @@ def installed(names: tuple[str, ...]) -> dict[str, str]:
 
 def onnxruntime_package() -> str:
     """Name and version of the wheel that ONNX Runtime came in; all of them when several overwrote each other."""
-    wheels = {
-        f"{found.metadata['Name']} {found.version}"
-        for found in metadata.distributions()
-        if (found.metadata["Name"] or "").lower().startswith(("onnxruntime", "ort-nightly"))
-        and any(file.parts[:1] == ("onnxruntime",) for file in found.files or ())
-    }
-    return ", ".join(sorted(wheels)) or "unknown"
+    return ", ".join(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()) or "unknown"
 
 
 def cpu_name() -> str:

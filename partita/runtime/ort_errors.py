@@ -32,10 +32,6 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     """What to raise when a session cannot be opened. `log` are the native lines of the attempt."""
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
     said = [one_line(line) for line in complaints(log)]
-    if STRICT in text:
-        causes = [line for line in said if STRICT not in line]
-        why = f"it could not start: {causes[0]}" if causes else "some nodes would have to run on the CPU provider"
-        return ProviderError(f"{path}: not all on {names}: {why}; add cpu at the end of --provider to allow the CPU")
     extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
     if MEMORY.search(text):
         return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free some, or export it smaller")
@@ -44,6 +40,14 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; export the checkpoint again")
     return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; try --provider cpu")
+
+
+def blames_provider(error: Exception) -> bool:
+    """Whether a session that could not be opened may be a provider's fault, not the model's or memory's."""
+    kind, text = type(error).__name__, one_line(str(error))
+    if MEMORY.search(text) or kind in DAMAGED or kind == NO_KERNEL:
+        return False
+    return kind in PROVIDER_TROUBLE or not FILE_TROUBLE.search(text)
 
 
 def run_error(file: str, error: Exception) -> PartitaError:

@@ -18,7 +18,10 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 CPU = "CPUExecutionProvider"
+NATIVE = ort.capi.onnxruntime_pybind11_state
 STRICT_KEY = "session.disable_cpu_ep_fallback"
+OFFERED: dict[Path, tuple[str, ...]] = {}
+"""Libraries that this process has registered, and the providers that each offers a device for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,17 @@ def native_devices() -> tuple[Any, ...]:
     return tuple(ort.get_ep_devices()) if hasattr(ort, "get_ep_devices") else ()
 
 
+def hardware_kinds() -> tuple[str, ...]:
+    """CPU, GPU or NPU for each device that ONNX Runtime finds by itself, whatever provider could use it."""
+    listing = getattr(NATIVE, "get_hardware_devices", None)  # since 1.24
+    return tuple(kind_of(device) for device in listing()) if listing else ()
+
+
+def kind_of(hardware: Any) -> str:
+    """CPU, GPU or NPU."""
+    return str(hardware.type).rpartition(".")[2]
+
+
 def describe_device(device: Any) -> EpDevice:
     """One device as plain data."""
     hardware = device.device
@@ -87,7 +101,7 @@ def describe_device(device: Any) -> EpDevice:
     return EpDevice(
         ort_name=str(device.ep_name),
         ep_vendor=str(device.ep_vendor),
-        kind=str(hardware.type).rpartition(".")[2],
+        kind=kind_of(hardware),
         vendor=str(hardware.vendor),
         vendor_id=int(hardware.vendor_id),
         device_id=int(hardware.device_id),
@@ -98,16 +112,14 @@ def describe_device(device: Any) -> EpDevice:
 def register_library(name: str, path: Path) -> tuple[str, ...]:
     """Register a plugin library under `name`; ONNX Runtime's names of the providers that it offers a device for.
 
-    Registering the same library again does nothing. Raises what ONNX Runtime raises when the library cannot be loaded.
+    A library is registered once per process, under the first name; later calls answer as the first one did. Raises
+    what ONNX Runtime raises when the library cannot be loaded.
     """
-    before = len(native_devices())
-    try:
+    if path not in OFFERED:
+        before = len(native_devices())
         ort.register_execution_provider_library(name, str(path))
-    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-        if "already registered" not in str(error):
-            raise
-        return tuple(dict.fromkeys(str(device.ep_name) for device in native_devices() if device.ep_name == name))
-    return tuple(dict.fromkeys(str(device.ep_name) for device in native_devices()[before:]))
+        OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in native_devices()[before:]))
+    return OFFERED[path]
 
 
 def preload_libraries() -> None:

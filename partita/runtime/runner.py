@@ -6,6 +6,7 @@ Knows how a package becomes sessions and which session runs which phase. Does no
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,12 +16,15 @@ from partita.errors import PackageError
 from partita.package import GraphFile, Manifest, Port, check_files, inside, read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
+from partita.runtime.chain import open_session
 from partita.runtime.feed import Feed
 from partita.runtime.kv_cache import KvCache
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.observe import Window
+from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.pins import Pin
 from partita.runtime.process import rss_bytes
-from partita.runtime.session import Session, available_providers, open_session
+from partita.runtime.session import Session
 
 PhaseName = Literal["prefill", "decode"]
 Finish = Literal["stop", "length", "cache_full"]
@@ -83,7 +87,7 @@ class Runner:
     @property
     def resolutions(self) -> tuple[Resolution, ...]:
         """What became of each provider of the chain, after the sessions were opened."""
-        return self.graphs[0].session.resolutions
+        return self.graphs[-1].session.resolutions
 
     @property
     def chunk_fixed(self) -> int | None:
@@ -155,22 +159,25 @@ def load_runner(
     threads: int | None = None,
     observe: bool = False,
     manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
     `threads`: intra-op threads, None for ONNX Runtime's choice. `observe`: profile the first runs and keep what ONNX
-    Runtime says about placement. `manifest`: that of a package whose manifest is not written yet. Raises PackageError,
-    ProviderError or ResourceError.
+    Runtime says about placement. `manifest`: that of a package whose manifest is not written yet. `options`: those of
+    each provider, by its name. Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
     """
     rss_before = rss_bytes()
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
     models = [checked_model(folder, manifest, graph) for graph in manifest.graph.files]
-    resolutions = resolve(chain, available_providers())
+    resolutions = resolve(chain, available_ort_names(), options)
     graphs: list[LoadedGraph] = []
     try:
         for graph, model in zip(manifest.graph.files, models, strict=True):
-            session = open_session(folder / graph.file, resolutions, threads=threads, observe=observe)
+            session = open_session(folder / graph.file, resolutions, threads=threads, observe=observe, pins=pins)
+            resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
         return Runner(folder, manifest, tuple(graphs), (rss_before, rss_bytes()))

@@ -1,17 +1,19 @@
-"""The one boundary to ONNX Runtime: sessions, bindings, buffers, its exceptions and its evidence.
+"""The boundary to ONNX Runtime's sessions: opening one, bindings, buffers, its exceptions and its evidence.
 
-The only module that imports onnxruntime. Knows how a session is opened so that no provider outside the chain takes a
-node silently, and so that everything ONNX Runtime says about placement is kept. Knows nothing of tokens or packages.
+With ort_registry.py the only module that imports onnxruntime. Opens a session on exactly the providers it is given and
+keeps everything that ONNX Runtime says about placement; what to do when that fails is up to `chain`. Knows nothing of
+tokens or packages.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +21,30 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from partita.errors import ProviderError
 from partita.partition_reports.facts import AssignedNode
+from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan
-from partita.runtime.native_log import Captured, captured_stderr, complaints
-from partita.runtime.ort_errors import STRICT, buffer_error, open_error, run_error
+from partita.runtime.native_log import Captured, captured_stderr
+from partita.runtime.ort_errors import buffer_error, run_error
+from partita.runtime.ort_registry import CPU, STRICT_KEY, preload_libraries, provider_options
 
-CPU = "CPUExecutionProvider"
 HOST_MEMORY = "Cpu"
 INFO, WARNING, FATAL = 1, 2, 4
 ALIGNMENT_BYTES = 64
 ELEMENT_TYPES: dict[str, tuple[int, str]] = {
     "float32": (1, "float32"),
+    "uint8": (2, "uint8"),
     "int8": (3, "int8"),
+    "uint16": (4, "uint16"),
+    "int16": (5, "int16"),
     "int32": (6, "int32"),
     "int64": (7, "int64"),
     "bool": (9, "bool"),
     "float16": (10, "float16"),
+    "float64": (11, "float64"),
+    "uint32": (12, "uint32"),
+    "uint64": (13, "uint64"),
     "bfloat16": (16, "uint16"),
 }
 """dtype of a port -> ONNX element type, and the numpy type of the same size that stores it (numpy has no bfloat16)."""
@@ -49,22 +57,41 @@ NATIVE_ERRORS: tuple[type[Exception], ...] = (
 """Everything ONNX Runtime raises: its 15 status classes have no common base of their own."""
 
 
+class NativeFailureError(Exception):
+    """A session that could not be opened: ONNX Runtime's exception is the cause."""
+
+    def __init__(self, error: Exception, log: tuple[str, ...]) -> None:
+        super().__init__(str(error))
+        self.error, self.log = error, log
+
+
 @dataclass(frozen=True, slots=True)
-class BuildInfo:
-    """The installed ONNX Runtime."""
+class Opening:
+    """How a session is to be opened, beyond the providers."""
 
-    version: str
-    build: str
+    threads: int | None = None
+    """Intra-op threads; None for ONNX Runtime's choice."""
+    observe: bool = False
+    """Profile the first runs and keep the log at INFO."""
+    list_nodes: bool = False
+    """Also where that needs a session configuration of the provider's own: tell which provider takes which node."""
+    strict: bool = False
+    """Fail rather than let the CPU provider take a node."""
+    model: bytes | None = None
+    """The model to open in place of the file; its weights are still those beside the file."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Further entries of the session configuration."""
 
 
-def build_info() -> BuildInfo:
-    """Version and build of the installed ONNX Runtime."""
-    return BuildInfo(version=str(ort.__version__), build=str(ort.get_build_info()).removeprefix("ORT Build Info: "))
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """An input or output as the session declares it."""
 
-
-def available_providers() -> tuple[str, ...]:
-    """ONNX Runtime's names of the providers compiled into it, which says nothing of whether they can start."""
-    return tuple(ort.get_available_providers())
+    name: str
+    type: str
+    """In ONNX Runtime's words: tensor(float), seq(tensor(int64)), …"""
+    shape: tuple[int | str | None, ...]
+    """Numbers, names of symbolic sizes, and None where even the name is unknown; empty for what is no tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +168,27 @@ class Session:
         self, native: Any, path: Path, resolutions: tuple[Resolution, ...], log: tuple[str, ...],
         folder: tempfile.TemporaryDirectory[str], observe: bool, load_seconds: float,
     ) -> None:  # fmt: skip
-        self.path, self.resolutions, self.log, self.load_seconds = path, resolutions, log, load_seconds
+        self.path, self.log, self.load_seconds = path, log, load_seconds
+        self.resolutions = resolutions
+        """What became of each provider of the chain; `chain` completes it."""
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.profiling = observe
-        self._native, self._folder, self._observe = native, folder, observe
+        self._native, self._folder = native, folder
         self._input_infos = by_name(native.get_inputs(), native.get_input_memory_infos())
         self._output_infos = by_name(native.get_outputs(), native.get_output_memory_infos())
         self.plan = read_plan(plan_path(folder))
         if not observe:
             folder.cleanup()
+
+    @property
+    def inputs(self) -> tuple[PortInfo, ...]:
+        """Inputs that a run has to be given, in the order of the file."""
+        return tuple(port_info(port) for port in self._native.get_inputs())
+
+    @property
+    def outputs(self) -> tuple[PortInfo, ...]:
+        """Outputs, in the order of the file."""
+        return tuple(port_info(port) for port in self._native.get_outputs())
 
     @property
     def wanted_memory(self) -> dict[str, str]:
@@ -164,8 +203,8 @@ class Session:
         return device_buffer(shape, dtype, str(info.name), int(info.device_id))
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes by provider, as of partitioning; None when the session was not observed or this build cannot tell."""
-        if not self._observe or not hasattr(self._native, "get_provider_graph_assignment_info"):
+        """Nodes by provider, as of partitioning; None when this build cannot tell."""
+        if not hasattr(self._native, "get_provider_graph_assignment_info"):
             return None
         return tuple(
             AssignedNode(node.name, node.op_type, node.domain, part.ep_name, index)
@@ -192,6 +231,11 @@ class Session:
         """End profiling and delete the temporary folder. May be called twice."""
         self.end_profiling()
         self._folder.cleanup()
+
+
+def port_info(port: Any) -> PortInfo:
+    """One input or output as plain data."""
+    return PortInfo(str(port.name), str(port.type), tuple(port.shape or ()))
 
 
 def by_name(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Any]:
@@ -228,6 +272,19 @@ class Binding:
         self._outputs.append(name)
         self.buffers[name] = buffer
 
+    def bind_fresh_output(self, name: str) -> None:
+        """Let ONNX Runtime allocate output `name` in host memory in every run."""
+        try:
+            self._io.bind_output(name, "cpu")
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        self._outputs.append(name)
+
+    def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Shape of each output after the last run; None for what is no tensor."""
+        values = zip(self._outputs, self._io.get_outputs(), strict=True)
+        return {name: tuple(value.shape()) if value.is_tensor() else None for name, value in values}
+
     def run(self) -> None:
         """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
         try:
@@ -240,24 +297,24 @@ class Binding:
         return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
 
 
-def open_session(path: Path, resolutions: tuple[Resolution, ...], *, threads: int | None, observe: bool) -> Session:
-    """Open `path` on the active providers of the chain, and on no other.
+def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """Open `path` on the providers of `active`, in their order. Raises NativeFailureError when ONNX Runtime does.
 
-    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling, the assignment list and
-    the log at INFO. Raises ProviderError when no provider of the chain starts or some node fits none of them;
-    PackageError when the file is damaged; ResourceError when memory runs out.
+    The CPU provider is always registered by ONNX Runtime, last; `Opening.strict` keeps it from taking a node. The
+    retries on the CPU provider that the Python package makes by itself are off.
     """
-    chain = [resolution.provider.ort_name for resolution in resolutions if resolution.status == "active"]
-    if not chain:
-        raise ProviderError(nothing_left(resolutions))
     folder = tempfile.TemporaryDirectory(prefix="partita-")
     captured, began = Captured(), time.perf_counter()
     try:
-        options = session_options(folder, strict=CPU not in chain, threads=threads, observe=observe)
+        if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
+            preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stand-ins
+        options = session_options(folder, active, opening, path.parent)
         with captured_stderr() as captured:
             try:
-                ort.set_default_logger_severity(INFO if observe else WARNING)
-                native = ort.InferenceSession(path, options, providers=chain, enable_fallback=0)
+                ort.set_default_logger_severity(INFO if opening.observe else WARNING)
+                native = ort.InferenceSession(
+                    opening.model or path, options, providers=chosen_providers(options, active), enable_fallback=0
+                )
             except NATIVE_ERRORS as error:
                 # The frames hold the half-open session. It logs when it goes, which must be while that is captured.
                 traceback.clear_frames(error.__traceback__)
@@ -265,28 +322,53 @@ def open_session(path: Path, resolutions: tuple[Resolution, ...], *, threads: in
             finally:
                 ort.set_default_logger_severity(WARNING)
         native.disable_fallback()
-        settled = settle(resolutions, tuple(native.get_providers()), captured.lines)
-        return Session(native, path, settled, captured.lines, folder, observe, time.perf_counter() - began)
+        return Session(
+            native, path, tuple(active), captured.lines, folder, opening.observe, time.perf_counter() - began
+        )
     except NATIVE_ERRORS as error:
         folder.cleanup()
-        raise open_error(path, chain, error, captured.lines) from error
+        raise NativeFailureError(error, captured.lines) from error
     except BaseException:
         folder.cleanup()
         raise
 
 
+def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
+    """Providers and their options as ONNX Runtime takes them. With a plugin among them all go into `options`."""
+    plugins = any(resolution.library is not None for resolution in active)
+    listed: list[Any] = []
+    for resolution in active:
+        provider, plugin = resolution.provider, resolution.library is not None
+        prefix = "" if plugin else provider.option_prefix
+        entries = provider_options(options, provider.ort_name, resolution.options, prefix, plugin)
+        if not plugins:
+            listed += entries
+        elif not plugin and provider.ort_name != CPU:
+            options.add_provider(provider.ort_name, dict(resolution.options))
+    return None if plugins else listed
+
+
 def session_options(
-    folder: tempfile.TemporaryDirectory[str], *, strict: bool, threads: int | None, observe: bool
+    folder: tempfile.TemporaryDirectory[str], active: Sequence[Resolution], opening: Opening, weights: Path
 ) -> Any:
-    """Options of one session. `strict`: fail rather than let the CPU provider take a node."""
+    """Options of one session; `weights` is where the model's external data lies."""
     options = ort.SessionOptions()
-    options.log_severity_level = INFO if observe else WARNING
-    options.intra_op_num_threads = threads or 0
-    options.add_session_config_entry("session.node_partition_config_file", str(plan_path(folder)))
-    if strict:
-        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    if observe:
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.log_severity_level = INFO if opening.observe else WARNING
+    options.intra_op_num_threads = opening.threads or 0
+    config = {
+        "session.node_partition_config_file": str(plan_path(folder)),
+        "session.record_ep_graph_assignment_info": "1",
+        **opening.config,
+    }
+    if opening.strict:
+        config[STRICT_KEY] = "1"
+    if opening.model is not None:
+        config["session.model_external_initializers_file_folder_path"] = str(weights)
+    if opening.observe or opening.list_nodes:
+        config.update(entry for resolution in active for entry in resolution.provider.listing_config)
+    for key, value in config.items():
+        options.add_session_config_entry(key, value)
+    if opening.observe:
         options.enable_profiling = True
         options.profile_file_prefix = str(Path(folder.name) / "profile")
     return options
@@ -300,43 +382,3 @@ def plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
 def read_plan(path: Path) -> tuple[tuple[str, ...], ...] | None:
     """Node names per stream; None when ONNX Runtime wrote no plan."""
     return parse_plan(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def settle(
-    resolutions: tuple[Resolution, ...], registered: tuple[str, ...], log: tuple[str, ...]
-) -> tuple[Resolution, ...]:
-    """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with its reason.
-
-    Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is
-    always registered; outside the chain it holds no node, or opening would have failed.
-    """
-    settled = tuple(
-        resolution if resolution.status != "active" or resolution.provider.ort_name in registered
-        else failed_to_start(resolution, log)
-        for resolution in resolutions
-    )  # fmt: skip
-    active = {resolution.provider.ort_name for resolution in settled if resolution.status == "active"}
-    if not active:
-        raise ProviderError(nothing_left(settled))
-    strangers = [name for name in registered if name not in active and name != CPU]
-    if strangers:
-        raise ProviderError(f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not name")
-    return settled
-
-
-def failed_to_start(resolution: Resolution, log: tuple[str, ...]) -> Resolution:
-    """Why a provider that is compiled in was not registered, from what ONNX Runtime logged."""
-    said = tuple(text for text in complaints(log) if STRICT not in text)
-    missing = any("Failed to load library" in text or "cannot open shared object" in text for text in said)
-    return replace(
-        resolution,
-        status="unavailable",
-        reason="library_missing" if missing else "initialisation_failed",
-        evidence=said[0] if said else "ONNX Runtime did not register it and logged nothing",
-        remedy="install the libraries that it names" if missing else "see the evidence",
-    )
-
-
-def nothing_left(resolutions: tuple[Resolution, ...]) -> str:
-    """One line on why no provider of the chain can run."""
-    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}; {r.remedy}" for r in resolutions)

@@ -6,7 +6,7 @@ Knows the known answer's tensors and how to feed the same tokens that the origin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,10 @@ import numpy.typing as npt
 
 from partita.errors import PackageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification
-from partita.providers.resolve import parse_chain
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution
 from partita.runtime.feed import Feed
+from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
 
 REPLAY_CHUNK_TOKENS = 5
@@ -81,22 +83,27 @@ class Comparison:
 
 def replay(
     folder: Path,
-    chain_text: str,
+    chain: tuple[Provider, ...],
     *,
     threads: int | None = None,
     tolerance: float | None = None,
     manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
+    told: Callable[[Sequence[Resolution]], object] = len,
 ) -> Verification:
-    """Replay the known answer of the package in `folder` on the providers of `chain_text`.
+    """Replay the known answer of the package in `folder` on the providers of `chain`.
 
     Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
     into a fresh cache, then one token at a time. `tolerance`: largest relative error that passes, None for that of the
-    package's precision; `manifest`: that of a package whose manifest is not written yet. The result is `unverified`,
+    package's precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
+    provider, by its name; `told` hears what became of the chain. The result is `unverified`,
     with the first difference as its detail, when something differs.
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = read_known_answer(folder)
-    with load_runner(folder, parse_chain(chain_text), threads=threads, manifest=manifest) as runner:
+    with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
         check_answer(folder, answer, runner)
         limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
         compared = [*compare_prompt(runner, answer, limit), *compare_decode(runner, answer, limit)]

@@ -16,6 +16,7 @@ from partita.partition_reports.build import build_report
 from partita.partition_reports.facts import (
     AssignedNode,
     GraphNode,
+    LogPattern,
     MemoryFacts,
     NodeEvent,
     PortFact,
@@ -203,6 +204,13 @@ PREFERRED = (
     "execution on other EPs  capable of executing this node"
 )
 
+PATTERNS = (
+    LogPattern(
+        "no_kernel_op", r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)"
+    ),
+    LogPattern("cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because (?P<why>the CPU)"),
+)
+
 
 def mixed_session(**changes: Any) -> SessionFacts:
     """One prefill and three decode runs on WebGPU and CPU; the first decode run is ten times slower than the others."""
@@ -232,6 +240,7 @@ def mixed_session(**changes: Any) -> SessionFacts:
         "events": events,
         "runs": windows("prefill", "decode", "decode", "decode"),
         "log": ("[I:onnxruntime:, inference_session.cc:2767 operator()] Initializing session.", NO_KERNEL, PREFERRED),
+        "patterns": PATTERNS,
         "registered": (GPU, CPU),
         "ports": (
             PortFact("input_ids", "input", "tokens", "WebGPU_Buf", "Cpu", 8),

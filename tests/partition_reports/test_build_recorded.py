@@ -103,6 +103,6 @@ def test_nothing_is_copied_and_the_cache_stays_in_place(report):
 
 def test_sources_say_what_they_saw(report):
     said = {entry.source: entry for entry in report.sources}
-    assert said["model_file"].covers.startswith("model.onnx: 125 exported nodes, 105 run under their own name")
+    assert said["model_file"].covers.startswith("model.onnx: 125 nodes in the file, 105 run under their own name")
     assert said["assignment"].covers == "119 nodes listed, 107 of them run"
     assert all(entry.available and entry.limits for entry in said.values())

@@ -10,7 +10,7 @@ import pytest
 import partita.partition_reports.reasons as reasons_folder
 from partita.partition_reports.reasons.base import Context, Reason, explain, load_reasons
 from partita.partition_reports.records import ChainEntry
-from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PREFERRED
+from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, PREFERRED
 
 REASONS = {reason.code: reason for reason in load_reasons()}
 GATHER = "model.rotary_emb/Gather"
@@ -18,7 +18,8 @@ GATHER = "model.rotary_emb/Gather"
 
 def context(**changes) -> Context:
     plain = Context(
-        GATHER, "Gather", CPU, ChainEntry(provider=GPU, status="active"), exported=True, replaces=(), log=()
+        GATHER, "Gather", CPU, ChainEntry(provider=GPU, status="active"), exported=True, replaces=(), log=(),
+        patterns=PATTERNS,
     )
     return replace(plain, **changes)
 
@@ -92,3 +93,36 @@ def test_a_code_is_lower_case_words():
 
 def replace_code(reason: Reason, code: str) -> Reason:
     return replace(reason, code=code)
+
+
+def test_a_pattern_of_another_reason_is_no_evidence():
+    assert REASONS["cpu_preferred"].decide(context(log=(NO_KERNEL,))) is None
+
+
+def test_a_name_with_blanks_is_found_whole():
+    line = NO_KERNEL.replace(GATHER, "my gather")
+    assert explain(context(node="my gather", log=(line,)))[0].code == "no_kernel_op"
+    assert explain(context(node="my", log=(line,)))[0].code == "unexplained"
+
+
+def test_a_provider_that_is_not_there_explains_every_node_in_its_own_words():
+    entry = ChainEntry(
+        provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy one"
+    )
+    reason, finding = explain(context(wanted=entry, log=()))
+    assert (reason.code, finding.kind, finding.evidence, finding.remedy) == (
+        "device_missing", "logged", "no adapter", "buy one",
+    )  # fmt: skip
+
+
+def test_a_provider_reason_without_evidence_is_unexplained():
+    entry = ChainEntry(provider=GPU, status="unavailable", reason="library_missing")
+    assert explain(context(wanted=entry))[0].code == "unexplained"
+
+
+def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():
+    example = REASONS["subgraph_rejected"].example
+    line = NO_KERNEL.replace(GATHER, example.node)
+    both = replace(example, log=(line,), patterns=(*example.patterns, *PATTERNS))
+    assert explain(both)[0].code == "no_kernel_op"
+    assert explain(example)[1].kind == "derived"

@@ -127,6 +127,11 @@ def test_log_lines_give_node_operator_and_reason(name, line, expected):
             "/x/libep.so: undefined symbol: OrtGetApi",
         ),
         (
+            'ORT runtime version "1.24.1" is below the minimum required version "1.24.4"',
+            "version_mismatch",
+            'ORT runtime version "1.24.1"',
+        ),
+        (
             "CUDA failure 100: no CUDA-capable device is detected ; GPU=-1 ; hostname=x ; file=a.cc ; line=1",
             "device_missing",
             "no CUDA-capable device is detected ; GPU=-1",
@@ -158,3 +163,44 @@ def test_evidence_is_one_clean_line_of_bounded_length():
     found = explain(known_providers()["cpu"], ["\x1b[31mred\x07\nand " + "long " * 200])
     assert found.evidence.isprintable()
     assert len(found.evidence) <= 300
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "reason", "evidence"),
+    [
+        (
+            "openvino",
+            "openvino_provider_factory.cc:141 ParseDeviceType() [ERROR] [OpenVINO] Device GPU is not available",
+            "device_missing",
+            "[OpenVINO] Device GPU is not available",
+        ),
+        (
+            "openvino",
+            "onnxruntime_pybind_state.cc:1053 Create() Invalid OpenVINO EP option: frob",
+            "option_rejected",
+            "Invalid OpenVINO EP option: frob",
+        ),
+        (
+            "openvino",
+            "a.cc:101 Parse() [ERROR] [OpenVINO] Unsupported inference precision is selected. CPU only supports FP32",
+            "option_rejected",
+            "[OpenVINO] Unsupported inference precision is selected. CPU only supports FP32",
+        ),
+        (
+            "qnn",
+            "FP16 precision mode is enabled but soc_model is not specified. Both parameters must be set together",
+            "option_rejected",
+            "FP16 precision mode is enabled but soc_model is not specified. Both parameters must be set together",
+        ),
+        (
+            "webgpu",
+            "webgpu_context.cc:76 operator() Failed to get a WebGPU adapter: No supported adapters.",
+            "device_missing",
+            "Failed to get a WebGPU adapter: No supported adapters",
+        ),
+    ],
+)
+def test_what_providers_say_of_themselves_when_they_do_not_start(name, line, reason, evidence):
+    """Seen with onnxruntime-openvino 1.24.1, onnxruntime-qnn 2.7.0 and onnxruntime-webgpu 1.27.0."""
+    found = explain(known_providers()[name], [line])
+    assert (found.reason, found.evidence) == (reason, evidence)

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from partita.partition_reports.facts import LogPattern
 from partita.partition_reports.records import ChainEntry
 
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
 """Strongest first. Logged: ONNX Runtime or the EP said so; probed: an experiment shows it; derived: it follows."""
+NODE_GROUP = r"(?P<node>\S+)"
+"""How most patterns spell a node's name, which may hold blanks in truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,10 @@ class Context:
     """Exported nodes this one took the place of, where its name tells."""
     log: tuple[str, ...]
     """Native log lines that mention the node or one that it replaces."""
+    patterns: tuple[LogPattern, ...] = ()
+    """How such lines, and those of `session_log`, give a reason away: the wanted provider's patterns."""
+    session_log: tuple[str, ...] = ()
+    """Native log lines that a pattern without a node's name fits: they are about a whole graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +103,55 @@ def explain(context: Context) -> tuple[Reason, Finding]:
     return min(answers, key=lambda answer: (STRENGTH.index(answer[1].kind), answer[0].code))
 
 
-def logged(context: Context, pattern: str) -> Finding | None:
-    """A finding when a log line about the node matches `pattern`, in which `{node}` stands for any of its names."""
-    for name in (context.node, *context.replaces):
-        wanted = re.compile(pattern.replace("{node}", re.escape(name) + r"(?!\S)"))
-        for line in context.log:
-            if wanted.search(line):
+def logged(context: Context, code: str) -> Finding | None:
+    """A finding when a line about the node fits a pattern that gives `code`.
+
+    The pattern's group `node` must be one of the node's names as a whole, not the beginning of a longer one. A provider
+    that did not start has looked at no node.
+    """
+    if context.wanted.status != "active":
+        return None
+    for pattern in context.patterns:
+        if pattern.reason != code or not names_a_node(pattern):
+            continue
+        for name in (context.node, *context.replaces):
+            line = next((line for line in context.log if name_in(line, pattern, name)), None)
+            if line is not None:
                 return Finding("logged", line.strip())
     return None
+
+
+def names_a_node(pattern: LogPattern) -> bool:
+    """True when the lines that it fits are about one node."""
+    return "(?P<node>" in pattern.pattern
+
+
+def name_in(line: str, pattern: LogPattern, name: str) -> bool:
+    """True when `pattern` finds this very name in `line`."""
+    if NODE_GROUP in pattern.pattern:
+        # What follows the name ends it: the end of the line where the pattern ends too, else a blank or a bracket.
+        end = r"\s*$" if pattern.pattern.endswith(NODE_GROUP) else r"(?![^\s,;)}])"
+        exact = pattern.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")
+        return bool(name) and re.search(exact, line) is not None
+    return any(match["node"] == name for match in re.finditer(pattern.pattern, line))
+
+
+def about_the_graph(context: Context, code: str) -> Finding | None:
+    """A finding when a line about the whole graph fits a pattern that gives `code`."""
+    for pattern in context.patterns if context.wanted.status == "active" else ():
+        if pattern.reason == code and not names_a_node(pattern):
+            line = next((line for line in context.session_log if re.search(pattern.pattern, line)), None)
+            if line is not None:
+                return Finding("logged", line.strip())
+    return None
+
+
+def unavailable(context: Context, code: str, *, kind: EvidenceKind = "logged", otherwise: str = "") -> Finding | None:
+    """A finding when the wanted provider is not there for this very reason; `otherwise`: evidence where none is told.
+
+    Without evidence there is no finding.
+    """
+    entry = context.wanted
+    if entry.status != "unavailable" or entry.reason != code or not (entry.evidence or otherwise):
+        return None
+    return Finding(kind, entry.evidence or otherwise, entry.remedy)

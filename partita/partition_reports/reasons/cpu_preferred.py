@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from partita.partition_reports.facts import LogPattern
 from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
 from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
     """Applies when the log says that ONNX Runtime forced this node to the CPU as an optimisation."""
-    return logged(context, r"Force fallback to CPU execution for node: {node}")
+    return logged(context, "cpu_preferred")
 
 
 REASON = Reason(
@@ -31,6 +32,7 @@ REASON = Reason(
             "execution for node: /Concat because the CPU execution path is deemed faster than overhead involved with "
             "execution on other EPs  capable of executing this node",
         ),
+        patterns=(LogPattern("cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because"),),
     ),
     decide=decide,
 )

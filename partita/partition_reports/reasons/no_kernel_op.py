@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from partita.partition_reports.facts import LogPattern
 from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
 from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
     """Applies when the provider logged that its registry has no kernel for this node."""
-    return logged(context, r"kernel not found in registries for Op type: \S+ node name: {node}")
+    return logged(context, "no_kernel_op")
 
 
 REASON = Reason(
@@ -29,6 +30,12 @@ REASON = Reason(
         log=(
             "[I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability] webgpu kernel not found in registries "
             "for Op type: Gather node name: model.rotary_emb/Gather",
+        ),
+        patterns=(
+            LogPattern(
+                "no_kernel_op",
+                r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)",
+            ),
         ),
     ),
     decide=decide,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.reasons.base import Context, Finding, Reason
+from partita.partition_reports.reasons.base import Context, Finding, Reason, unavailable
 from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
     """Applies when the wanted provider was found unavailable for this very reason."""
-    entry = context.wanted
-    if entry.status != "unavailable" or entry.reason != "not_in_build":
-        return None
-    return Finding(
-        "derived", entry.evidence or f"{entry.provider} is not among the providers of this build", entry.remedy
-    )
+    otherwise = f"{context.wanted.provider} is not among the providers of this build"
+    return unavailable(context, "not_in_build", kind="derived", otherwise=otherwise)
 
 
 REASON = Reason(

@@ -1,0 +1,296 @@
+"""A generation as its user meets it: text out as it comes, timings on stderr, and a report if asked for.
+
+The loop itself is `partita.runtime.generate`; here tokens become text, Ctrl-C becomes a finish reason, and every way a
+run can end still writes its report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from partita.commands.chain_options import Target, say_resolutions
+from partita.commands.generate_options import GenerateOptions
+from partita.commands.run_report import Asked, make_report
+from partita.commands.terminal import note, print_json, write_stdout
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
+from partita.package import Manifest
+from partita.partition_reports.session_index import PHASES
+from partita.partition_reports.timing import step_times
+from partita.partition_reports.views import json as json_view
+from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
+from partita.runtime.pins import parse_pins
+from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
+from partita.runtime.runner import Runner, Step, load_runner
+from partita.runtime.sampling import Sampler
+from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
+
+MAX_TOKENS = 1 << 24
+
+
+@dataclass(slots=True)
+class Row:
+    """What one row of the batch has said so far."""
+
+    prompt: list[int]
+    stream: TextStream | None
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+    def text(self) -> str:
+        """The answer: text, or token ids when there is no tokenizer."""
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the loop ended."""
+
+    rows: list[Row]
+    interrupted: bool = False
+    closed: bool = False
+    """Nobody reads stdout any more."""
+    error: PartitaError | None = None
+
+    def finish_reason(self) -> str | None:
+        """Finish reason for the report where the loop cannot tell it from its steps."""
+        if self.error is not None:
+            return "error"
+        if self.interrupted or (self.closed and any(row.finish is None for row in self.rows)):
+            return "interrupted"
+        reasons = {row.finish for row in self.rows}
+        return "stop" if reasons == {"stop"} else None
+
+
+def run_generation(
+    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler
+) -> int:
+    """Load, generate, write the report; returns the exit code."""
+    pins = parse_pins(target.pins, target.chain)
+    began = time.perf_counter()
+    text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
+    tokenizer_seconds = time.perf_counter() - began
+    ids = [_encode(options, text, prompt) for prompt in prompts]
+    with load_runner(
+        options.package, target.chain, threads=options.where.threads, observe=options.report is not None,
+        manifest=manifest, options=target.options, pins=pins,
+    ) as runner:  # fmt: skip
+        say_resolutions(runner.resolutions)
+        if runner.manifest.verification.status == "unverified":
+            note(f"note: this package is unverified: {runner.manifest.verification.detail}")
+        ignored = chunk_note(options, runner, max(map(len, ids)))
+        if ignored:
+            note(f"note: {ignored}")
+        rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
+        outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
+        _finish_output(options, outcome, runner.steps)
+        _say_timings(runner, outcome)
+        if options.report is not None:
+            _write_report(options, runner, outcome, target, tokenizer_seconds)
+    if outcome.error is not None:
+        raise outcome.error
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def _encode(options: GenerateOptions, text: Text | None, prompt: str) -> list[int]:
+    if text is None:
+        return _parse_ids(prompt)
+    if options.chat:
+        return text.encode_chat(prompt, options.system)
+    if not prompt:
+        raise GenerationError("the prompt is empty; give some text to continue")
+    return text.encode(prompt)
+
+
+def _parse_ids(prompt: str) -> list[int]:
+    words = prompt.replace(",", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError as error:
+        raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7") from error
+
+
+def _drive(
+    options: GenerateOptions, runner: Runner, rows: list[Row], sampler: Sampler, stop_ids: Collection[int]
+) -> Outcome:
+    """Run the loop and hand its tokens to the rows, until it ends by itself or otherwise."""
+    outcome = Outcome(rows)
+    loop = generate(
+        runner,
+        [row.prompt for row in rows],
+        max_new_tokens=options.max_new_tokens,
+        sampler=sampler,
+        stop_ids=stop_ids,
+        prefill_chunk=_wanted_chunk(options),
+    )
+    live = len(rows) == 1 and not options.as_json
+    show = _Output(live=live)
+    with closing(loop):
+        try:
+            for step in loop:
+                for row, token, finish in zip(rows, step.tokens, step.finish, strict=True):
+                    _take(row, token, finish, show)
+                if all(row.finish is not None for row in rows) or show.closed:
+                    break
+        except KeyboardInterrupt:
+            outcome.interrupted = True
+        except PartitaError as error:
+            outcome.error = error
+    for row in rows:
+        if row.stream is not None:
+            show(row, row.stream.finish())
+    outcome.closed = show.closed
+    return outcome
+
+
+class _Output:
+    """Hands pieces of an answer to its row and, for a single row, to stdout as they come."""
+
+    def __init__(self, *, live: bool) -> None:
+        self.live, self.closed = live, False
+
+    def __call__(self, row: Row, piece: str) -> None:
+        row.pieces.append(piece)
+        if self.live and piece:
+            self.closed = self.closed or not write_stdout(piece)
+
+
+def _take(row: Row, token: int | None, finish: str | None, show: _Output) -> None:
+    """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for
+    it.
+    """
+    if row.finish is not None:
+        return
+    row.finish = finish  # also without a token: a prompt that fills the cache ends with none
+    if token is None:
+        return
+    row.tokens.append(token)
+    if row.stream is None:
+        show(row, f"{token} ")
+        return
+    show(row, row.stream.push(token))
+    if row.stream.stopped:
+        row.finish = "stop"
+
+
+def _finish_output(options: GenerateOptions, outcome: Outcome, steps: Sequence[Step]) -> None:
+    """Everything that stdout gets once the loop is over."""
+    if outcome.closed:
+        return
+    if options.as_json:
+        print_json(_as_dict(outcome, steps))
+    elif len(outcome.rows) == 1:
+        write_stdout("\n")
+    else:
+        write_stdout("".join(f"[{number}] {row.text()}\n" for number, row in enumerate(outcome.rows, start=1)))
+
+
+def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
+    return {
+        "rows": [
+            {
+                "text": row.text() if row.stream is not None else None,
+                "tokens": row.tokens,
+                "prompt_tokens": len(row.prompt),
+                "finish_reason": row.finish or outcome.finish_reason(),
+            }
+            for row in outcome.rows
+        ],
+        "error": str(outcome.error) if outcome.error else None,
+        "timings": timings(steps, len(outcome.rows)),
+    }
+
+
+def timings(steps: Sequence[Step], rows: int) -> dict[str, float | int | None]:
+    """Speed of a generation, as the report has it: steps under observation are left out, if others are left.
+
+    `rows`: batch size.
+    """
+    facts = [step_fact(step) for step in steps]
+    prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
+    return {
+        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill"),
+        "prefill_seconds": prefill.seconds,
+        "prefill_tokens_per_second": prefill.tokens_per_second,
+        "first_token_seconds": first_token_seconds(steps),
+        "decode_steps": decode.steps,
+        "decode_tokens": decode.tokens,
+        "decode_tokens_per_second": decode.tokens_per_second,
+        "decode_p50_ms": decode.p50_ms,
+        "overhead_p50_ms": decode.overhead_p50_ms,
+    }
+
+
+def _say_timings(runner: Runner, outcome: Outcome) -> None:
+    """One line on stderr."""
+    figures = timings(runner.steps, len(outcome.rows))
+    parts = [f"load {sum(g.session.load_seconds for g in runner.graphs):.2f} s"]
+    if figures["prefill_tokens_per_second"]:
+        parts.append(f"prompt {figures['prompt_tokens']} tokens at {figures['prefill_tokens_per_second']:.0f} tokens/s")
+    if figures["first_token_seconds"]:
+        parts.append(f"first token after {figures['first_token_seconds'] * 1e3:.0f} ms")
+    if figures["decode_tokens_per_second"]:
+        parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s")
+    reasons = sorted({row.finish or outcome.finish_reason() or "unfinished" for row in outcome.rows})
+    parts.append(f"finish: {', '.join(reasons)}")
+    note("; ".join(parts))
+
+
+def _wanted_chunk(options: GenerateOptions) -> int:
+    return PREFILL_CHUNK_TOKENS if options.prefill_chunk is None else options.prefill_chunk
+
+
+def _effective_chunk(options: GenerateOptions, runner: Runner, longest: int) -> int:
+    """Prompt tokens per run as this package takes them, which is not always as asked. `longest`: of the prompts."""
+    if runner.chunk_fixed is not None:
+        return runner.chunk_fixed
+    return _wanted_chunk(options) if runner.can_append_chunks else longest
+
+
+def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
+    """A sentence when the package does not take --prefill-chunk as it was given; empty otherwise."""
+    taken = _effective_chunk(options, runner, longest)
+    if options.prefill_chunk is None or options.prefill_chunk == taken:
+        return ""
+    why = "its prefill graph has a fixed size" if runner.chunk_fixed else "its attention reads a batch's prompts whole"
+    return f"--prefill-chunk {options.prefill_chunk} is ignored: a run of this package takes {taken}, for {why}"
+
+
+def _write_report(
+    options: GenerateOptions, runner: Runner, outcome: Outcome, target: Target, tokenizer_seconds: float
+) -> None:
+    assert options.report is not None
+    longest = max(len(row.prompt) for row in outcome.rows)
+    ignored = chunk_note(options, runner, longest)
+    facts = run_facts(
+        runner,
+        finish_reason=outcome.finish_reason(),
+        finish_detail=str(outcome.error) if outcome.error else "stdout was closed" if outcome.closed else "",
+        tokenizer_load_seconds=tokenizer_seconds,
+        notes=((ignored,) if ignored else ()) + target.notes,
+    )
+    asked = Asked(
+        verb="generate",
+        chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
+        chain_source=target.source,
+        options={
+            "temperature": f"{options.temperature:g}",
+            "top_k": str(options.top_k),
+            "top_p": f"{options.top_p:g}",
+            "min_p": f"{options.min_p:g}",
+            "repetition_penalty": f"{options.repetition_penalty:g}",
+            "seed": str(options.seed),
+            **{f"{name}.{key}": value for name, given in target.options.items() for key, value in given.items()},
+            **({"pin": ", ".join(target.pins)} if target.pins else {}),
+        },
+        threads=options.where.threads,
+        prompt_tokens=longest,
+        max_new_tokens=options.max_new_tokens,
+        prefill_chunk_tokens=_effective_chunk(options, runner, longest),
+    )
+    report = make_report(options.package, runner.manifest, facts, runner.resolutions, asked)
+    json_view.write(report, options.report)
+    note(f"report: {options.report} (see it with: partita report show {options.report})")

@@ -1,0 +1,36 @@
+"""The user told the provider to leave the node alone."""
+
+from __future__ import annotations
+
+from partita.partition_reports.facts import LogPattern
+from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the provider logged that it obeys a pin of the user's."""
+    return logged(context, "pinned_by_user")
+
+
+REASON = Reason(
+    code="pinned_by_user",
+    level="node",
+    title="Pinned by the user",
+    condition="an option of the wanted provider names the node as one to leave to the CPU",
+    needs="a native log line by which the provider says that it obeys, e.g. `Force CPU execution for node: <node>`",
+    remedy="take the node out of the option or the pin that names it",
+    example=Context(
+        node="lm_head/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(
+            "[I:onnxruntime:, webgpu_execution_provider.cc:620 GetCapability] Force CPU execution for node: "
+            "lm_head/MatMul",
+        ),
+        patterns=(LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),),
+    ),
+    decide=decide,
+)

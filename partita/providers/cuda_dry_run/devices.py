@@ -1,0 +1,105 @@
+"""Device profiles: the figures of real GPUs that the stand-in CUDA library answers with.
+
+Figures that follow from the compute capability stand in one table, after the table "Technical Specifications per
+Compute Capability" of NVIDIA's CUDA C++ Programming Guide 13.0. The others are those of NVIDIA's data sheets and
+architecture white papers: Turing (T4), Ampere GA100 (A100) and GA102 (A10), Ada (L4, L40S, RTX 4090), Hopper (H100,
+H200) and Blackwell (B200), and were written from them by hand. The name is what CUDA calls the device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partita.errors import UsageError
+
+GIB = 1 << 30
+MIB = 1 << 20
+KIB = 1 << 10
+DEFAULT_DEVICE = "h100"
+PREFIX = "PARTITA_STANDIN_"
+"""Of the environment variables that carry the profile into a child process; standins/cudart.c reads them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What every device of one compute capability has, per streaming multiprocessor (SM) and per thread block."""
+
+    threads_per_multiprocessor: int
+    blocks_per_multiprocessor: int
+    shared_bytes_per_multiprocessor: int
+    shared_bytes_per_block: int
+    """The most that a kernel can opt in to."""
+
+
+CAPABILITIES: Mapping[tuple[int, int], Capability] = {
+    (7, 5): Capability(1024, 16, 64 * KIB, 64 * KIB),
+    (8, 0): Capability(2048, 32, 164 * KIB, 163 * KIB),
+    (8, 6): Capability(1536, 16, 100 * KIB, 99 * KIB),
+    (8, 9): Capability(1536, 24, 100 * KIB, 99 * KIB),
+    (9, 0): Capability(2048, 32, 228 * KIB, 227 * KIB),
+    (10, 0): Capability(2048, 32, 228 * KIB, 227 * KIB),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU model."""
+
+    key: str
+    """What a user writes."""
+    name: str
+    capability: tuple[int, int]
+    """Compute capability, major and minor."""
+    memory_bytes: int
+    """The size on the data sheet, read in GiB. A driver leaves a few percent less to a process."""
+    multiprocessors: int
+    l2_bytes: int
+
+    @property
+    def limits(self) -> Capability:
+        """What follows from the compute capability."""
+        return CAPABILITIES[self.capability]
+
+    def environment(self) -> dict[str, str]:
+        """The profile as environment variables."""
+        limits = self.limits
+        figures: dict[str, object] = {
+            "NAME": f"{self.name} (dry run)",  # so that no log can be taken for one of a real device
+            "MAJOR": self.capability[0],
+            "MINOR": self.capability[1],
+            "MEMORY_BYTES": self.memory_bytes,
+            "MULTIPROCESSORS": self.multiprocessors,
+            "L2_BYTES": self.l2_bytes,
+            "THREADS_PER_MULTIPROCESSOR": limits.threads_per_multiprocessor,
+            "BLOCKS_PER_MULTIPROCESSOR": limits.blocks_per_multiprocessor,
+            "SHARED_PER_MULTIPROCESSOR": limits.shared_bytes_per_multiprocessor,
+            "SHARED_PER_BLOCK_OPTIN": limits.shared_bytes_per_block,
+        }
+        return {PREFIX + name: str(figure) for name, figure in figures.items()}
+
+
+DEVICES: tuple[Device, ...] = (
+    Device("t4", "Tesla T4", (7, 5), 16 * GIB, 40, 4 * MIB),
+    Device("a10", "NVIDIA A10", (8, 6), 24 * GIB, 72, 6 * MIB),
+    Device("l4", "NVIDIA L4", (8, 9), 24 * GIB, 58, 48 * MIB),
+    Device("a100-40gb", "NVIDIA A100-SXM4-40GB", (8, 0), 40 * GIB, 108, 40 * MIB),
+    Device("a100-80gb", "NVIDIA A100-SXM4-80GB", (8, 0), 80 * GIB, 108, 40 * MIB),
+    Device("l40s", "NVIDIA L40S", (8, 9), 48 * GIB, 142, 96 * MIB),
+    Device("rtx-4090", "NVIDIA GeForce RTX 4090", (8, 9), 24 * GIB, 128, 72 * MIB),
+    Device("h100", "NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, 132, 50 * MIB),
+    Device("h200", "NVIDIA H200", (9, 0), 141 * GIB, 132, 50 * MIB),
+    Device("b200", "NVIDIA B200", (10, 0), 180 * GIB, 148, 126 * MIB),
+)
+
+
+def device(name: str = DEFAULT_DEVICE) -> Device:
+    """The profile called `name`, in any case. Raises UsageError, with the nearest name and the list, for any other."""
+    by_key = {profile.key: profile for profile in DEVICES}
+    found = by_key.get(name.strip().lower())
+    if found is None:
+        near = difflib.get_close_matches(name.strip().lower(), by_key, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"unknown device {name!r}; {hint}known devices: {', '.join(by_key)}")
+    return found

@@ -1,0 +1,346 @@
+"""Stand-in CUDA libraries: built once per CUDA provider library, kept in the user's cache, loaded in a child process.
+
+The parent calls `prepare`, and starts a child with `child_environment`. The child calls `ensure_child` before it opens
+a session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stand-in.
+Which functions there are is in `symbols.py`, what they do in the C files of `standins/`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.errors import ProviderError
+from partita.providers.cuda_dry_run.devices import PREFIX, Device
+from partita.providers.cuda_dry_run.symbols import COMMON, CUDA_MAJOR, LIBRARIES, Library, c_text, exports, read_wanted
+
+PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
+CUDA_VERSION = CUDA_MAJOR * 1000
+"""What the stand-ins answer as version of runtime and driver, in CUDA's own notation: 13000 is 13.0."""
+MARKER = "partita_standin_version"
+"""Function that every stand-in has and no library of NVIDIA: the name of its build."""
+BUILD_VARIABLE = PREFIX + "BUILD"
+RECORD = "standins.json"
+UNFINISHED = ".building-"
+UNFINISHED_SECONDS = 3600
+"""A build takes seconds; what is older was interrupted and may be deleted."""
+COMPILE_SECONDS = 120
+FLAGS = ("-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
+
+
+@dataclass(frozen=True, slots=True)
+class StandIns:
+    """Stand-in libraries on disk."""
+
+    folder: Path
+    build: str
+    """Name of the build: it stands for the provider library's bytes and the stand-ins' source."""
+    cuda_version: str
+    """CUDA version that they report, e.g. 13.0."""
+    libraries: tuple[str, ...]
+    """Their file names, e.g. libcudart.so.13."""
+    symbols: int
+    """How many functions they export, the markers not counted."""
+    built: bool
+    """They were built now; False when they came from the cache."""
+
+
+def provider_library() -> Path:
+    """The CUDA provider of the installed ONNX Runtime, found without importing it.
+
+    Raises ProviderError when ONNX Runtime is not installed or has no CUDA provider.
+    """
+    spec = importlib.util.find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        raise ProviderError("ONNX Runtime is not installed; install partita[gpu] for a dry run of CUDA")
+    library = Path(spec.origin).parent / "capi" / PROVIDER_LIBRARY
+    if not library.is_file():
+        raise ProviderError(
+            f"the installed ONNX Runtime has no CUDA provider ({library} is missing); "
+            "install partita[gpu] into an environment of its own for a dry run of CUDA"
+        )
+    return library
+
+
+def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
+    """Return stand-ins for everything that `provider_library` asks of CUDA, building them unless they are in the cache.
+
+    `cache` is the folder to keep builds in; the user's cache folder unless given. Two processes may call this at once.
+    Raises ProviderError when this is not Linux on x86-64, the library is missing, built for another CUDA or wants
+    functions that no stand-in has, pyelftools or a C compiler is missing, or the cache cannot be written.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
+    sources = {library.soname: c_source(library) for library in LIBRARIES}
+    build = build_name(provider_library, sources)
+    folder = loadable(cache or default_cache()) / build
+    found = stored(folder)
+    if found:
+        return found
+    label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
+    wanted = exports(read_wanted(provider_library), label)
+    compiler = find_compiler()
+    try:
+        build_all(folder, wanted, sources, compiler)
+    except OSError as error:
+        raise ProviderError(
+            f"{folder.parent}: cannot be written ({error}); set XDG_CACHE_HOME to a folder that can"
+        ) from error
+    result = stored(folder, built=True)
+    if result is None:
+        raise ProviderError(f"{folder}: damaged while it was written; delete it and try again")
+    return result
+
+
+def build_all(
+    folder: Path, wanted: Mapping[str, Mapping[str, str | None]], sources: Mapping[str, str], compiler: list[str]
+) -> None:
+    """Build every stand-in in a folder beside `folder`, and give that its name when all are there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(folder.parent)
+    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
+    try:
+        for soname, symbols in wanted.items():
+            compile_library(unfinished, soname, sources[soname], symbols, folder.name, compiler)
+        write_record(unfinished, folder.name, sum(map(len, wanted.values())))
+        publish(unfinished, folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def child_environment(stand_ins: StandIns, device: Device, base: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a child process that sees `device` through `stand_ins`: that of `base`, and what is needed for it.
+
+    Real GPUs are hidden as well, so that a library of NVIDIA that is loaded in spite of this has none to use.
+    """
+    path = os.pathsep.join(part for part in (str(stand_ins.folder), base.get("LD_LIBRARY_PATH", "")) if part)
+    return {
+        **{name: value for name, value in base.items() if not name.startswith(PREFIX)},
+        **device.environment(),
+        BUILD_VARIABLE: stand_ins.build,
+        "LD_LIBRARY_PATH": path,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def ensure_child() -> str:
+    """Prove that CUDA in this process is the stand-ins that the parent meant, and return the name of their build.
+
+    To be called in the child before it opens a session: it loads every stand-in, so that nothing else takes its place
+    later. Raises ProviderError when the process was not started with `child_environment`, or some library is not a
+    stand-in of that build.
+    """
+    expected = os.environ.get(BUILD_VARIABLE)
+    if not expected:
+        raise ProviderError(f"this process was not started as a dry run: {BUILD_VARIABLE} is not set")
+    for library in LIBRARIES:
+        try:
+            loaded = marker(ctypes.CDLL(library.soname))
+        except OSError as error:
+            raise ProviderError(f"dry run: the stand-in of {library.soname} cannot be loaded: {error}") from error
+        if loaded != expected:
+            raise ProviderError(
+                f"dry run: {library.soname} in this process is {loaded or 'not a stand-in'}, where {expected} was "
+                "meant; it was loaded before, or from LD_PRELOAD"
+            )
+    return expected
+
+
+def ensure_real() -> None:
+    """Prove that no stand-in is loaded in this process, or would be.
+
+    For a run on a real GPU, after its session was opened. Raises ProviderError.
+    """
+    loaded = [library.soname for library in LIBRARIES if marker_if_loaded(library.soname)]
+    if loaded:
+        raise ProviderError(f"{', '.join(loaded)} in this process is a stand-in of the dry run; unset LD_LIBRARY_PATH")
+    if os.environ.get(BUILD_VARIABLE):
+        raise ProviderError(
+            f"this process was started for a dry run ({BUILD_VARIABLE} is set); it is no place for a real run"
+        )
+
+
+def marker(library: ctypes.CDLL) -> str | None:
+    """Name of the build of a loaded library; None when it is not a stand-in."""
+    try:
+        function = getattr(library, MARKER)
+    except AttributeError:
+        return None
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
+
+
+def marker_if_loaded(soname: str) -> str | None:
+    """Name of the build of `soname` as this process has loaded it; None when it has not, or it is not a stand-in."""
+    try:
+        return marker(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+    except OSError:
+        return None
+
+
+def default_cache() -> Path:
+    """Folder for builds in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise ProviderError("no home folder to keep the stand-ins in; set XDG_CACHE_HOME to a folder") from error
+    return root / "partita" / "cuda-dry-run"
+
+
+def loadable(cache: Path) -> Path:
+    """The absolute path of `cache`. Raises ProviderError when the loader would take its name for something else."""
+    path = cache.absolute()
+    if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
+        raise ProviderError(
+            f"{path}: the loader reads ':', ';' and '$' as marks; set XDG_CACHE_HOME to a folder without"
+        )
+    return path
+
+
+def c_source(library: Library) -> str:
+    """Complete C text of one stand-in."""
+    parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
+    if library.source:
+        parts += [f'#line 1 "{library.source}"', library.code()]
+    return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless_names()), ""])
+
+
+def build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
+    """Name of the build for these bytes and this source. Raises ProviderError when the library cannot be read."""
+    try:
+        with provider_library.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256")
+    except OSError as error:
+        raise ProviderError(
+            f"{provider_library}: the CUDA provider cannot be read ({error.strerror}); install partita[gpu]"
+        ) from error
+    digest.update(json.dumps([sources, FLAGS, CUDA_VERSION]).encode())
+    return digest.hexdigest()[:32]
+
+
+def runtime_version(provider_library: Path) -> str:
+    """Version of the ONNX Runtime that a provider library lies beside, from the name of its main library."""
+    name = "libonnxruntime.so."
+    return next(
+        (path.name.removeprefix(name) for path in provider_library.parent.glob(f"{name}*")), "of unknown version"
+    )
+
+
+def find_compiler() -> list[str]:
+    """Command of the C compiler: the variable CC, or the first of cc, gcc and clang. Raises ProviderError."""
+    try:
+        chosen = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise ProviderError(f"CC={os.environ['CC']} is not a command ({error}); set CC to a C compiler") from error
+    for command in [chosen] if chosen else [["cc"], ["gcc"], ["clang"]]:
+        found = shutil.which(command[0])
+        if found:
+            return [str(Path(found).absolute()), *command[1:]]  # it is run in another folder
+    missing = (
+        f"CC={os.environ['CC']} is not on this machine" if chosen else "neither cc, gcc nor clang is on this machine"
+    )
+    raise ProviderError(f"the dry run needs a C compiler, and {missing}; install gcc or clang, or set CC")
+
+
+def compile_library(
+    folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], build: str, compiler: list[str]
+) -> None:
+    """Build one stand-in in `folder`. Raises ProviderError with the compiler's first complaint."""
+    text, script = folder / "source.c", folder / "versions.map"
+    text.write_text(source, encoding="utf-8")
+    script.write_text(version_script(symbols), encoding="utf-8")
+    command = [
+        *compiler, *FLAGS, f'-DPARTITA_BUILD="{build}"', f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}",
+        f"-Wl,-soname,{soname}", f"-Wl,--version-script={script.name}", "-o", soname, text.name,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, cwd=folder,  # names without a folder: a comma in one would end a linker option
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProviderError(f"the C compiler {compiler[0]} could not build {soname}: {error}") from error
+    finally:
+        text.unlink()
+        script.unlink()
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["nothing"]
+        raise ProviderError(
+            f"the C compiler {compiler[0]} could not build {soname} (exit code {done.returncode}): {said[0]}; "
+            "set CC to another one"
+        )
+
+
+def version_script(symbols: Mapping[str, str | None]) -> str:
+    """Linker script that exports `symbols` with their versions, the marker, and nothing else.
+
+    A library in which only some symbols have a version gives the others the first one; the loader accepts that.
+    """
+    by_version: dict[str, list[str]] = {}
+    first = next((version for version in symbols.values() if version), "")
+    for name, version in [*symbols.items(), (MARKER, None)]:
+        by_version.setdefault(version or first, []).append(name)
+    hidden = " local: *;"
+    nodes = []
+    for version, names in by_version.items():
+        nodes.append(f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names))}{hidden} }};".lstrip())
+        hidden = ""
+    return "\n".join(nodes) + "\n"
+
+
+def write_record(folder: Path, build: str, symbols: int) -> None:
+    """Write what the folder holds, so that a damaged one is noticed."""
+    files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+    (folder / RECORD).write_text(json.dumps({"build": build, "symbols": symbols, "files": files}), encoding="utf-8")
+
+
+def stored(folder: Path, *, built: bool = False) -> StandIns | None:
+    """The stand-ins in `folder`; None when it is missing, or not as it was written."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        files, symbols = dict(record["files"]), int(record["symbols"])
+        whole = record["build"] == folder.name and all(
+            (folder / name).stat().st_size == size for name, size in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    version = f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"
+    return StandIns(folder, folder.name, version, tuple(files), symbols, built) if whole and files else None
+
+
+def publish(unfinished: Path, folder: Path) -> None:
+    """Give a finished build its name. What another process built meanwhile stays; a damaged build is replaced."""
+    if stored(folder):
+        return
+    try:
+        if folder.exists():
+            folder.rename(Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent)) / "damaged")
+        unfinished.rename(folder)
+    except OSError:
+        if not stored(folder):  # otherwise another process was faster
+            raise
+
+
+def remove_unfinished(cache: Path) -> None:
+    """Delete what interrupted builds left behind."""
+    for path in cache.glob(f"{UNFINISHED}*"):
+        try:
+            old = time.time() - path.stat().st_mtime > UNFINISHED_SECONDS
+        except OSError:  # another process deleted it
+            continue
+        if old:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,242 @@
+"""The chain is the policy: a session on exactly the providers that were named, or a precise refusal.
+
+Knows every way in which ONNX Runtime leaves the chain without saying so, and closes it: a provider that it skips, one
+that fails while the session is made, one that it drops for a model, and nodes that end up on the CPU provider although
+the chain does not name it. Knows nothing of packages or tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.errors import PartitaError, ProviderError
+from partita.partition_reports.facts import SessionFacts
+from partita.partition_reports.records import ChainEntry
+from partita.partition_reports.refused import refused_nodes
+from partita.partition_reports.views._refusal import render_refusal
+from partita.partition_reports.wording import plural
+from partita.providers.resolve import Resolution
+from partita.providers.start import Failure, explain
+from partita.runtime.model_file import read_model_file
+from partita.runtime.native_log import captured_stderr, complaints
+from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_error
+from partita.runtime.ort_registry import CPU, register_library
+from partita.runtime.pins import Pin, check_pins, pinned_opening
+from partita.runtime.session import NATIVE_ERRORS, NativeFailureError, Opening, Session, open_native
+
+DROPPED = re.compile(r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported")
+"""Logged, and nothing more, when a provider loses every node because the layout transformer knows no such opset."""
+MOST_NAMED = 5
+
+
+def open_session(
+    path: Path,
+    resolutions: tuple[Resolution, ...],
+    *,
+    threads: int | None,
+    observe: bool,
+    pins: Sequence[Pin] = (),
+    model: bytes | None = None,
+) -> Session:
+    """Open `path` on the active providers of the chain, and on no other.
+
+    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling and the log at INFO.
+    `model` is opened in place of the file, with the weights beside it.
+    A provider that cannot start is left out when the chain goes on after it; the session's `resolutions` say so.
+    Raises ProviderError when no provider of the chain starts, some node fits none of them, or a pin does not hold;
+    PackageError when the file is damaged; ResourceError when memory runs out.
+    """
+    chain = registered(resolutions)
+    opening = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
+    while True:
+        active = active_of(chain)
+        if not active:
+            raise ProviderError(nothing_left(chain))
+        try:
+            session = open_native(path, active, replace(opening, strict=CPU not in ort_names(active)))
+        except NativeFailureError as failure:
+            if STRICT in str(failure):
+                raise refusal(path, chain, opening, failure) from failure.error
+            blamed = to_blame(active, failure)
+            if blamed is None:
+                raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
+            chain = left_out(chain, blamed, explain(blamed.provider, said(failure)))
+            if not active_of(chain):
+                raise ProviderError(f"{path}: {nothing_left(chain)}") from failure.error
+            continue
+        try:
+            session.resolutions = settle(chain, session)
+            check_pins(session, pins)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+
+def active_of(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The providers that are still to be used."""
+    return tuple(resolution for resolution in chain if resolution.status == "active")
+
+
+def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
+    """ONNX Runtime's names of the providers."""
+    return tuple(resolution.provider.ort_name for resolution in chain)
+
+
+def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The chain once its plugin libraries are registered: one that does not load, or has no device, is unavailable."""
+    return tuple(register(resolution) if resolution.library is not None else resolution for resolution in chain)
+
+
+def register(resolution: Resolution) -> Resolution:
+    """Register the library of one provider. A library may call its provider otherwise than the user does."""
+    assert resolution.library is not None
+    provider = resolution.provider
+    with captured_stderr() as captured:
+        try:
+            offered = register_library(provider.ort_name, resolution.library)
+        except NATIVE_ERRORS as error:
+            raised = str(error)
+            offered = None
+    if offered is None:
+        return unavailable(resolution, explain(provider, [raised, *complaints(captured.lines)]))
+    if not offered:
+        evidence = f"{resolution.library.name} was registered and offers no device on this machine"
+        remedy = provider.remedy("device_missing")
+        return unavailable(resolution, Failure("device_missing", evidence, remedy))
+    if provider.ort_name in offered:
+        return resolution
+    return replace(resolution, provider=replace(provider, ort_name=offered[0]))
+
+
+def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
+    """The provider is not used, and this is why."""
+    return replace(
+        resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=failure.remedy
+    )
+
+
+def left_out(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) -> tuple[Resolution, ...]:
+    """The chain without one provider."""
+    return tuple(unavailable(entry, failure) if entry is blamed else entry for entry in chain)
+
+
+def said(failure: NativeFailureError) -> list[str]:
+    """What ONNX Runtime said when it failed, most telling text first."""
+    return [one_line(str(failure)), *(one_line(line) for line in complaints(failure.log))]
+
+
+def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
+    """The provider whose fault it is that the session could not be opened; None when it is the model's.
+
+    A provider whose own words are in the message is to blame; for a failure that only a provider can cause, it is the
+    first one that is not the CPU's.
+    """
+    others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
+    if not others or not blames_provider(failure.error):
+        return None
+    lines = said(failure)
+    for resolution in others:
+        known = explain(resolution.provider, lines).reason != "initialisation_failed"
+        if known or any(resolution.provider.ort_name in line for line in lines):
+            return resolution
+    return others[0]
+
+
+def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
+    """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with its reason.
+
+    Raises ProviderError when none is left, or ONNX Runtime registered one that is not in the chain. The CPU provider is
+    always registered; outside the chain it holds no node, or opening would have failed.
+    """
+    settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
+    active = ort_names(active_of(settled))
+    if not active:
+        raise ProviderError(nothing_left(settled))
+    strangers = [name for name in session.registered if name not in (*ort_names(chain), CPU)]
+    if strangers:
+        raise ProviderError(f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not name")
+    return settled
+
+
+def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...]) -> Resolution:
+    """What became of one provider: it was not registered, or it was dropped for this model, or it is active."""
+    provider = resolution.provider
+    if resolution.status != "active":
+        return resolution
+    if provider.ort_name not in names:
+        lines = [line for line in complaints(log) if STRICT not in line]
+        return unavailable(resolution, explain(provider, lines))
+    for line in log:
+        dropped = DROPPED.search(line)
+        if dropped and dropped["provider"] == provider.ort_name:
+            remedy = "export with a lower --opset, or use a newer ONNX Runtime"
+            why = Failure("version_mismatch", one_line(line[dropped.start() :]), remedy)
+            return unavailable(resolution, why)
+    return resolution
+
+
+def nothing_left(chain: Sequence[Resolution]) -> str:
+    """One line on why no provider of the chain can run."""
+    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}; {r.remedy}" for r in chain)
+
+
+def chain_entry(resolution: Resolution) -> ChainEntry:
+    """What became of one provider of the chain, as a report has it."""
+    return ChainEntry(
+        provider=resolution.provider.ort_name,
+        status=resolution.status,
+        reason=resolution.reason,
+        evidence=resolution.evidence,
+        remedy=resolution.remedy,
+    )
+
+
+def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: NativeFailureError) -> PartitaError:
+    """Why the CPU provider would have been needed: a provider that did not start, or nodes that none took.
+
+    ONNX Runtime names neither. The same session opened without the ban tells.
+    """
+    active = active_of(chain)
+    try:
+        session = open_native(path, active, replace(opening, observe=True, strict=False))
+    except NativeFailureError:
+        return open_error(path, ort_names(active), failure.error, failure.log)
+    try:
+        settled = settle(chain, session)
+        rows = refused_nodes(opened_facts(path, session, settled), tuple(map(chain_entry, settled)))
+    except ProviderError as error:
+        return ProviderError(f"{path}: {error}")
+    finally:
+        session.close()
+    names = ", ".join(resolution.provider.name for resolution in active_of(settled))
+    counted = Counter(row.op_type or "?" for row in rows).most_common()
+    shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
+    more = ", …" if len(counted) > MOST_NAMED else ""
+    return ProviderError(
+        f"{path}: not all on {names}: {plural(len(rows), 'node')} would run on the CPU provider: {shown}{more}; add "
+        "cpu at the end of --provider to allow it",
+        details=render_refusal(rows),
+    )
+
+
+def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
+    """Facts of a session that was opened and not run."""
+    return SessionFacts(
+        file=path.name,
+        phases=("decode",),
+        graph=read_model_file(path, path.parent).nodes,
+        plan=session.plan,
+        assigned=session.assigned(),
+        events=(),
+        runs=(),
+        log=session.log,
+        registered=session.registered,
+        ports=(),
+        load_seconds=session.load_seconds,
+        patterns=tuple(pattern for resolution in chain for pattern in resolution.provider.node_patterns),
+    )

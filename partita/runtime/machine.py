@@ -1,0 +1,155 @@
+"""The report of `partita providers`: what is installed, which providers run, on which devices.
+
+Joins the packages, the driver and the probes; knows no provider by name. ONNX Runtime is only ever imported in child
+processes here.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+
+import partita
+from partita.partition_reports.machine import (
+    MachineReport,
+    OnnxRuntime,
+    OptionEntry,
+    ProviderEntry,
+)
+from partita.providers.base import Provider
+from partita.providers.generic import generic_provider
+from partita.providers.plugins import installed_version
+from partita.providers.resolve import all_names, known_providers, resolve
+from partita.providers.start import failure, one_line
+from partita.runtime.child_process import ChildOutcome, run_children
+from partita.runtime.gpus import nvidia_gpus
+from partita.runtime.provider_check import CHILD, STAGES, TIMEOUT_SECONDS, Check, best_chain, check
+from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels
+
+NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
+"""The build does not record its cuDNN; the CUDA provider says it when it cannot start."""
+
+
+def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float = TIMEOUT_SECONDS) -> MachineReport:
+    """Try every known provider, those that ONNX Runtime has besides, and `extra`; takes seconds."""
+    began = time.perf_counter()
+    (inventory,) = run_children(CHILD, [{"inventory": True}], timeout_seconds=timeout_seconds)
+    found = inventory.result or {}
+    available = tuple(str(name) for name in found.get("available", ()))
+    imported = found.get("build")
+    error = None if imported else import_error(inventory)
+    providers = every_provider(available, extra)
+    if imported:
+        resolutions = resolve(providers, available)
+        checks = check(resolutions, timeout_seconds=timeout_seconds)
+        default = best_chain(available, checks)
+        chain, reason = tuple(entry.name for entry in default.chain), default.reason
+    else:
+        checks, chain, reason = (), (), "no ONNX Runtime can be used"
+    build = imported or {}
+    return MachineReport(
+        partita_version=partita.__version__,
+        onnxruntime=OnnxRuntime(
+            packages=tuple(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()),
+            version=build.get("version"),
+            build=build.get("build"),
+            cuda=build.get("cuda"),
+            cudnn=build.get("cudnn") or needed_cudnn(checks),
+            available=available,
+        ),
+        gpus=nvidia_gpus(),
+        plugins=plugin_wheels(known_providers().values()),
+        findings=environment_findings(
+            tuple(known_providers().values()), imported_version=build.get("version"), import_error=error
+        ),
+        providers=tuple(entry_of(result, available) for result in checks)
+        or tuple(without_runtime(provider, error or "") for provider in providers),
+        default_chain=chain,
+        default_reason=reason,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tuple[Provider, ...]:
+    """Known providers by rank and name, then the user's libraries, then whatever else ONNX Runtime was built with."""
+    taken = {provider.name for provider in extra}
+    known = sorted(known_providers().values(), key=lambda entry: (-entry.rank, entry.name))
+    ours = {provider.ort_name for provider in all_names(extra).values()}
+    others = (generic_provider(name) for name in available if name not in ours)
+    return (*(provider for provider in known if provider.name not in taken), *extra, *others)
+
+
+def import_error(inventory: ChildOutcome) -> str:
+    """Why ONNX Runtime could not be imported, on one line."""
+    error = (inventory.result or {}).get("error")
+    if error:
+        return one_line(f"{error['type']}: {error['text']}")
+    return one_line(f"its process {inventory.ended} while {STAGES.get(inventory.stage, inventory.stage)}")
+
+
+def needed_cudnn(checks: Sequence[Check]) -> str | None:
+    """cuDNN that a provider asked for when it did not start; None when none said."""
+    texts = (line for entry in checks for line in entry.log)
+    return next((match["cudnn"] for text in texts if (match := NEEDED_CUDNN.search(text))), None)
+
+
+def entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
+    """One provider for the report."""
+    resolution = result.resolution
+    provider = resolution.provider
+    return ProviderEntry(
+        name=provider.name,
+        ort_name=provider.ort_name,
+        in_build=provider.ort_name in available,
+        plugin=plugin_of(provider),
+        library_loads=result.library_loads,
+        device_found=result.device_found,
+        software_device=result.software,
+        status="usable" if result.usable else "unavailable",
+        reason=resolution.reason,
+        evidence=resolution.evidence,
+        remedy=resolution.remedy,
+        seconds=result.seconds,
+        devices=result.devices,
+        options=options_of(provider),
+    )
+
+
+def without_runtime(provider: Provider, error: str) -> ProviderEntry:
+    """A provider where there is no ONNX Runtime to try it with."""
+    why = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
+    return ProviderEntry(
+        name=provider.name,
+        ort_name=provider.ort_name,
+        in_build=False,
+        plugin=plugin_of(provider),
+        library_loads=None,
+        device_found=None,
+        software_device=False,
+        status="unavailable",
+        reason=why.reason,
+        evidence=why.evidence,
+        remedy="pip install onnxruntime",
+        seconds=None,
+        devices=(),
+        options=options_of(provider),
+    )
+
+
+def plugin_of(provider: Provider) -> str | None:
+    """Where a plugin comes from: a library given by its path, or an installed package."""
+    if provider.library is not None:
+        return str(provider.library)
+    version = installed_version(provider.plugin.wheel) if provider.plugin else None
+    return f"{provider.plugin.wheel} {version}" if provider.plugin and version else None
+
+
+def options_of(provider: Provider) -> tuple[OptionEntry, ...]:
+    """The options that a provider takes."""
+    return tuple(
+        OptionEntry(
+            name=option.name, kind=option.kind, default=option.default, choices=option.choices, meaning=option.meaning
+        )
+        for option in provider.options
+    )

@@ -1,0 +1,159 @@
+"""Pins: nodes of a module are to run on a provider of the user's choice, and are checked afterwards.
+
+A pin names a module by a part of its path: `lm_head`, `layers.0-11`, `layers.3.mlp`. ONNX Runtime's layer assignment
+does the work: nodes are marked with a layer name of ours, and the session is told which provider each name belongs to.
+To ONNX Runtime that is a wish, and it grants or drops it silently; to us it is a condition.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from partita.errors import ProviderError, UsageError
+from partita.providers.base import Provider
+from partita.runtime.model_file import graph_node
+from partita.runtime.ort_registry import ort_build
+from partita.runtime.session import Opening, Session
+
+LAYER = "layer_ann"
+"""Key of the node metadata that ONNX Runtime matches its layer rules with."""
+RULES = "session.layer_assignment_settings"
+NEEDED = (1, 27)
+"""First version seen to have it; older ones accept the key and ignore it."""
+RANGE = re.compile(r"(\d+)-(\d+)")
+MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One `--pin PROVIDER:MODULE`."""
+
+    provider: Provider
+    module: str
+
+    @property
+    def text(self) -> str:
+        """As the user wrote it, with the provider's own name."""
+        return f"{self.provider.name}:{self.module}"
+
+    def covers(self, module: str) -> bool:
+        """Whether a node of this module is meant: the parts of the pin stand one after the other in the path."""
+        wanted, parts = self.module.split("."), module.split(".")
+        return any(
+            all(map(part_matches, wanted, parts[start : start + len(wanted)]))
+            for start in range(len(parts) - len(wanted) + 1)
+        )
+
+
+def part_matches(wanted: str, part: str) -> bool:
+    """Whether one part of a module path is meant: equal, or a number within a range such as 0-11."""
+    limits = RANGE.fullmatch(wanted)
+    if limits is None:
+        return wanted == part
+    return part.isdigit() and int(limits[1]) <= int(part) <= int(limits[2])
+
+
+def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ...]:
+    """Read `--pin PROVIDER:MODULE` texts.
+
+    Raises UsageError when one has no colon, names a provider that is not in the chain, has an empty part or a range
+    that runs backwards, or pins the same module to two providers.
+    """
+    by_name = {name: provider for provider in chain for name in provider.names()}
+    pins: list[Pin] = []
+    for text in texts:
+        name, colon, module = (part.strip() for part in text.partition(":"))
+        if not colon or not name or not module or not all(module.split(".")):
+            raise UsageError(f"--pin {text}: write PROVIDER:MODULE, e.g. cpu:lm_head or webgpu:layers.0-11")
+        provider = by_name.get(name.lower())
+        if provider is None:
+            names = ", ".join(provider.name for provider in chain)
+            raise UsageError(f"--pin {text}: {name} is not in the provider chain ({names}); add it to --provider")
+        for limits in filter(None, map(RANGE.fullmatch, module.split("."))):
+            if int(limits[1]) > int(limits[2]):
+                raise UsageError(f"--pin {text}: the range {limits[0]} runs backwards")
+        other = next((pin for pin in pins if pin.module == module), None)
+        if other is not None:
+            raise UsageError(f"--pin {text}: {module} is pinned to {other.provider.name} already; pin it once")
+        pins.append(Pin(provider, module))
+    return tuple(pins)
+
+
+def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> Opening:
+    """The opening with every pin in it: the model with marked nodes, and the rules for the marks.
+
+    Raises ProviderError when this ONNX Runtime has no layer assignment, UsageError when a pin matches no module or two
+    pins claim one node.
+    """
+    if not pins:
+        return opening
+    version = ort_build().version
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
+        raise ProviderError(
+            f"--pin needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; install a newer one"
+        )
+    rules = "; ".join(f"{pin.provider.ort_name}(={mark(index)})" for index, pin in enumerate(pins))
+    return replace(
+        opening, model=marked_model(opening.model or path, pins), list_nodes=True, config={**opening.config, RULES: rules}
+    )
+
+
+def mark(index: int) -> str:
+    """Layer name that the nodes of a pin get."""
+    return f"partita_pin_{index}"
+
+
+def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> bytes:
+    """The ONNX file with the layer name of its pin on each pinned node."""
+    import onnx
+
+    raw = source if isinstance(source, bytes) else source.read_bytes()
+    model = onnx.load_from_string(raw)
+    used: set[int] = set()
+    modules: set[str] = set()
+    for node in model.graph.node:
+        module = graph_node(node).module
+        if module is None:
+            continue
+        modules.add(module)
+        claims = [index for index, pin in enumerate(pins) if pin.covers(module)]
+        if len(claims) > 1:
+            first, second = pins[claims[0]], pins[claims[1]]
+            if first.provider is not second.provider:
+                raise UsageError(f"--pin {first.text} and --pin {second.text} both claim {module}; pin it once")
+        if claims:
+            node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=mark(claims[0])))
+            used.update(claims)
+    for index, pin in enumerate(pins):
+        if index not in used:
+            raise UsageError(no_module(pin, modules))
+    return bytes(model.SerializeToString())
+
+
+def no_module(pin: Pin, modules: Collection[str]) -> str:
+    """The message for a pin that matches nothing, with the nearest modules that exist."""
+    paths = {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, module.count(".") + 2)}
+    tails = {path.partition("model.")[2] or path for path in paths}
+    near = difflib.get_close_matches(pin.module, sorted(tails), n=3, cutoff=0.5)
+    hint = ", ".join(near) if near else ", ".join(sorted({tail.split(".")[0] for tail in tails})[:8])
+    return f"--pin {pin.text}: no module of this model matches; some that exist: {hint or 'none has a name'}"
+
+
+def check_pins(session: Session, pins: Sequence[Pin]) -> None:
+    """Raise ProviderError when a pinned node is not on its provider. Nodes that were optimised away do not count."""
+    if not pins:
+        return
+    where = {node.name: node.provider for node in session.assigned() or ()}
+    for pin in pins:
+        pinned = [(name, provider) for name, provider in where.items() if pin.covers(name.partition("/")[0])]
+        wrong = [name for name, provider in pinned if provider != pin.provider.ort_name]
+        if wrong or not pinned:
+            found = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
+            raise ProviderError(
+                f"--pin {pin.text} does not hold: {found if pinned else 'ONNX Runtime lists none of its nodes'}; "
+                f"{pin.provider.name} has no kernel for them, or they were merged with others"
+            )

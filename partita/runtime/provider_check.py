@@ -1,0 +1,175 @@
+"""Whether a provider really runs on this machine: a model of one node in a child process, and its answer compared.
+
+Does not import ONNX Runtime; `provider_child` does, in the child. A crash, a hang or a wrong answer there is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from partita.partition_reports.machine import Device
+from partita.partition_reports.wording import listing
+from partita.providers.base import Provider
+from partita.providers.plugins import installed_version
+from partita.providers.resolve import Resolution, known_providers, resolve_one
+from partita.providers.start import Failure, explain, failure
+from partita.runtime.child_process import ChildOutcome, run_children
+from partita.runtime.native_log import HEAD
+from partita.runtime.ort_errors import STRICT, one_line
+
+CHILD = "partita.runtime.provider_child"
+TIMEOUT_SECONDS = 60.0
+"""A first use of a GPU may compile for many seconds; nothing that works takes a minute for one small MatMul."""
+LAST_LINES = 3
+STAGES: Mapping[str, str] = {
+    "start": "starting Python",
+    "import": "loading ONNX Runtime",
+    "load": "loading the provider's library",
+    "run": "opening a session and running one MatMul",
+}
+"""What is under way once the child has announced a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What became of one provider when it was tried."""
+
+    resolution: Resolution
+    """Unavailable, with its reason, when the provider is not usable."""
+    library_loads: bool | None
+    device_found: bool | None
+    devices: tuple[Device, ...] = ()
+    software: bool = False
+    """It ran, but ONNX Runtime found no GPU: its device is the CPU in disguise."""
+    seconds: float | None = None
+    """None when there was nothing to try."""
+    log: tuple[str, ...] = ()
+    """What the child's native code wrote."""
+
+    @property
+    def usable(self) -> bool:
+        """It alone ran the model and gave the known answer."""
+        return self.resolution.status == "active"
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultChain:
+    """The chain of a run that names none."""
+
+    chain: tuple[Provider, ...]
+    reason: str
+    """Why this one, as a sentence without a full stop."""
+
+
+def check(resolutions: Sequence[Resolution], *, timeout_seconds: float = TIMEOUT_SECONDS) -> tuple[Check, ...]:
+    """Try every active resolution, side by side as far as there are cores; the others are passed on as they are."""
+    tried = [resolution for resolution in resolutions if resolution.status == "active"]
+    outcomes = run_children(CHILD, [request_of(entry) for entry in tried], timeout_seconds=timeout_seconds)
+    judged = {id(entry): judge(entry, outcome) for entry, outcome in zip(tried, outcomes, strict=True)}
+    return tuple(judged.get(id(entry)) or Check(entry, None, None) for entry in resolutions)
+
+
+def request_of(resolution: Resolution) -> dict[str, Any]:
+    """What the child is told."""
+    provider = resolution.provider
+    return {
+        "provider": {
+            "ort_name": provider.ort_name,
+            "options": dict(resolution.options),
+            "library": str(resolution.library) if resolution.library else None,
+            "preload": provider.preload,
+            "option_prefix": "" if resolution.library else provider.option_prefix,
+        }
+    }
+
+
+def judge(resolution: Resolution, outcome: ChildOutcome) -> Check:
+    """Read what a child found out."""
+    result = outcome.result or {}
+    why = why_not(resolution, outcome, result)
+    ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
+    devices = tuple(
+        Device.model_validate(device) for device in result.get("devices", ()) if device["ort_name"] == ort_name
+    )
+    if why is None:
+        software = (
+            resolution.provider.software_devices
+            and result.get("hardware") not in (None, [])
+            and not ({"GPU", "NPU"} & set(result["hardware"]))
+        )
+        return Check(resolution, True, True, devices, software, outcome.seconds, outcome.log)
+    loads = False if why.reason in ("library_missing", "version_mismatch") else True if result.get("loaded") else None
+    found = False if why.reason == "device_missing" else True if devices else None
+    settled = replace(resolution, status="unavailable", reason=why.reason, evidence=why.evidence, remedy=why.remedy)
+    return Check(settled, loads, found, devices, False, outcome.seconds, outcome.log)
+
+
+def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, Any]) -> Failure | None:
+    """Why the provider is not usable; None when it is."""
+    provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
+    if outcome.ended is not None:
+        last = " | ".join(outcome.log[-LAST_LINES:])
+        said = f"; its last words: {last}" if last else "; it said nothing"
+        return failure(provider, "initialisation_failed", f"its process {outcome.ended} while {doing}{said}")
+    if result.get("error") is not None:
+        return explain(provider, words_of(result["error"], outcome.log))
+    if result.get("offered") == []:
+        return failure(provider, "device_missing", f"{resolution.library} was loaded and offers no device here")
+    if not result.get("correct"):
+        return failure(provider, "initialisation_failed", f"it computed {result.get('output')}, which is wrong")
+    return None
+
+
+def words_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
+    """What was logged and raised, most telling first: errors of the log, the exception, lines of other libraries."""
+    logged = [match for line in log if (match := HEAD.match(line)) and STRICT not in line]
+    errors = [one_line(match["text"]) for match in logged if match["severity"] in "EF"]
+    warnings = [one_line(match["text"]) for match in logged if match["severity"] == "W"]
+    raised = one_line(str(error.get("text", "")))
+    strict = STRICT in raised
+    if strict:
+        raised = "it started, but left a MatMul of float32 to the CPU provider"
+    elif error.get("type") not in (None, "Fail", "RuntimeError"):
+        raised = f"{error['type']}: {raised}"
+    others = [line for line in log if not HEAD.match(line)]
+    # That a node was left over follows from what was logged; an exception of another kind tells more than a warning.
+    return [*errors, *([*warnings, raised] if strict else [raised]), *others]
+
+
+def candidates(available_ort_names: Collection[str]) -> tuple[Resolution, ...]:
+    """Providers that may lead a default chain and are there, best first. The CPU provider is not among them."""
+    ranked = sorted((entry for entry in known_providers().values() if entry.rank > 1), key=lambda entry: -entry.rank)
+    return tuple(
+        resolve_one(provider, available_ort_names)
+        for provider in ranked
+        if provider.ort_name in available_ort_names or (provider.plugin and installed_version(provider.plugin.wheel))
+    )
+
+
+def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = ()) -> DefaultChain:
+    """The best usable provider, then the CPU, and why.
+
+    `checks` are results that are at hand already. Otherwise providers are tried one after the other, best first, until
+    one is usable; where none but the CPU provider is there, no process is started.
+    """
+    known = {entry.resolution.provider.name: entry for entry in checks}
+    failed: list[str] = []
+    for resolution in candidates(available_ort_names):
+        provider = resolution.provider
+        tried = known.get(provider.name) or check([resolution])[0]
+        if tried.usable and not tried.software:
+            return DefaultChain(
+                with_cpu(provider), "; ".join([*failed, f"{provider.name} is usable; so {provider.name}, then cpu"])
+            )
+        failed.append(f"{provider.name}: {tried.resolution.reason or 'usable, but on the CPU: there is no GPU'}")
+    seen = {text.partition(":")[0] for text in failed}
+    absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in seen]
+    parts = [*failed, *([f"{listing(absent)}: not in this build"] if absent else []), "so cpu"]
+    return DefaultChain((known_providers()["cpu"],), "; ".join(parts))
+
+
+def with_cpu(provider: Provider) -> tuple[Provider, ...]:
+    """The provider, and the CPU as permission to fall back."""
+    return (provider, known_providers()["cpu"])

@@ -1,0 +1,152 @@
+"""Which Python packages brought ONNX Runtime and its plugins, and whether they belong together.
+
+Reads the metadata of installed packages and imports none of them: a broken ONNX Runtime can be described too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from partita.partition_reports.machine import EnvironmentFinding
+from partita.partition_reports.wording import listing
+from partita.providers.base import Provider
+from partita.providers.plugins import installed_version
+
+MARK = "onnxruntime/__init__.py"
+"""The file that every ONNX Runtime wheel installs, and that two of them overwrite for each other."""
+HOSTS = frozenset(
+    {"onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu", "onnxruntime-directml"}
+)
+
+
+class Wheel(NamedTuple):
+    """A distribution that owns the onnxruntime package."""
+
+    name: str
+    version: str
+    folder: str
+    """Where it installed the package."""
+
+
+def runtime_wheels() -> tuple[Wheel, ...]:
+    """Every distribution that owns the onnxruntime package, in the order in which Python looks for it."""
+    owners = (
+        Wheel(str(found.metadata["Name"]), found.version, str(Path(str(found.locate_file(""))).resolve()))
+        for found in metadata.distributions()
+        if owns_runtime(found.read_text("RECORD") or "")
+    )
+    return tuple(dict.fromkeys(owners))
+
+
+def owns_runtime(record: str) -> bool:
+    """Whether a RECORD lists the package itself. Looked for as text: the records of large packages are long."""
+    return record.startswith(f"{MARK},") or f"\n{MARK}," in record
+
+
+def plugin_wheels(providers: Iterable[Provider]) -> dict[str, str]:
+    """Version of every installed plugin package of these providers, by its name."""
+    wheels = (provider.plugin.wheel for provider in providers if provider.plugin)
+    return {wheel: version for wheel in wheels if (version := installed_version(wheel))}
+
+
+def environment_findings(
+    providers: Sequence[Provider], *, imported_version: str | None, import_error: str | None
+) -> tuple[EnvironmentFinding, ...]:
+    """What is wrong with the packages, most serious first.
+
+    `imported_version` is that of the ONNX Runtime that Python really imports, None when it cannot; `import_error` says
+    then why not, in one line.
+    """
+    owners, plugins = runtime_wheels(), plugin_wheels(providers)
+    found = []
+    if len(owners) > 1:
+        found.append(duplicate_runtime(owners))
+    if not owners and imported_version is None:
+        found.append(no_runtime(plugins))
+    elif imported_version is None:
+        found.append(
+            EnvironmentFinding(
+                reason="initialisation_failed",
+                evidence=f"{names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}",
+                remedy=reinstall(owners[0]),
+            )
+        )
+    elif len(owners) == 1 and owners[0].version != imported_version:
+        found.append(
+            EnvironmentFinding(
+                reason="version_mismatch",
+                evidence=f"{names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}",
+                remedy=reinstall(owners[0]),
+            )
+        )
+    if owners:
+        found += [finding for wheel in plugins for finding in plugin_mismatches(wheel, owners)]
+    return tuple(found)
+
+
+def shown(owners: Iterable[tuple[str, str]]) -> str:
+    """`onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1`."""
+    return listing(f"{name} {version}" for name, version in owners)
+
+
+def names(owners: Iterable[Wheel]) -> str:
+    """Names and versions of wheels."""
+    return shown((owner.name, owner.version) for owner in owners)
+
+
+def reinstall(owner: Wheel) -> str:
+    """How to put the files of a wheel back."""
+    return f"pip install --force-reinstall {owner.name}=={owner.version}"
+
+
+def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
+    """Several wheels: in one folder their files are a mixture, in several the first one hides the others."""
+    mixed = [owner for owner in owners if owner.folder == owners[0].folder]
+    if len(mixed) > 1:
+        evidence = f"{names(mixed)} installed one folder, {owners[0].folder}, and overwrote each other's files"
+    else:
+        hidden = names(owner for owner in owners if owner.folder != owners[0].folder)
+        evidence = f"{names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
+    every = " ".join(dict.fromkeys(owner.name for owner in owners))
+    return EnvironmentFinding(
+        reason="duplicate_runtime",
+        evidence=evidence,
+        remedy=f"pip uninstall --yes {every}, then install only the one you want",
+    )
+
+
+def no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
+    """No ONNX Runtime at all, with or without plugins that need one."""
+    if plugins:
+        evidence = f"{shown(plugins.items())} has no ONNX Runtime to be plugged into: none is installed"
+    else:
+        evidence = "no ONNX Runtime is installed"
+    return EnvironmentFinding(reason="not_in_build", evidence=evidence, remedy="pip install onnxruntime")
+
+
+def plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
+    """Requirements of a plugin package that the installed ONNX Runtime does not meet."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    found = []
+    versions = [owner.version for owner in owners]
+    for text in metadata.requires(wheel) or ():
+        try:
+            needed = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if needed.name.lower() not in HOSTS or (needed.marker and not needed.marker.evaluate({"extra": ""})):
+            continue
+        if not any(needed.specifier.contains(version, prereleases=True) for version in versions):
+            found.append(
+                EnvironmentFinding(
+                    reason="version_mismatch",
+                    evidence=f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}, and "
+                    f"{names(owners)} is installed",
+                    remedy=f'pip install "{owners[0].name}{needed.specifier}", or another version of {wheel}',
+                )
+            )
+    return found

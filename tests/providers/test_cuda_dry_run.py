@@ -1,0 +1,722 @@
+"""The dry run of CUDA: stand-in libraries as the real CUDA provider and a C caller see them, in child processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import ProviderError, UsageError
+from partita.providers.cuda_dry_run import standins, symbols
+from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE, DEVICES, Device, device
+from partita.providers.cuda_dry_run.standins import StandIns, child_environment, ensure_child, ensure_real, prepare
+from tests.conftest import REPOSITORY, require
+
+CHILD_SECONDS = 60
+OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = (
+    2,
+    100,
+    1,
+    900,
+    901,
+    906,
+)
+
+
+@pytest.fixture(autouse=True)
+def supported_platform() -> None:
+    require("Linux on x86-64", sys.platform == "linux" and platform.machine() == "x86_64")
+
+
+def compiler() -> str:
+    """A C compiler, or no test."""
+    found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+    require("a C compiler", found is not None)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def provider() -> Path:
+    """The CUDA provider of the installed ONNX Runtime."""
+    compiler()
+    require("elftools")
+    require("onnxruntime")
+    try:
+        return standins.provider_library()
+    except ProviderError:
+        require("the CUDA provider of onnxruntime-gpu", False)
+        raise
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def stand_ins(provider: Path, cache: Path) -> StandIns:
+    return prepare(provider, cache=cache)
+
+
+def run_child(
+    code: str, environment: Mapping[str, str], *arguments: str, succeed: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a child; the last line it prints is its answer."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**environment, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=CHILD_SECONDS,
+        check=False,
+    )
+    assert not succeed or done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def ask(
+    code: str, stand_ins: StandIns, on: Device | None = None, *arguments: str, base: Mapping[str, str] = os.environ
+) -> Any:
+    """What `code` prints as JSON in a dry run."""
+    done = run_child(code, child_environment(stand_ins, on or device(), base), *arguments)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---- device profiles ----
+
+
+def test_every_device_of_the_list_is_found_by_its_key_in_any_case():
+    for profile in DEVICES:
+        assert device(f" {profile.key.upper()} ") is profile
+        assert profile.limits is CAPABILITIES[profile.capability]
+    assert device() is device(DEFAULT_DEVICE) is device("h100")
+
+
+def test_an_unknown_device_is_a_usage_error_with_the_nearest_name_and_the_list():
+    with pytest.raises(
+        UsageError, match=r"unknown device 'h10'; did you mean 'h100'\? known devices: t4, .*h200"
+    ) as caught:
+        device("h10")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_profile_has_every_figure_that_the_stand_ins_read():
+    read = set(re.findall(r'(?:profile|getenv)\("(\w+)"\)', symbols.c_text("cudart.c")))
+    assert read == set(device().environment())
+
+
+# ---- the table of functions ----
+
+
+def test_no_function_is_both_implemented_and_harmless():
+    for library in symbols.LIBRARIES:
+        implemented = symbols.DEFINITION.findall(library.code())
+        listed = [*implemented, *library.harmless_names()]
+        assert len(listed) == len(set(listed)), library.soname
+        assert all(reason for reason, _ in library.harmless)
+
+
+def test_the_stand_ins_export_what_the_provider_wants_and_nothing_else(provider: Path, stand_ins: StandIns):
+    from elftools.elf.elffile import ELFFile
+
+    wanted = symbols.exports(symbols.read_wanted(provider), "the provider")
+    assert stand_ins.symbols == sum(map(len, wanted.values())) > 100
+    assert set(stand_ins.libraries) == {library.soname for library in symbols.LIBRARIES}
+    for soname, names in wanted.items():
+        with (stand_ins.folder / soname).open("rb") as stream:
+            table: Any = ELFFile(stream).get_section_by_name(".dynsym")
+            exported = {
+                symbol.name
+                for symbol in table.iter_symbols()
+                if symbol["st_shndx"] not in ("SHN_UNDEF", "SHN_ABS") and symbol["st_info"]["bind"] == "STB_GLOBAL"
+            }
+        assert exported == {*names, standins.MARKER}
+
+
+def header_folder() -> Path:
+    """Folder of driver_types.h of CUDA 13: the wheels nvidia-cuda-runtime and nvidia-cuda-crt, or an installed CUDA."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(root) / "cu13" / "include" for root in (spec.submodule_search_locations if spec else None) or ()]
+    folders += [path / "include" for path in sorted(Path("/usr/local").glob("cuda-13*"))]
+    found = next((path for path in folders if (path / "driver_types.h").is_file()), None)
+    require("driver_types.h of CUDA 13 (nvidia-cuda-runtime and nvidia-cuda-crt)", found is not None)
+    assert found is not None
+    return found
+
+
+def test_the_offsets_of_structs_are_those_of_nvidias_header(tmp_path: Path):
+    include = header_folder()
+    fields = {
+        "NAME": "name", "TOTAL_GLOBAL_MEM": "totalGlobalMem", "SHARED_MEM_PER_BLOCK": "sharedMemPerBlock",
+        "REGS_PER_BLOCK": "regsPerBlock", "WARP_SIZE": "warpSize", "MAX_THREADS_PER_BLOCK": "maxThreadsPerBlock",
+        "MAX_THREADS_DIM": "maxThreadsDim", "MAX_GRID_SIZE": "maxGridSize", "TOTAL_CONST_MEM": "totalConstMem",
+        "MAJOR": "major", "MINOR": "minor", "MULTI_PROCESSOR_COUNT": "multiProcessorCount",
+        "CAN_MAP_HOST_MEMORY": "canMapHostMemory", "CONCURRENT_KERNELS": "concurrentKernels",
+        "ASYNC_ENGINE_COUNT": "asyncEngineCount", "UNIFIED_ADDRESSING": "unifiedAddressing",
+        "L2_CACHE_SIZE": "l2CacheSize", "MAX_THREADS_PER_MULTI_PROCESSOR": "maxThreadsPerMultiProcessor",
+        "STREAM_PRIORITIES_SUPPORTED": "streamPrioritiesSupported",
+        "SHARED_MEM_PER_MULTIPROCESSOR": "sharedMemPerMultiprocessor",
+        "REGS_PER_MULTIPROCESSOR": "regsPerMultiprocessor", "MANAGED_MEMORY": "managedMemory",
+        "COOPERATIVE_LAUNCH": "cooperativeLaunch",
+        "SHARED_MEM_PER_BLOCK_OPTIN": "sharedMemPerBlockOptin",
+        "MAX_BLOCKS_PER_MULTI_PROCESSOR": "maxBlocksPerMultiProcessor",
+        "RESERVED_SHARED_MEM_PER_BLOCK": "reservedSharedMemPerBlock", "MEMORY_POOLS_SUPPORTED": "memoryPoolsSupported",
+    }  # fmt: skip
+    assert set(fields) | {"BYTES"} == set(re.findall(r"^ +PROP_(\w+) = ", symbols.c_text("cudart.c"), re.MULTILINE))
+    checks = [
+        "sizeof(struct cudaDeviceProp) == PROP_BYTES", "sizeof(struct cudaPointerAttributes) == POINTER_BYTES",
+        "sizeof(struct cudaFuncAttributes) == FUNCTION_BYTES", "offsetof(struct cudaPointerAttributes, device) == 4",
+        "offsetof(struct cudaPointerAttributes, devicePointer) == 8",
+        "offsetof(struct cudaPointerAttributes, hostPointer) == 16",
+        "offsetof(struct cudaFuncAttributes, maxThreadsPerBlock) == 24",
+        "offsetof(struct cudaFuncAttributes, numRegs) == 28", "offsetof(struct cudaFuncAttributes, ptxVersion) == 32",
+        "offsetof(struct cudaFuncAttributes, binaryVersion) == 36",
+        "offsetof(struct cudaFuncAttributes, maxDynamicSharedSizeBytes) == 44",
+        *(f"offsetof(struct cudaDeviceProp, {field}) == PROP_{name}" for name, field in fields.items()),
+        *(f"(int){name} == {number}" for name, number in ATTRIBUTES.items()),
+    ]  # fmt: skip
+    enum = re.search(r"enum \{\s+PROP_BYTES.*?\};", symbols.c_text("cudart.c"), re.DOTALL)
+    assert enum
+    text = "#include <stddef.h>\n#include <driver_types.h>\n" + enum[0] + "\n"
+    source = tmp_path / "offsets.c"
+    source.write_text(text + "".join(f'_Static_assert({check}, "{check}");\n' for check in checks))
+    done = subprocess.run(
+        [compiler(), "-w", "-I", str(include), "-fsyntax-only", str(source)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+# ---- what a C caller is told ----
+
+ATTRIBUTES = {
+    "cudaDevAttrMultiProcessorCount": 16,
+    "cudaDevAttrL2CacheSize": 38,
+    "cudaDevAttrMaxThreadsPerMultiProcessor": 39,
+    "cudaDevAttrComputeCapabilityMajor": 75,
+    "cudaDevAttrComputeCapabilityMinor": 76,
+    "cudaDevAttrMaxSharedMemoryPerMultiprocessor": 81,
+    "cudaDevAttrCooperativeLaunch": 95,
+    "cudaDevAttrMaxSharedMemoryPerBlockOptin": 97,
+    "cudaDevAttrMaxBlocksPerMultiprocessor": 106,
+    "cudaDevAttrMemoryPoolsSupported": 115,
+    "cudaDevAttrClusterLaunch": 120,
+}
+PREAMBLE = """
+import ctypes, json, sys
+from ctypes import byref, c_int, c_size_t, c_void_p
+cuda = ctypes.CDLL("libcudart.so.13")
+def size(value): return c_size_t(value)
+def malloc(count):
+    at = c_void_p(); return cuda.cudaMalloc(byref(at), size(count)), at
+"""
+DESCRIBE = (
+    PREAMBLE
+    + """
+attributes = json.loads(sys.argv[1])
+record = ctypes.create_string_buffer(1008)
+assert cuda.cudaGetDeviceProperties(record, 0) == 0
+free, total, count, version = c_size_t(), c_size_t(), c_int(), c_int()
+assert cuda.cudaMemGetInfo(byref(free), byref(total)) == 0
+assert cuda.cudaGetDeviceCount(byref(count)) == 0
+assert cuda.cudaRuntimeGetVersion(byref(version)) == 0
+answers = {}
+for name, number in attributes.items():
+    value = c_int(-1)
+    assert cuda.cudaDeviceGetAttribute(byref(value), number, 0) == 0, name
+    answers[name] = value.value
+unknown = cuda.cudaDeviceGetAttribute(byref(c_int()), 9999, 0)
+print(json.dumps({
+    "name": record.raw[:256].split(b"\\0")[0].decode(), "total": total.value, "free": free.value, "count": count.value,
+    "memory": c_size_t.from_buffer(record, 288).value, "major": c_int.from_buffer(record, 360).value,
+    "version": version.value, "attributes": answers, "unknown": unknown}))
+"""
+)
+
+
+@pytest.mark.parametrize("key", ["t4", "h100"])
+def test_one_build_answers_for_every_device(stand_ins: StandIns, key: str):
+    profile = device(key)
+    told = ask(DESCRIBE, stand_ins, profile, json.dumps(ATTRIBUTES))
+    assert told["name"] == f"{profile.name} (dry run)"
+    assert told["total"] == told["free"] == told["memory"] == profile.memory_bytes
+    assert (told["count"], told["version"], told["major"]) == (1, 13000, profile.capability[0])
+    answers = told["attributes"]
+    assert answers["cudaDevAttrComputeCapabilityMajor"] == profile.capability[0]
+    assert answers["cudaDevAttrComputeCapabilityMinor"] == profile.capability[1]
+    assert answers["cudaDevAttrMultiProcessorCount"] == profile.multiprocessors
+    assert answers["cudaDevAttrMaxSharedMemoryPerBlockOptin"] == profile.limits.shared_bytes_per_block
+    assert answers["cudaDevAttrClusterLaunch"] == (profile.capability >= (9, 0))
+    assert told["unknown"] == INVALID_VALUE  # refused, not answered with a made-up figure
+
+
+def test_without_a_profile_there_is_no_device(stand_ins: StandIns):
+    code = PREAMBLE + "count = c_int(-1); print(json.dumps([cuda.cudaGetDeviceCount(byref(count)), count.value]))"
+    base = {name: value for name, value in os.environ.items() if not name.startswith("PARTITA_STANDIN")}
+    done = run_child(code, {**base, "LD_LIBRARY_PATH": str(stand_ins.folder)})
+    assert json.loads(done.stdout) == [NO_DEVICE, 0]
+
+
+def test_memory_is_counted_and_reads_as_zeros_and_costs_nothing(stand_ins: StandIns):
+    code = (
+        PREAMBLE
+        + """
+import resource
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+error, large = malloc(70 << 30)
+free, total = c_size_t(), c_size_t(); cuda.cudaMemGetInfo(byref(free), byref(total))
+too_much = malloc(20 << 30)[0]
+sticky = [cuda.cudaPeekAtLastError(), cuda.cudaGetLastError(), cuda.cudaGetLastError()]
+host = ctypes.create_string_buffer(b"x" * 64, 64)
+written = cuda.cudaMemcpy(large, host, size(64), 1)
+read = cuda.cudaMemcpy(host, c_void_p(large.value + 12345), size(64), 2)
+bulk = cuda.cudaMemset(large, 7, size(70 << 30))
+inside, freed, twice = cuda.cudaFree(c_void_p(large.value + 256)), cuda.cudaFree(large), cuda.cudaFree(large)
+after = c_size_t(); cuda.cudaMemGetInfo(byref(after), byref(total))
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(json.dumps([error, total.value - free.value, too_much, sticky, written, read, host.raw.hex(), bulk,
+                  inside, freed, twice, total.value - after.value, grown]))
+"""
+    )
+    told = ask(code, stand_ins)
+    error, used, too_much, sticky, written, read, host, bulk, inside, freed, twice, left, grown_kib = told
+    assert (error, used, written, read, bulk, freed) == (0, 70 << 30, 0, 0, 0, 0)
+    assert (too_much, sticky) == (OUT_OF_MEMORY, [OUT_OF_MEMORY, OUT_OF_MEMORY, 0])
+    assert (inside, twice) == (INVALID_VALUE, INVALID_VALUE)
+    assert host == "00" * 64
+    assert left == 0
+    assert grown_kib < 64 * 1024
+
+
+def test_a_capture_refuses_what_cuda_refuses(stand_ins: StandIns):
+    code = (
+        PREAMBLE
+        + """
+stream, graph = c_void_p(), c_void_p()
+cuda.cudaStreamCreateWithFlags(byref(stream), 1)
+legacy = cuda.cudaStreamBeginCapture(None, 0)
+begun = cuda.cudaStreamBeginCapture(stream, 0)
+launched = cuda.cudaMemsetAsync(None, 0, size(0), stream)
+ended = cuda.cudaStreamEndCapture(stream, byref(graph)); good = bool(graph.value)
+cuda.cudaStreamBeginCapture(stream, 0)
+refused = [malloc(1)[0], cuda.cudaStreamSynchronize(stream), cuda.cudaDeviceSynchronize()]
+implicit = cuda.cudaMemcpy(None, None, size(0), 1)
+status = c_int(); cuda.cudaStreamIsCapturing(stream, byref(status))
+spoiled = cuda.cudaStreamEndCapture(stream, byref(graph))
+print(json.dumps([legacy, begun, launched, ended, good, refused, implicit, status.value, spoiled, graph.value,
+                  malloc(1)[0]]))
+"""
+    )
+    legacy, begun, launched, ended, good, refused, implicit, status, spoiled, graph, after = ask(code, stand_ins)
+    assert (legacy, begun, launched, ended, good) == (CAPTURE_UNSUPPORTED, 0, 0, 0, True)
+    assert (refused, implicit, status) == ([CAPTURE_UNSUPPORTED] * 3, CAPTURE_IMPLICIT, 2)
+    assert (spoiled, graph, after) == (CAPTURE_INVALIDATED, None, 0)
+
+
+# ---- sessions of the real CUDA provider ----
+
+PLACE = """
+import json, sys, tempfile
+from pathlib import Path
+from partita.providers.cuda_dry_run.standins import ensure_child
+ensure_child()
+import numpy as np, onnxruntime as ort
+path, provider_options, run = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "run"
+with tempfile.TemporaryDirectory() as folder:
+    plan = Path(folder) / "plan.json"
+    options = ort.SessionOptions()
+    options.log_severity_level = 1
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry("session.node_partition_config_file", str(plan))
+    chain = [("CUDAExecutionProvider", provider_options), "CPUExecutionProvider"]
+    try:
+        session = ort.InferenceSession(path, options, providers=chain, enable_fallback=0)
+    except Exception as error:
+        print(json.dumps({"error": str(error)})); sys.exit()
+    session.disable_fallback()
+    answer = {
+        "providers": session.get_providers(),
+        "placed": {n.name: p.ep_name for p in session.get_provider_graph_assignment_info() for n in p.get_nodes()},
+        "copies": sum("Memcpy" in node for stream in json.loads(plan.read_text())["streams"] for node in stream),
+        "memory": [[info.name, info.device_id] for info in session.get_input_memory_infos()]}
+    if run:
+        feeds = {i.name: np.ones(i.shape, np.float32) for i in session.get_inputs()}
+        outputs = session.run(None, feeds)
+        answer["shapes"] = [list(output.shape) for output in outputs]
+        answer["zero"] = all(not output.any() for output in outputs)
+    if provider_options.get("enable_cuda_graph"):
+        binding = session.io_binding()
+        for i in session.get_inputs():
+            value = ort.OrtValue.ortvalue_from_numpy(np.ones(i.shape, np.float32), "cuda", 0)
+            binding.bind_ortvalue_input(i.name, value)
+        for o in session.get_outputs():
+            binding.bind_output(o.name, "cuda", 0)
+        for _ in range(3):
+            session.run_with_iobinding(binding)
+        answer["captured"] = True
+print(json.dumps(answer))
+"""
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+
+def model(folder: Path, nodes: list[Any], inputs: Mapping[str, list[int]], **weights: Any) -> str:
+    """Save a float32 model whose one output is y."""
+    require("onnx")
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper, save
+
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "graph", values, [output], initializers)
+    path = folder / "model.onnx"
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return str(path)
+
+
+@pytest.fixture
+def place(stand_ins: StandIns, tmp_path: Path) -> Callable[..., Any]:
+    """Open a model in a dry run and say what became of it."""
+
+    def answer(
+        nodes: list[Any], inputs: Mapping[str, list[int]], *, run: bool = True,
+        options: Mapping[str, str] | None = None, on: Device | None = None, **weights: Any,
+    ) -> Any:  # fmt: skip
+        path = model(tmp_path, nodes, inputs, **weights)
+        return ask(PLACE, stand_ins, on, path, json.dumps(options or {}), "run" if run else "open")
+
+    return answer
+
+
+def node(*arguments: Any, **attributes: Any) -> Any:
+    require("onnx")
+    from onnx import helper
+
+    return helper.make_node(*arguments, **attributes)
+
+
+def ones(*shape: int) -> Any:
+    import numpy as np
+
+    return np.ones(shape, np.float32)
+
+
+def test_nodes_with_kernels_go_to_cuda_and_what_comes_back_is_zeros(place: Callable[..., Any]):
+    nodes = [node("MatMul", ["x", "w"], ["a"], "product"), node("Sigmoid", ["a"], ["y"], "squash")]
+    told = place(nodes, {"x": [4, 8]}, w=ones(8, 3))
+    assert told["providers"] == [CUDA, CPU]
+    assert told["placed"] == {"product": CUDA, "squash": CUDA}
+    assert (told["copies"], told["memory"]) == (0, [["Cuda", 0]])
+    assert (told["shapes"], told["zero"]) == ([[4, 3]], True)  # sigmoid(8) is not 0: nothing was computed
+
+
+def test_a_node_without_a_kernel_goes_to_the_cpu_between_two_copies(place: Callable[..., Any]):
+    nodes = [
+        node("MatMul", ["x", "w"], ["a"], "product"),
+        node("Det", ["a"], ["d"], "determinant"),
+        node("Relu", ["d"], ["y"], "positive"),
+    ]
+    told = place(nodes, {"x": [8, 8]}, w=ones(8, 8))
+    assert told["placed"] == {"product": CUDA, "determinant": CPU, "positive": CUDA}
+    assert told["copies"] == 2
+
+
+@pytest.mark.parametrize("name", ["Conv", "LSTM", "MaxPool", "InstanceNormalization"])
+def test_layers_that_use_cudnn_are_placed_and_run(place: Callable[..., Any], name: str):
+    image = {"x": [1, 3, 8, 8]}
+    cases: dict[str, tuple[Any, dict[str, list[int]], dict[str, Any]]] = {
+        "Conv": (node("Conv", ["x", "w"], ["y"], "layer"), image, {"w": ones(4, 3, 3, 3)}),
+        "LSTM": (
+            node("LSTM", ["x", "w", "r"], ["y"], "layer", hidden_size=4), {"x": [5, 1, 3]},
+            {"w": ones(1, 16, 3), "r": ones(1, 16, 4)},
+        ),
+        "MaxPool": (node("MaxPool", ["x"], ["y"], "layer", kernel_shape=[2, 2]), image, {}),
+        "InstanceNormalization": (
+            node("InstanceNormalization", ["x", "s", "b"], ["y"], "layer"), image, {"s": ones(3), "b": ones(3)},
+        ),
+    }  # fmt: skip
+    layer, inputs, weights = cases[name]
+    told = place([layer], inputs, **weights)
+    assert (told["placed"], told["zero"]) == ({"layer": CUDA}, True)
+
+
+@pytest.mark.parametrize(("element_type", "where"), [("FLOAT", "CPU"), ("FLOAT16", "CUDA"), ("BFLOAT16", "CUDA")])
+def test_grouped_query_attention_goes_where_its_type_has_a_kernel(
+    stand_ins: StandIns, tmp_path: Path, element_type: str, where: str
+):
+    require("onnx")
+    from onnx import TensorProto, helper, save
+
+    kind = getattr(TensorProto, element_type)
+    shapes = {"q": [1, 1, 256], "k": [1, 1, 128], "v": [1, 1, 128], "past_k": [1, 2, 32, 64], "past_v": [1, 2, 32, 64]}
+    inputs = [helper.make_tensor_value_info(name, kind, shape) for name, shape in shapes.items()]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, shape) for name, shape in (("s", [1]), ("t", []))]
+    outputs = [helper.make_tensor_value_info(name, kind, None) for name in ("y", "now_k", "now_v")]
+    attention = helper.make_node(
+        "GroupQueryAttention", [*shapes, "s", "t"], ["y", "now_k", "now_v"], "attention", domain="com.microsoft",
+        num_heads=4, kv_num_heads=2,
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    graph = helper.make_graph([attention], "graph", inputs, outputs)
+    save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "model.onnx")
+    told = ask(PLACE, stand_ins, None, str(tmp_path / "model.onnx"), "{}", "open")
+    assert told["placed"] == {"attention": f"{where}ExecutionProvider"}
+
+
+def test_a_shape_that_depends_on_data_is_empty_and_the_same_every_time(place: Callable[..., Any]):
+    nodes = [node("NonZero", ["x"], ["i"], "search"), node("Cast", ["i"], ["y"], "cast", to=1)]
+    assert place(nodes, {"x": [4, 8]})["shapes"] == [[2, 0]]
+
+
+def test_graph_capture_is_accepted_and_carried_out_where_every_node_is_on_cuda(place: Callable[..., Any]):
+    told = place(
+        [node("MatMul", ["x", "w"], ["y"], "product")], {"x": [4, 8]}, run=False,
+        options={"enable_cuda_graph": "1"}, w=ones(8, 8),
+    )  # fmt: skip
+    assert told["captured"]
+
+
+def test_graph_capture_is_refused_where_a_node_is_on_the_cpu(place: Callable[..., Any]):
+    told = place([node("Det", ["x"], ["y"], "determinant")], {"x": [8, 8]}, options={"enable_cuda_graph": "1"})
+    assert "all compute graph nodes have not been partitioned to the CUDAExecutionProvider" in told["error"]
+
+
+def test_weights_beyond_the_memory_of_the_device_are_an_error_of_onnx_runtime(place: Callable[..., Any]):
+    small = Device("small", "small", (9, 0), 1 << 20, 1, 1)
+    told = place([node("MatMul", ["x", "w"], ["y"], "product")], {"x": [1, 1024]}, on=small, w=ones(1024, 2048))
+    assert "memory" in told["error"].lower()
+
+
+# ---- the cache ----
+
+
+def test_a_second_call_takes_what_the_first_built_and_needs_no_compiler(
+    provider: Path, stand_ins: StandIns, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CC", "/nonexistent/compiler")
+    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
+    again = prepare(provider, cache=cache)
+    assert not again.built
+    assert (again.folder, again.libraries, again.cuda_version) == (stand_ins.folder, stand_ins.libraries, "13.0")
+
+
+def test_a_damaged_build_is_built_again(provider: Path, stand_ins: StandIns, tmp_path: Path):
+    folder = tmp_path / stand_ins.folder.name
+    shutil.copytree(stand_ins.folder, folder)
+    (folder / "libcudart.so.13").write_bytes(b"cut off")
+    mended = prepare(provider, cache=tmp_path)
+    assert (mended.built, mended.folder) == (True, folder)
+    assert ask(DESCRIBE, mended, None, "{}")["count"] == 1
+
+
+def test_an_interrupted_build_leaves_nothing_that_is_taken_for_one(
+    provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    old = tmp_path / f"{standins.UNFINISHED}old"
+    old.mkdir()
+    os.utime(old, (time.time() - 2 * standins.UNFINISHED_SECONDS,) * 2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(standins, "write_record", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(provider, cache=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert prepare(provider, cache=tmp_path).built
+
+
+def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
+    code = (
+        "import sys; from pathlib import Path; from partita.providers.cuda_dry_run.standins import prepare; "
+        "print(prepare(Path(sys.argv[1]), cache=Path(sys.argv[2])).folder)"
+    )
+    command = [sys.executable, "-c", code, str(provider), str(tmp_path)]
+    started = [subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    folders = [process.communicate(timeout=CHILD_SECONDS)[0].strip() for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert folders[0] == folders[1]
+    assert [path.name for path in tmp_path.iterdir()] == [Path(folders[0]).name]
+
+
+def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert standins.default_cache() == tmp_path / "partita" / "cuda-dry-run"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert standins.default_cache() == tmp_path / ".cache" / "partita" / "cuda-dry-run"
+
+
+# ---- what can be wrong ----
+
+
+def refused(message: str, library: Path, cache: Path) -> None:
+    """`prepare` ends in one line that matches, exit code 3, and leaves nothing behind."""
+    with pytest.raises(ProviderError, match=message) as caught:
+        prepare(library, cache=cache)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 3
+    assert not cache.is_dir() or list(cache.iterdir()) == []
+
+
+def fake_provider(folder: Path, *, soname: str, function: str) -> Path:
+    """A provider library that needs one function of one library, beside a main library that tells the version."""
+    folder.mkdir()
+    library, source = folder / soname, folder / "source.c"
+    source.write_text(f"int {function}(void) {{ return 0; }}\n")
+    (folder / "map").write_text(f"{soname} {{ global: *; }};\n")
+    build = [compiler(), "-shared", "-fPIC", "-o"]
+    script = f"-Wl,--version-script={folder / 'map'}"
+    subprocess.run([*build, str(library), f"-Wl,-soname,{soname}", script, str(source)], check=True)
+    source.write_text(f"int {function}(void); int use(void) {{ return {function}(); }}\n")
+    provider = folder / standins.PROVIDER_LIBRARY
+    subprocess.run([*build, str(provider), str(source), str(library)], check=True)
+    (folder / "libonnxruntime.so.9.8.7").touch()
+    return provider
+
+
+def test_a_function_that_nobody_looked_at_is_named(tmp_path: Path):
+    require("elftools")
+    library = fake_provider(tmp_path / "ort", soname="libcudart.so.13", function="cudaBrandNew")
+    refused(
+        r"ONNX Runtime 9\.8\.7\) wants functions that the dry run does not know: cudaBrandNew;", library, tmp_path / "c"
+    )
+
+
+def test_a_provider_for_another_cuda_is_refused(tmp_path: Path):
+    require("elftools")
+    library = fake_provider(tmp_path / "ort", soname="libcudart.so.12", function="cudaMalloc")
+    refused(r"built for another CUDA \(libcudart\.so\.12\); the dry run covers CUDA 13", library, tmp_path / "c")
+
+
+def test_a_library_without_a_stand_in_is_named(tmp_path: Path):
+    require("elftools")
+    library = fake_provider(tmp_path / "ort", soname="libcusparse.so.12", function="cusparseCreate")
+    refused(r"needs libcusparse\.so\.12, for which the dry run has no stand-in", library, tmp_path / "c")
+
+
+def test_a_missing_provider_library_is_named(tmp_path: Path):
+    refused(r"missing\.so: the CUDA provider cannot be read", tmp_path / "missing.so", tmp_path / "c")
+
+
+def test_a_file_that_is_no_library_is_refused(tmp_path: Path):
+    require("elftools")
+    (tmp_path / "library.so").write_text("This is text.")
+    refused(r"library\.so: not a shared library", tmp_path / "library.so", tmp_path / "c")
+
+
+def test_another_platform_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    refused("needs Linux on x86-64; this is linux on aarch64", tmp_path / "any.so", tmp_path / "c")
+
+
+def test_a_missing_compiler_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", "nocc -m64")
+    refused("CC=nocc -m64 is not on this machine; install gcc or clang", provider, tmp_path / "c")
+    monkeypatch.setenv("CC", "gcc 'cut off")
+    refused("CC=gcc 'cut off is not a command", provider, tmp_path / "c")
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused("neither cc, gcc nor clang is on this machine", provider, tmp_path / "c")
+
+
+def test_a_compiler_that_fails_is_quoted(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", f"{compiler()} -no-such-option")
+    refused(r"could not build libcudart\.so\.13 \(exit code 1\): .*no-such-option", provider, tmp_path / "c")
+
+
+def test_missing_pyelftools_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
+    refused(r"needs pyelftools.*; install partita\[dry-run\]", provider, tmp_path / "c")
+
+
+def test_a_cache_that_cannot_be_written_is_named(provider: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    refused("cannot be written .*; set XDG_CACHE_HOME", provider, tmp_path / "file" / "cache")
+
+
+def test_a_cache_folder_with_an_odd_name_works_or_is_refused(provider: Path, tmp_path: Path):
+    assert ask(DESCRIBE, prepare(provider, cache=tmp_path / "a, b"), None, "{}")["count"] == 1
+    refused(r"the loader reads ':', ';' and '\$' as marks; set XDG_CACHE_HOME", provider, tmp_path / "a:b")
+
+
+def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    spec = importlib.util.spec_from_file_location("onnxruntime", tmp_path / "__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(ProviderError, match="has no CUDA provider .* is missing"):
+        standins.provider_library()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ProviderError, match="ONNX Runtime is not installed"):
+        standins.provider_library()
+
+
+# ---- never the wrong libraries ----
+
+GUARD = "from partita.providers.cuda_dry_run import standins; print(standins.{}())"
+
+
+def test_the_child_proves_that_it_runs_over_the_stand_ins(stand_ins: StandIns):
+    environment = child_environment(stand_ins, device(), os.environ)
+    assert run_child(GUARD.format("ensure_child"), environment).stdout.strip() == stand_ins.build
+
+
+def test_a_process_that_is_no_dry_run_has_no_stand_ins(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(standins.BUILD_VARIABLE, raising=False)
+    with pytest.raises(ProviderError, match="not started as a dry run"):
+        ensure_child()
+    ensure_real()
+
+
+def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StandIns):
+    environment = {**child_environment(stand_ins, device(), {}), "LD_LIBRARY_PATH": "/nonexistent"}
+    done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
+    # The second where CUDA is installed system-wide.
+    assert re.search(
+        r"ProviderError: dry run: (the stand-in of libcudart\.so\.13 cannot be loaded|"
+        r"libcudart\.so\.13 in this process is not a stand-in)", done.stderr,
+    )  # fmt: skip
+
+
+def test_a_child_with_other_libraries_ends(stand_ins: StandIns, tmp_path: Path):
+    source = tmp_path / "real.c"
+    source.write_text("int cudaMalloc(void) { return 0; }\n")
+    library = str(tmp_path / "libcudart.so.13")
+    subprocess.run([compiler(), "-shared", "-Wl,-soname,libcudart.so.13", "-o", library, str(source)], check=True)
+    environment = child_environment(stand_ins, device(), {"LD_LIBRARY_PATH": "/elsewhere"})
+    assert environment["LD_LIBRARY_PATH"] == f"{stand_ins.folder}:/elsewhere"
+    done = run_child(GUARD.format("ensure_child"), {**environment, "LD_LIBRARY_PATH": str(tmp_path)}, succeed=False)
+    assert "libcudart.so.13 in this process is not a stand-in" in done.stderr
+    other = {**environment, standins.BUILD_VARIABLE: "another"}
+    done = run_child(GUARD.format("ensure_child"), other, succeed=False)
+    assert f"in this process is {stand_ins.build}, where another was meant" in done.stderr
+
+
+def test_a_real_run_refuses_stand_ins(stand_ins: StandIns):
+    environment = child_environment(stand_ins, device(), {})
+    done = run_child(GUARD.format("ensure_real"), environment, succeed=False)
+    assert "was started for a dry run" in done.stderr
+    code = "import ctypes; ctypes.CDLL('libcudart.so.13'); " + GUARD.format("ensure_real")
+    done = run_child(code, {"LD_LIBRARY_PATH": str(stand_ins.folder)}, succeed=False)
+    assert "ProviderError: libcudart.so.13 in this process is a stand-in" in done.stderr
+
+
+def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stand_ins: StandIns):
+    outer = child_environment(stand_ins, device("t4"), {"CUDA_VISIBLE_DEVICES": "0", "OTHER": "kept"})
+    inner = child_environment(stand_ins, device("h200"), outer)
+    assert inner["OTHER"] == "kept"
+    assert inner["CUDA_VISIBLE_DEVICES"] == ""
+    assert inner["PARTITA_STANDIN_MAJOR"] == "9"

@@ -1,0 +1,50 @@
+"""What the NVIDIA driver says, read through a module that answers as pynvml does: no GPU is at hand."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from partita.partition_reports.machine import Gpu
+from partita.runtime.gpus import nvidia_gpus
+
+
+@pytest.fixture
+def nvml(monkeypatch):
+    """A driver with two GPUs."""
+    module: Any = types.ModuleType("pynvml")
+    module.NVMLError = type("NVMLError", (Exception,), {})
+    module.nvmlInit = module.nvmlShutdown = lambda: None
+    module.nvmlSystemGetDriverVersion = lambda: b"580.95.05"
+    module.nvmlSystemGetCudaDriverVersion = lambda: 13010
+    module.nvmlDeviceGetCount = lambda: 2
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    module.nvmlDeviceGetName = lambda handle: ("NVIDIA H100", b"NVIDIA L4")[handle]
+    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=(handle + 1) << 30)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return module
+
+
+def test_every_gpu_is_described(nvml):
+    assert nvidia_gpus() == (
+        Gpu(name="NVIDIA H100", memory_bytes=1 << 30, driver="580.95.05", cuda_driver="13.1"),
+        Gpu(name="NVIDIA L4", memory_bytes=2 << 30, driver="580.95.05", cuda_driver="13.1"),
+    )
+
+
+def test_a_driver_that_does_not_answer_is_not_known(nvml):
+    def fail():
+        raise nvml.NVMLError("Driver Not Loaded")
+
+    nvml.nvmlDeviceGetCount = fail
+    assert nvidia_gpus() is None
+    nvml.nvmlInit = fail
+    assert nvidia_gpus() is None
+
+
+def test_without_the_package_nothing_is_known(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvidia_gpus() is None

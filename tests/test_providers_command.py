@@ -1,0 +1,206 @@
+"""`partita providers`: what people and programs read, and an installation that is broken."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from partita.commands import providers as verb
+from partita.errors import UsageError
+from partita.partition_reports.machine import MachineReport, ProviderEntry, json_schema
+from partita.partition_reports.views._machine import render
+from partita.providers.resolve import known_providers
+from partita.runtime import wheels
+from partita.runtime.machine import describe_machine
+from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
+from tests.conftest import REPOSITORY, require
+
+SCHEMA = REPOSITORY / "docs" / "providers.schema.json"
+AGAIN = (
+    'write it again with: python -c "import json; from partita.partition_reports.machine import json_schema; '
+    'print(json.dumps(json_schema(), indent=1))" > docs/providers.schema.json'
+)
+
+
+@pytest.fixture(scope="module")
+def machine() -> MachineReport:
+    """This machine, looked at once."""
+    return describe_machine()
+
+
+def entry(report: MachineReport, name: str) -> ProviderEntry:
+    return next(provider for provider in report.providers if provider.name == name)
+
+
+def text_of(report: MachineReport, width: int = 80) -> str:
+    stream = io.StringIO()
+    render(report, Console(file=stream, width=width, color_system=None, force_terminal=False))
+    return stream.getvalue()
+
+
+def test_every_known_provider_has_a_row_and_every_unusable_one_a_reason(machine):
+    assert {provider.name for provider in machine.providers} >= set(known_providers())
+    assert entry(machine, "cpu").usable
+    for provider in machine.providers:
+        told = (provider.reason, provider.evidence, provider.remedy)
+        assert all(told) != provider.usable, provider
+        assert provider.in_build == (provider.ort_name in available_ort_names())
+
+
+def test_versions_and_the_default_chain_are_there(machine):
+    assert machine.onnxruntime.version == metadata.version(machine.onnxruntime.packages[0].partition(" ")[0])
+    assert machine.default_chain[-1] == "cpu"
+    assert machine.default_reason
+    assert machine.findings == ()
+
+
+def test_a_gpu_build_says_which_cuda_it_wants(machine):
+    require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
+    assert machine.onnxruntime.cuda == "13.0"
+
+
+def test_the_table_reads_at_80_columns_without_colour(machine):
+    shown = text_of(machine)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\x1b" not in shown
+    table = shown.partition("Providers\n")[2].partition("usable: in a process")[0]
+    lines = {line.split()[0]: line.split() for line in table.splitlines() if line.split()}
+    assert lines["cpu"][1:3] == ["yes", "yes"]
+    for provider in machine.providers:
+        if not provider.usable:
+            assert f"{provider.name}: {provider.reason}" in shown
+    assert f"default chain: {','.join(machine.default_chain)}" in shown
+
+
+def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine):
+    monkeypatch.setattr(verb, "describe_machine", lambda extra: machine)
+    verb.run([], as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    assert printed["schema"] == "partita.providers/1"
+    assert MachineReport.model_validate(printed) == machine
+
+
+def test_the_published_schema_is_current():
+    assert json.loads(SCHEMA.read_text(encoding="utf-8")) == json_schema(), AGAIN
+
+
+def test_text_goes_to_stdout(capsys, monkeypatch, machine):
+    monkeypatch.setattr(verb, "describe_machine", lambda extra: machine)
+    verb.run([], as_json=False)
+    captured = capsys.readouterr()
+    assert captured.out.startswith("usable: ")
+    assert captured.err == ""
+
+
+def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
+    monkeypatch.setattr(verb, "describe_machine", lambda extra: pytest.fail("it was tried"))
+    with pytest.raises(UsageError, match="does not exist"):
+        verb.run(["x=/no/such/library.so"], as_json=False)
+
+
+def test_options_are_listed_for_programs(machine):
+    options = {option.name: option for option in entry(machine, "cuda").options}
+    assert (options["device_id"].kind, options["device_id"].default) == ("int", "0")
+    assert options["arena_extend_strategy"].choices == ("kNextPowerOfTwo", "kSameAsRequested")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (
+            "raise ImportError('libonnxruntime.so.1: cannot open shared object file')",
+            "ImportError: libonnxruntime.so.1",
+        ),
+        ("import os; os.abort()", "killed by SIGABRT while loading ONNX Runtime"),
+    ],
+)
+def test_an_onnx_runtime_that_cannot_be_imported_is_a_finding(tmp_path, monkeypatch, source, says):
+    (tmp_path / "onnxruntime").mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").write_text(source + "\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    report = describe_machine()
+    (finding,) = report.findings
+    assert finding.reason == "initialisation_failed"
+    assert says in finding.evidence
+    assert "pip install --force-reinstall" in finding.remedy
+    assert report.onnxruntime.version is None
+    assert report.default_chain == ()
+    assert not any(provider.usable for provider in report.providers)
+    assert "no provider is usable" in text_of(report)
+
+
+def test_two_onnx_runtime_wheels_in_one_environment_are_found(tmp_path):
+    """Real metadata on sys.path, in a process of its own."""
+    for name, version in (("onnxruntime", "1.31.0"), ("onnxruntime-openvino", "1.24.1"), ("onnxruntime-tools", "9")):
+        folder = tmp_path / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        file = "onnxruntime/__init__.py" if name != "onnxruntime-tools" else "onnxruntime_tools/__init__.py"
+        (folder / "RECORD").write_text(f"{file},sha256=x,1\n{folder.name}/RECORD,,\n")
+    script = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); from partita.runtime.wheels import *; "
+        "print(json.dumps([runtime_wheels(), [f.model_dump() for f in "
+        "environment_findings((), imported_version='1.31.0', import_error=None)]]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    owners, (finding,) = json.loads(done.stdout)
+    assert {tuple(owner[:2]) for owner in owners} >= {("onnxruntime", "1.31.0"), ("onnxruntime-openvino", "1.24.1")}
+    assert "onnxruntime-tools" not in {owner[0] for owner in owners}
+    assert finding["reason"] == "duplicate_runtime"
+    assert "onnxruntime 1.31.0" in finding["evidence"]
+    assert "onnxruntime-openvino 1.24.1" in finding["evidence"]
+    assert "overwrote each other's files" in finding["evidence"]
+    assert finding["remedy"].startswith("pip uninstall --yes onnxruntime")
+
+
+def test_a_wheel_that_hides_another_one_is_found(monkeypatch):
+    both = (Wheel("onnxruntime", "1.31.1", "/first"), Wheel("onnxruntime-gpu", "1.31.1", "/second"))
+    monkeypatch.setattr(wheels, "runtime_wheels", lambda: both)
+    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
+    assert finding.reason == "duplicate_runtime"
+    assert finding.evidence.startswith("onnxruntime 1.31.1 in /first hides onnxruntime-gpu 1.31.1")
+
+
+def test_the_installed_wheel_is_found_once():
+    assert len(runtime_wheels()) == 1
+    assert owns_runtime("onnxruntime/__init__.py,sha256=x,1\n")
+    assert not owns_runtime("my/onnxruntime/__init__.py,sha256=x,1\n")
+
+
+def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypatch):
+    providers = tuple(known_providers().values())
+    monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
+    monkeypatch.setattr(wheels, "runtime_wheels", lambda: ())
+    (finding,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
+    assert (finding.reason, finding.remedy) == ("not_in_build", "pip install onnxruntime")
+    assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 has no ONNX Runtime")
+    monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {})
+    (none,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
+    assert none.evidence == "no ONNX Runtime is installed"
+    monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
+    (other,) = environment_findings(providers, imported_version="1.24.0", import_error=None)
+    assert other.reason == "version_mismatch"
+    assert "the onnxruntime that Python imports is 1.24.0" in other.evidence
+
+
+def test_a_plugin_that_wants_another_version_is_found(monkeypatch):
+    needs = ["numpy>=1", "onnxruntime>=1.40", "onnxruntime-gpu>=9; extra == 'gpu'"]
+    monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {"onnxruntime-qnn": "2.7.0"})
+    monkeypatch.setattr(wheels, "installed_version", lambda wheel: "2.7.0")
+    monkeypatch.setattr(wheels, "runtime_wheels", lambda: (Wheel("onnxruntime", "1.31.1", "/a"),))
+    monkeypatch.setattr(metadata, "requires", lambda wheel: needs)
+    (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
+    assert finding.reason == "version_mismatch"
+    assert finding.evidence == "onnxruntime-qnn 2.7.0 requires onnxruntime>=1.40, and onnxruntime 1.31.1 is installed"
+    assert finding.remedy == 'pip install "onnxruntime>=1.40", or another version of onnxruntime-qnn'
