@@ -66,9 +66,7 @@ def over_cpu_nodes(phases: Sequence[Phase], limits: Limits) -> str:
     phase, nodes = max(reversed(per_phase), key=lambda entry: len(entry[1]))
     if len(nodes) <= limits.max_cpu_nodes:
         return ""
-    return (
-        f"{NODES} {limits.max_cpu_nodes}: {plural(len(nodes), 'node')} on {CPU} in {phase.name}: {name_nodes(nodes)}"
-    )
+    return f"{NODES} {limits.max_cpu_nodes}: {plural(len(nodes), 'node')} on {CPU} in {phase.name}: {name_nodes(nodes)}"
 
 
 def over_copies(phases: Sequence[Phase], limits: Limits) -> str:
@@ -93,7 +91,9 @@ def over_bytes(phases: Sequence[Phase], limits: Limits) -> str:
     head = f"{BYTES} {limits.max_copy_bytes_per_token}: "
     if total > limits.max_copy_bytes_per_token:
         more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
-        return f"{head}{total:,} bytes in {plural(len(phase.copies), 'copy')} per run of {phase.name}{more}"
+        return (
+            f"{head}{total:,} bytes in {plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name}){more}"
+        )
     if unknown:
         return (
             f"{head}cannot be confirmed in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: "

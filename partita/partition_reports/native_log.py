@@ -6,7 +6,7 @@ Knows the wording of ONNX Runtime's session log; what a line means for a fallbac
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.partition_reports.facts import LogPattern
@@ -69,15 +69,17 @@ def lines_about_the_graph(lines: Iterable[str], patterns: Iterable[LogPattern]) 
     return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted)) if wanted else ()
 
 
-def memcpy_lines(lines: Iterable[str], order: Sequence[str]) -> dict[str, MemcpyLine]:
-    """What was logged about each Memcpy node of the execution order `order`.
+def memcpy_lines(lines: Iterable[str], order: Sequence[str], op_types: Mapping[str, str]) -> dict[str, MemcpyLine]:
+    """What was logged about each Memcpy node of the execution order `order`. `op_types`: of nodes that were seen to run.
 
     A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0, Memcpy_token_1.
-    Empty when there are more or fewer lines than nodes, as with copies inside control flow.
+    Empty when lines and nodes do not go together, as with copies inside control flow.
     """
     added = [match for line in lines if (match := MEMCPY_ADDED.search(line))]
     named = [(match["number"], name) for name in order if (match := MEMCPY_NAME.fullmatch(name))]
     if len(added) != len(named):
         return {}
     named.sort(key=lambda entry: -1 if entry[0] is None else int(entry[0]))
-    return {name: MemcpyLine(line["op"], line["tensor"]) for (_, name), line in zip(named, added, strict=True)}
+    joined = {name: MemcpyLine(line["op"], line["tensor"]) for (_, name), line in zip(named, added, strict=True)}
+    fits = all(op_types.get(name, line.op_type) == line.op_type for name, line in joined.items())
+    return joined if fits else {}

@@ -81,7 +81,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         claims=collect_claims(facts, events, order),
         log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
         graph_log=native_log.lines_about_the_graph(facts.log, facts.patterns),
-        memcpy=native_log.memcpy_lines(facts.log, order),
+        memcpy=native_log.memcpy_lines(facts.log, order, {event.name: event.op_type for event in events}),
     )
 
 

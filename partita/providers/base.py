@@ -87,6 +87,8 @@ class Provider:
     """What to do, by provider-level reason code."""
     listing_config: tuple[tuple[str, str], ...] = ()
     """Session configuration that ONNX Runtime needs in order to list this provider's nodes truthfully."""
+    logs_runs: bool = False
+    """True when it writes log lines at INFO in every run, not only while a session is opened."""
     compiles: bool = False
     """True when it turns a whole subgraph into one node, False when it runs node by node."""
     any_option: bool = False

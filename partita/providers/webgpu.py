@@ -65,5 +65,6 @@ PROVIDER = Provider(
         "option_rejected": "see `partita providers --json` for its options",
         "initialisation_failed": f"see the evidence; {VULKAN}",
     },
+    logs_runs=True,
     listing_config=(("ep.webgpuexecutionprovider.preferredLayout", "NCHW"),),
 )  # fmt: skip

@@ -23,10 +23,11 @@ from partita.providers.resolve import Resolution
 from partita.providers.start import Failure, explain
 from partita.runtime.model_file import read_model_file
 from partita.runtime.native_log import captured_stderr, complaints
+from partita.runtime.ort_buffers import NATIVE_ERRORS
 from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_error
 from partita.runtime.ort_registry import CPU, register_library
 from partita.runtime.pins import Pin, check_pins, pinned_opening
-from partita.runtime.session import NATIVE_ERRORS, NativeFailureError, Opening, Session, open_native
+from partita.runtime.session import NativeFailureError, Opening, Session, open_native
 
 DROPPED = re.compile(r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported")
 """Logged, and nothing more, when a provider loses every node because the layout transformer knows no such opset."""
@@ -57,7 +58,7 @@ def open_session(
         if not active:
             raise ProviderError(nothing_left(chain))
         try:
-            session = open_native(path, active, replace(opening, strict=CPU not in ort_names(active)))
+            session = open_quiet(path, active, replace(opening, strict=CPU not in ort_names(active)))
         except NativeFailureError as failure:
             if STRICT in str(failure):
                 raise refusal(path, chain, opening, failure) from failure.error
@@ -75,6 +76,18 @@ def open_session(
             session.close()
             raise
         return session
+
+
+def open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """Open the session; when a provider would fill the log in every run, take the log from one that is opened before."""
+    if not opening.observe or not any(resolution.provider.logs_runs for resolution in active):
+        return open_native(path, active, opening)
+    listing = open_native(path, active, opening)
+    log = listing.log
+    listing.close()
+    session = open_native(path, active, replace(opening, quiet=True))
+    session.log = log
+    return session
 
 
 def active_of(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:

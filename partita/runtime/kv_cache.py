@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from partita.package import State
 from partita.partition_reports.facts import StateFact
-from partita.runtime.session import Binding, Buffer, Session
+from partita.runtime.ort_buffers import Buffer
+from partita.runtime.session import Binding, Session
 
 OVERWRITTEN = frozenset({"key", "value"})
 """Kinds of state in which what is written beyond the cursor is never read, and is overwritten by the next tokens."""
@@ -51,6 +52,10 @@ class KvCache:
         """Set every state to zero."""
         for buffer in self.buffers:
             buffer.clear()
+
+    def release(self) -> None:
+        """Let go of the buffers; facts can still be asked for."""
+        self.buffers = tuple(buffer.released() for buffer in self.buffers)
 
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""

@@ -97,9 +97,8 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> Opening
             f"--pin needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; install a newer one"
         )
     rules = "; ".join(f"{pin.provider.ort_name}(={mark(index)})" for index, pin in enumerate(pins))
-    return replace(
-        opening, model=marked_model(opening.model or path, pins), list_nodes=True, config={**opening.config, RULES: rules}
-    )
+    model = marked_model(opening.model or path, pins)
+    return replace(opening, model=model, list_nodes=True, config={**opening.config, RULES: rules})
 
 
 def mark(index: int) -> str:

@@ -20,6 +20,7 @@ from partita.runtime.chain import open_session
 from partita.runtime.feed import Feed
 from partita.runtime.kv_cache import KvCache
 from partita.runtime.model_file import ModelFile, read_model_file
+from partita.runtime.native_log import captured_stderr
 from partita.runtime.observe import Window
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
@@ -138,9 +139,17 @@ class Runner:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End profiling and delete what the sessions left on disk. Facts can be asked for after it."""
+        """End profiling, delete what the sessions left on disk, and free buffers before sessions, which need that order.
+
+        Facts can be asked for after it.
+        """
         for entry in self.graphs:
             entry.window.close()
+        for feed in (self._decode, self._prefill):
+            if feed is not None:
+                feed.binding.release()
+        self.cache.release()
+        for entry in self.graphs:
             entry.session.close()
 
     def __enter__(self) -> Self:
@@ -172,7 +181,8 @@ def load_runner(
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
     models = [checked_model(folder, manifest, graph) for graph in manifest.graph.files]
-    resolutions = resolve(chain, available_ort_names(), options)
+    with captured_stderr():  # some plugin packages write to it when they are imported
+        resolutions = resolve(chain, available_ort_names(), options)
     graphs: list[LoadedGraph] = []
     try:
         for graph, model in zip(manifest.graph.files, models, strict=True):

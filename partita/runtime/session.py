@@ -1,13 +1,12 @@
-"""The boundary to ONNX Runtime's sessions: opening one, bindings, buffers, its exceptions and its evidence.
+"""The boundary to ONNX Runtime's sessions: opening one, its bindings, and its evidence.
 
-With ort_registry.py the only module that imports onnxruntime. Opens a session on exactly the providers it is given and
-keeps everything that ONNX Runtime says about placement; what to do when that fails is up to `chain`. Knows nothing of
-tokens or packages.
+With ort_buffers.py and ort_registry.py the only module that imports onnxruntime. Opens a session on exactly the
+providers it is given and keeps everything that ONNX Runtime says about placement; what to do when that fails is up to
+`chain`. Knows nothing of tokens or packages.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import time
@@ -17,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from partita.partition_reports.facts import AssignedNode
@@ -26,35 +23,11 @@ from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan
 from partita.runtime.native_log import Captured, captured_stderr
-from partita.runtime.ort_errors import buffer_error, run_error
+from partita.runtime.ort_buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
+from partita.runtime.ort_errors import run_error
 from partita.runtime.ort_registry import CPU, STRICT_KEY, preload_libraries, provider_options
 
-HOST_MEMORY = "Cpu"
 INFO, WARNING, FATAL = 1, 2, 4
-ALIGNMENT_BYTES = 64
-ELEMENT_TYPES: dict[str, tuple[int, str]] = {
-    "float32": (1, "float32"),
-    "uint8": (2, "uint8"),
-    "int8": (3, "int8"),
-    "uint16": (4, "uint16"),
-    "int16": (5, "int16"),
-    "int32": (6, "int32"),
-    "int64": (7, "int64"),
-    "bool": (9, "bool"),
-    "float16": (10, "float16"),
-    "float64": (11, "float64"),
-    "uint32": (12, "uint32"),
-    "uint64": (13, "uint64"),
-    "bfloat16": (16, "uint16"),
-}
-"""dtype of a port -> ONNX element type, and the numpy type of the same size that stores it (numpy has no bfloat16)."""
-NATIVE = ort.capi.onnxruntime_pybind11_state
-NATIVE_ERRORS: tuple[type[Exception], ...] = (
-    *(entry for entry in vars(NATIVE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
-    RuntimeError,
-    ValueError,
-)
-"""Everything ONNX Runtime raises: its 15 status classes have no common base of their own."""
 
 
 class NativeFailureError(Exception):
@@ -73,6 +46,8 @@ class Opening:
     """Intra-op threads; None for ONNX Runtime's choice."""
     observe: bool = False
     """Profile the first runs and keep the log at INFO."""
+    quiet: bool = False
+    """With `observe`: keep the log at WARNING all the same."""
     list_nodes: bool = False
     """Also where that needs a session configuration of the provider's own: tell which provider takes which node."""
     strict: bool = False
@@ -94,73 +69,6 @@ class PortInfo:
     """Numbers, names of symbolic sizes, and None where even the name is unknown; empty for what is no tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A tensor that stays where it is for the life of a runner."""
-
-    value: Any
-    """The OrtValue."""
-    array: npt.NDArray[Any] | None
-    """The same memory as numpy sees it; None on a device. bfloat16 shows as uint16."""
-    dtype: str
-    memory: str
-    size_bytes: int
-
-    @property
-    def host(self) -> npt.NDArray[Any]:
-        """The memory as numpy sees it; only for buffers on the host."""
-        if self.array is None:
-            raise ValueError(f"the buffer is in {self.memory} memory, which numpy cannot see")
-        return self.array
-
-    def address(self) -> int:
-        """Address of the first element."""
-        return int(self.value.data_ptr())
-
-    def clear(self) -> None:
-        """Set every byte to zero."""
-        if self.array is not None:
-            self.array.fill(0)
-        else:
-            self.value.update_inplace(host_buffer(tuple(self.value.shape()), self.dtype).value)
-
-
-def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
-    """A zeroed tensor in host memory that numpy and ONNX Runtime share. Pages are taken as they are first written.
-
-    Raises ResourceError when the address space has no room for it.
-    """
-    element, storage = ELEMENT_TYPES[dtype]
-    kind = np.dtype(storage)
-    size = math.prod(shape) * kind.itemsize
-    try:
-        raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
-    except MemoryError as error:
-        raise buffer_error(size, HOST_MEMORY) from error
-    skip = -raw.ctypes.data % ALIGNMENT_BYTES
-    array = raw[skip : skip + size].view(kind).reshape(shape)
-    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
-    return Buffer(value, array, dtype, HOST_MEMORY, size)
-
-
-def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int) -> Buffer:
-    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
-
-    Raises ResourceError when the device has no room for it.
-    """
-    element, storage = ELEMENT_TYPES[dtype]
-    # Memory infos are called Cuda or WebGPU_Buf where devices are called cuda and webgpu.
-    device = memory.partition("_")[0].lower()
-    size = math.prod(shape) * np.dtype(storage).itemsize
-    try:
-        value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, device, device_id)
-    except NATIVE_ERRORS as error:
-        raise buffer_error(size, memory, error) from error
-    buffer = Buffer(value, None, dtype, memory, size)
-    buffer.clear()
-    return buffer
-
-
 class Session:
     """An open ONNX Runtime session and what was seen while it was opened. Close it; it owns a temporary folder."""
 
@@ -174,6 +82,8 @@ class Session:
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.profiling = observe
         self._native, self._folder = native, folder
+        self._keepers: dict[tuple[str, int], Any] = {}
+        self._assigned = assigned_nodes(native)
         self._input_infos = by_name(native.get_inputs(), native.get_input_memory_infos())
         self._output_infos = by_name(native.get_outputs(), native.get_output_memory_infos())
         self.plan = read_plan(plan_path(folder))
@@ -198,19 +108,27 @@ class Session:
     def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
         """A zeroed buffer for the input `name`, in the memory the session wants it in."""
         info = self._input_infos[name]
-        if info.name == HOST_MEMORY:
+        memory = str(info.name)
+        owner = next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
+        if memory == HOST_MEMORY or owner is None:
+            # A memory that no provider's record names is copied into in every run: slower, and right.
             return host_buffer(shape, dtype)
-        return device_buffer(shape, dtype, str(info.name), int(info.device_id))
+        return device_buffer(shape, dtype, memory, int(info.device_id), lambda: self._keeper(owner, dtype, len(shape)))
+
+    def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
+        """A small session on a provider, through which its memory can be had; made once per dtype and rank."""
+        if (dtype, rank) not in self._keepers:
+            options = ort.SessionOptions()
+            options.log_severity_level = FATAL
+            providers = chosen_providers(options, [owner])
+            self._keepers[dtype, rank] = ort.InferenceSession(
+                keeper_model(dtype, rank), options, providers=providers, enable_fallback=0
+            )
+        return self._keepers[dtype, rank]
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
         """Nodes by provider, as of partitioning; None when this build cannot tell."""
-        if not hasattr(self._native, "get_provider_graph_assignment_info"):
-            return None
-        return tuple(
-            AssignedNode(node.name, node.op_type, node.domain, part.ep_name, index)
-            for index, part in enumerate(self._native.get_provider_graph_assignment_info())
-            for node in part.get_nodes()
-        )
+        return self._assigned
 
     def binding(self) -> Binding:
         """A new, empty binding of inputs and outputs to buffers."""
@@ -228,9 +146,26 @@ class Session:
         return text
 
     def close(self) -> None:
-        """End profiling and delete the temporary folder. May be called twice."""
+        """End profiling, delete the temporary folder and let go of the native session. May be called twice.
+
+        Buffers on a device have to be gone by then: a provider may crash when its memory outlives its session (seen
+        with WebGPU, ONNX Runtime 1.27).
+        """
         self.end_profiling()
         self._folder.cleanup()
+        self._keepers.clear()
+        self._native = None
+
+
+def assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
+    """Nodes by provider, from ONNX Runtime's assignment list; None when this build has none."""
+    if not hasattr(native, "get_provider_graph_assignment_info"):
+        return None
+    return tuple(
+        AssignedNode(node.name, node.op_type, node.domain, part.ep_name, index)
+        for index, part in enumerate(native.get_provider_graph_assignment_info())
+        for node in part.get_nodes()
+    )
 
 
 def port_info(port: Any) -> PortInfo:
@@ -292,6 +227,11 @@ class Binding:
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
 
+    def release(self) -> None:
+        """Let go of the native binding and of every buffer; what is known of the buffers stays."""
+        self._io = None
+        self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}
+
     def output_addresses(self) -> dict[str, int]:
         """Where the last run left each output."""
         return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
@@ -311,7 +251,7 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
         options = session_options(folder, active, opening, path.parent)
         with captured_stderr() as captured:
             try:
-                ort.set_default_logger_severity(INFO if opening.observe else WARNING)
+                ort.set_default_logger_severity(log_level(opening))
                 native = ort.InferenceSession(
                     opening.model or path, options, providers=chosen_providers(options, active), enable_fallback=0
                 )
@@ -331,6 +271,11 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     except BaseException:
         folder.cleanup()
         raise
+
+
+def log_level(opening: Opening) -> int:
+    """Severity from which ONNX Runtime's log is kept."""
+    return INFO if opening.observe and not opening.quiet else WARNING
 
 
 def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
@@ -353,7 +298,7 @@ def session_options(
 ) -> Any:
     """Options of one session; `weights` is where the model's external data lies."""
     options = ort.SessionOptions()
-    options.log_severity_level = INFO if opening.observe else WARNING
+    options.log_severity_level = log_level(opening)
     options.intra_op_num_threads = opening.threads or 0
     config = {
         "session.node_partition_config_file": str(plan_path(folder)),

@@ -19,19 +19,26 @@ from partita.errors import GenerationError, PackageError, ProviderError, Resourc
 from partita.package import read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, parse_chain, resolve
-from partita.runtime import ort_errors, session
+from partita.runtime import ort_errors
+from partita.runtime.chain import open_session
 from partita.runtime.native_log import captured_stderr
-from partita.runtime.session import available_providers, device_buffer, host_buffer, open_session
+from partita.runtime.ort_buffers import NATIVE_ERRORS, device_buffer, host_buffer
+from partita.runtime.ort_registry import available_ort_names
 
-CPU = resolve(parse_chain("cpu"), available_providers())
+CPU = resolve(parse_chain("cpu"), available_ort_names())
 CUDA = Provider(
     name="cuda", ort_name="CUDAExecutionProvider", aliases=(), wheels=("onnxruntime-gpu",), device_memory="Cuda",
     preferred_attention="gqa",
 )  # fmt: skip
 NO_CUDA = pytest.mark.skipif(
-    "CUDAExecutionProvider" not in available_providers() or Path("/dev/nvidia0").exists(),
+    "CUDAExecutionProvider" not in available_ort_names() or Path("/dev/nvidia0").exists(),
     reason="needs an ONNX Runtime with CUDA on a machine without",
 )
+
+
+def ours_in(folder: Path) -> list[Path]:
+    """What Partita left in a temporary folder; torch leaves its own there."""
+    return [path for path in folder.iterdir() if path.name.startswith("partita")]
 
 
 def write_model(path: Path, op_type: str, element: int, **attributes) -> Path:
@@ -47,23 +54,23 @@ def write_model(path: Path, op_type: str, element: int, **attributes) -> Path:
 
 def test_an_observed_session_leaves_nothing_in_the_temp_folder(tiny_package, own_temp):
     opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
-    assert list(own_temp.iterdir()), "the profile is being written somewhere else"
+    assert ours_in(own_temp), "the profile is being written somewhere else"
     assert json.loads(opened.end_profiling() or "")
-    assert list(own_temp.iterdir()) == []
+    assert ours_in(own_temp) == []
     opened.close()
     assert opened.end_profiling() is None
 
 
 def test_closing_before_the_window_ends_leaves_nothing(tiny_package, own_temp):
     open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True).close()
-    assert list(own_temp.iterdir()) == []
+    assert ours_in(own_temp) == []
 
 
 def test_a_session_that_cannot_be_opened_leaves_nothing(tmp_path, own_temp):
     (tmp_path / "bad.onnx").write_bytes(b"garbage" * 10)
     with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*export the checkpoint again"):
         open_session(tmp_path / "bad.onnx", CPU, threads=1, observe=True)
-    assert list(own_temp.iterdir()) == []
+    assert ours_in(own_temp) == []
 
 
 def test_nothing_is_written_to_stderr(tiny_package, capfd, open_runner):
@@ -100,11 +107,10 @@ def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runne
 @NO_CUDA
 @pytest.mark.parametrize("observe", [False, True])
 def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_package, own_temp, capfd, observe):
-    with pytest.raises(ProviderError, match=r"CUDAExecutionProvider.*Failed to load library.*lib\w+\.so") as caught:
+    with pytest.raises(ProviderError, match=r"onnx: cuda: library_missing: lib\w+\.so\.\d+: cannot open") as caught:
         open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=observe)
     assert "\n" not in str(caught.value)
-    assert caught.value.__cause__ is not None
-    assert list(own_temp.iterdir()) == []
+    assert ours_in(own_temp) == []
     del caught  # the half-open session goes with the traceback, and would log at that moment
     assert capfd.readouterr().err == ""
 
@@ -116,7 +122,7 @@ def test_falling_back_is_recorded_when_the_chain_allows_it(tiny_package):
     opened.close()
     cuda, cpu = opened.resolutions
     assert (cuda.status, cuda.reason) == ("unavailable", "library_missing")
-    assert "Failed to load library" in (cuda.evidence or "")
+    assert "cannot open shared object file" in (cuda.evidence or "")
     assert cpu.status == "active"
 
 
@@ -124,7 +130,7 @@ def test_a_chain_of_unavailable_providers_says_why(tiny_package):
     missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
     with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
         open_session(
-            tiny_package() / "model.onnx", resolve((missing,), available_providers()), threads=1, observe=False
+            tiny_package() / "model.onnx", resolve((missing,), available_ort_names()), threads=1, observe=False
         )
 
 
@@ -180,7 +186,7 @@ def test_every_exception_class_of_onnx_runtime_is_translated():
     native = onnxruntime.capi.onnxruntime_pybind11_state
     classes = {v for v in vars(native).values() if isinstance(v, type) and issubclass(v, Exception)}
     assert len(classes) >= 15
-    assert classes <= set(session.NATIVE_ERRORS)
+    assert classes <= set(NATIVE_ERRORS)
     known = ort_errors.DAMAGED | ort_errors.PROVIDER_TROUBLE | {ort_errors.NO_KERNEL}
     assert known <= {c.__name__ for c in classes}
 
@@ -199,7 +205,7 @@ def test_errors_of_a_run_are_told_apart(error, expected):
 
 def test_a_buffer_that_no_memory_can_hold_is_a_resource_error():
     with pytest.raises(ResourceError, match=r"buffer of 4,611,686,018,427,387,904 bytes in Cpu memory"):
-        session.host_buffer((1 << 60,), "float32")
+        host_buffer((1 << 60,), "float32")
 
 
 def test_memory_that_runs_out_while_loading_is_a_resource_error():

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from partita.errors import PackageError, UsageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
+from partita.providers.resolve import parse_chain
 from partita.runtime.verify import Comparison, first_difference, replay
 
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
@@ -45,7 +46,7 @@ def reseal(folder):
 )  # fmt: skip
 def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     folder = tiny_package(**spec)
-    found = replay(folder, "cpu", threads=1)
+    found = replay(folder, parse_chain("cpu"), threads=1)
     assert found.status == "verified", found.detail
     _, decoded, _ = answer_sizes(folder)
     assert decoded > 1
@@ -75,7 +76,7 @@ def test_near_ties_are_counted_and_not_compared(package_copy):
         row[best], row[second] = row[second], row[second] + 1e-6
 
     change_answer(folder, tie)
-    found = replay(folder, "cpu", threads=1, tolerance=1.0)
+    found = replay(folder, parse_chain("cpu"), threads=1, tolerance=1.0)
     prompt, decoded, _ = answer_sizes(folder)
     assert found.near_ties == prompt + decoded
     assert all(step.tokens_equal for step in found.steps)
@@ -87,7 +88,7 @@ def test_a_weight_that_changed_is_found_and_the_first_step_named(package_copy):
     values = np.frombuffer(data, np.float32)
     values *= np.float32(1.01)
     (folder / "model.onnx.data").write_bytes(bytes(data))
-    found = replay(folder, "cpu", threads=1)
+    found = replay(folder, parse_chain("cpu"), threads=1)
     assert found.status == "unverified"
     assert found.detail.startswith("first difference in prefill, output logits: max relative error ")
 
@@ -99,7 +100,7 @@ def test_one_decode_step_that_differs_is_named(package_copy):
         tensors["decode_logits"][4] += 0.1
 
     change_answer(folder, shift)
-    found = replay(folder, "cpu", threads=1)
+    found = replay(folder, parse_chain("cpu"), threads=1)
     assert found.status == "unverified"
     assert found.detail.startswith("first difference in decode 5, output logits")
     assert [step.max_rel_error <= 1e-4 for step in found.steps].count(False) == 1
@@ -137,7 +138,7 @@ def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
 
     monkeypatch.setattr(Comparison, "compare", spy)
     runner = open_runner(batch_size=3)
-    replay(runner.folder, "cpu", threads=1)
+    replay(runner.folder, parse_chain("cpu"), threads=1)
     assert set(seen) == {3}
 
 
@@ -145,14 +146,14 @@ def test_a_package_without_a_known_answer_says_so(package_copy):
     folder = package_copy()
     (folder / KNOWN_ANSWER).unlink()
     with pytest.raises(PackageError, match="--no-verify"):
-        replay(folder, "cpu")
+        replay(folder, parse_chain("cpu"))
 
 
 def test_a_damaged_known_answer_is_a_package_error(package_copy):
     folder = package_copy()
     (folder / KNOWN_ANSWER).write_bytes(b"garbage")
     with pytest.raises(PackageError, match="damaged"):
-        replay(folder, "cpu")
+        replay(folder, parse_chain("cpu"))
 
 
 def test_a_known_answer_of_another_model_is_refused(package_copy):
@@ -164,12 +165,12 @@ def test_a_known_answer_of_another_model_is_refused(package_copy):
 
     change_answer(folder, widen)
     with pytest.raises(PackageError, match="not of this package"):
-        replay(folder, "cpu")
+        replay(folder, parse_chain("cpu"))
 
 
 def test_an_unknown_provider_is_a_usage_error(tiny_package):
     with pytest.raises(UsageError, match="unknown provider"):
-        replay(tiny_package(), "quantum")
+        replay(tiny_package(), parse_chain("quantum"))
 
 
 def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
@@ -181,7 +182,7 @@ def test_a_graph_that_is_not_the_manifests_is_refused(package_copy):
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     reseal(folder)
     with pytest.raises(PackageError, match="differ from the manifest: logits, scores"):
-        replay(folder, "cpu")
+        replay(folder, parse_chain("cpu"))
 
 
 def test_a_file_of_another_size_is_refused_before_anything_is_loaded(package_copy):
@@ -189,4 +190,4 @@ def test_a_file_of_another_size_is_refused_before_anything_is_loaded(package_cop
     with (folder / "model.onnx.data").open("ab") as stream:
         stream.write(b"x")
     with pytest.raises(PackageError, match="bytes, the manifest says"):
-        replay(folder, "cpu")
+        replay(folder, parse_chain("cpu"))

@@ -128,7 +128,8 @@ def show_partitions(page: Page, report: Report) -> None:
         )
         page.table((*columns, Column("tensors in", False), Column("tensors out", False)), rows, rest)
         show_crossings(page, phase)
-        page.line(f"Bytes are per run of {phase.name}; only tensors named in the ONNX file; other: other partitions.")
+        runs = "per run" if phase.name == "run" else f"per run of {phase.name}"
+        page.line(f"Bytes are {runs}; only tensors named in the ONNX file; other: other partitions.")
 
 
 def best_observed(phases: Sequence[Phase]) -> Phase:
@@ -208,7 +209,8 @@ def copy_row(copy: Copy) -> tuple[str, ...]:
     """One copy."""
     kind = copy.kind.replace("_", " ")
     way = copy.direction.replace("_", " ")
-    return (kind, way, human_bytes(copy.bytes_per_run), decimals(copy.host_us_per_run, 1e-3), copy.name)
+    name = f"{copy.name}: {copy.tensor}" if copy.tensor else copy.name
+    return (kind, way, human_bytes(copy.bytes_per_run), decimals(copy.host_us_per_run, 1e-3), name)
 
 
 def sum_up_copies(copies: Sequence[Copy]) -> str:

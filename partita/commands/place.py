@@ -1,0 +1,131 @@
+"""`partita place`: which node of any ONNX model runs where, what is copied, and why; also on CUDA without a GPU.
+
+The report is printed and written first; what then ends the command is a run that failed, or a limit that is not met.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import partita.errors as errors
+from partita.commands.chain_options import Target, read_chain_options, say_target
+from partita.commands.place_options import PlaceOptions, check_chain, check_options
+from partita.commands.report_file import check_target
+from partita.commands.run_report import limits_error
+from partita.commands.supervise import supervised
+from partita.commands.terminal import note, stdout_console, write_stdout
+from partita.errors import PartitaError, ProviderError
+from partita.partition_reports.records import Report
+from partita.partition_reports.views import json as json_view
+
+CHILD = "partita.commands.place_child"
+DRY_RUN_SECONDS = 1800.0
+"""A dry run computes nothing on the device, but loading and optimising a large model takes its time."""
+
+
+def run(options: PlaceOptions) -> int:
+    """Place the model, print and write the report; returns the exit code.
+
+    Raises UsageError, PackageError, ReportError, ResourceError, and ProviderError when the chain cannot be honoured or
+    a limit is exceeded.
+    """
+    check_options(options)
+    target = read_chain_options(options.where)
+    check_chain(options, tuple(provider.ort_name for provider in target.chain))
+    if options.report is not None:
+        check_target(options.report, options.model)
+    say_target(target)
+    if options.dry_run:
+        return finish(options, *place_dry(options))
+    return supervised(lambda: place_here(options, target), target)
+
+
+def place_here(options: PlaceOptions, target: Target) -> int:
+    """Place the model in this process."""
+    from partita.commands.place_run import place
+
+    return finish(options, *place(options, target))
+
+
+def finish(options: PlaceOptions, report: Report, error: PartitaError | None) -> int:
+    """Write and print the report, then say what went wrong. Raises `error`, or ProviderError for a limit."""
+    for entry in report.chain:
+        if entry.status != "active":
+            note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
+    if options.report is not None:
+        json_view.write(report, options.report)
+    if options.as_json:
+        write_stdout(json_view.to_text(report))
+    else:
+        from partita.partition_reports.views import text
+
+        text.render(report, stdout_console())
+    if options.report is not None:
+        note(f"report: {options.report} (see it with: partita report show {options.report})")
+    if error is not None and not options.dry_run:
+        raise error
+    over = limits_error(report)
+    if over is not None:
+        raise over
+    return 0
+
+
+def place_dry(options: PlaceOptions) -> tuple[Report, PartitaError | None]:
+    """Place the model over stand-in CUDA libraries, in a child process.
+
+    Raises ProviderError when they cannot be built or the child crashes or hangs, and whatever the child raises.
+    """
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.standins import (
+        child_environment,
+        prepare,
+        provider_library,
+        runtime_version,
+    )
+    from partita.runtime.child_process import run_children
+
+    played = device(DEFAULT_DEVICE if options.device is None else options.device)
+    library = provider_library()
+    stand_ins = prepare(library)
+    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+        path = Path(folder) / "report.json"
+        request = {
+            "options": options.to_json(),
+            "report": str(path),
+            "played": {
+                "device": played.key,
+                "device_name": played.name,
+                "compute_capability": ".".join(map(str, played.capability)),
+                "memory_bytes": played.memory_bytes,
+                "multiprocessors": played.multiprocessors,
+                "provider_library": library.name,
+                "onnxruntime_version": runtime_version(library),
+                "cuda_version": stand_ins.cuda_version,
+            },
+        }
+        (outcome,) = run_children(
+            CHILD,
+            [request],
+            timeout_seconds=DRY_RUN_SECONDS,
+            environment=child_environment(stand_ins, played, os.environ),
+        )
+        if outcome.result is None:
+            last = outcome.log[-1] if outcome.log else "it said nothing"
+            raise ProviderError(
+                f"{options.model}: dry run: initialisation_failed: the process was {outcome.ended}; last line: {last}"
+            )
+        raise_error(outcome.result.get("error"))
+        failed = outcome.result.get("failed")
+        return json_view.read(path), errors.GenerationError(failed) if failed else None
+
+
+def raise_error(told: dict[str, str] | None) -> None:
+    """Raise what the child raised, as the class it was."""
+    if told is None:
+        return
+    kind = getattr(errors, told["type"], PartitaError)
+    if kind is ProviderError:
+        raise ProviderError(told["text"], details=told.get("details", ""))
+    raise kind(told["text"])

@@ -1,0 +1,76 @@
+"""The child process of a dry run: `python -m partita.commands.place_child`, JSON in, JSON lines out.
+
+Its environment points the loader at stand-in libraries, which may end it in any way they like: the parent reads that as
+a finding. The report goes to a file that the parent names, because a report can be large.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+NOT_REAL = (
+    "values: memory of the device reads as zeros, so no output means anything",
+    "times: nothing is computed on a device, so none is given",
+    "sizes that follow from values: unknown, and marked so",
+    "memory use, and what depends on how much memory is free",
+    "the device profile: it answers questions about the device, on which no placement was seen to depend",
+)
+
+
+def main() -> None:
+    """Read the request, place the model, write the report, and leave without running anybody's destructors."""
+    request = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
+    result = answer(request)
+    out.write(json.dumps({"result": result}) + "\n")
+    out.flush()
+    os._exit(0)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What came of it: an error of ours as data, or the sentence on a run that failed, or nothing to say."""
+    from partita.errors import PartitaError
+
+    try:
+        failed = place_dry(request)
+    except PartitaError as error:
+        details = getattr(error, "details", "")
+        return {"error": {"type": type(error).__name__, "text": str(error), "details": details}}
+    except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
+        return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
+    return {"error": None, "failed": failed}
+
+
+def place_dry(request: dict[str, Any]) -> str:
+    """Prove that the stand-ins are in place, place the model, write the report; why a run failed, or nothing."""
+    from partita.commands.chain_options import read_chain_options
+    from partita.commands.place_options import from_json
+    from partita.commands.place_run import place
+    from partita.errors import ProviderError
+    from partita.partition_reports.records import DryRunFacts
+    from partita.partition_reports.views import json as json_view
+    from partita.providers.cuda_dry_run.standins import ensure_child
+
+    build = ensure_child()
+    options = from_json(request["options"])
+    played = DryRunFacts(**{**request["played"], "stand_ins": build, "not_real": NOT_REAL, "graph_capture": None})
+    report, error = place(options, read_chain_options(options.where), played)
+    ensure_child()  # what the session loaded is still the same
+    first = report.chain[0]
+    if first.status != "active":
+        raise ProviderError(
+            f"dry run: {first.provider} did not start over the stand-ins: {first.reason}: {first.evidence}"
+        )
+    json_view.write(report, Path(request["report"]))
+    return str(error) if error is not None else ""
+
+
+if __name__ == "__main__":
+    main()

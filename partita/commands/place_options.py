@@ -1,0 +1,79 @@
+"""What `partita place` can be asked, and the checks that need nothing loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from partita.commands.chain_options import ChainOptions
+from partita.errors import UsageError
+from partita.partition_reports.limits import Limits
+
+MAX_RUNS = 1000
+RUNS = 3
+CUDA = "CUDAExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceOptions:
+    """Everything `partita place` was asked."""
+
+    model: Path
+    """An ONNX file, or the folder of a package."""
+    where: ChainOptions
+    shapes: tuple[str, ...] = ()
+    runs: int = RUNS
+    """Session runs per phase."""
+    report: Path | None = None
+    as_json: bool = False
+    limits: Limits = Limits()
+    dry_run: bool = False
+    device: str | None = None
+    """Device profile of a dry run; None for the default one."""
+    graph_capture: bool = False
+
+    @property
+    def is_package(self) -> bool:
+        """A folder is taken for a package."""
+        return self.model.is_dir()
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as JSON values, for a child process."""
+        return {**asdict(self), "model": str(self.model.resolve()), "report": None}
+
+
+def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
+    """The options that `to_json` wrote."""
+    where = {name: tuple(value) if isinstance(value, list) else value for name, value in raw["where"].items()}
+    given = {
+        **raw,
+        "model": Path(raw["model"]),
+        "where": ChainOptions(**where),
+        "shapes": tuple(raw["shapes"]),
+        "limits": Limits(**raw["limits"]),
+    }
+    return PlaceOptions(**{field.name: given[field.name] for field in fields(PlaceOptions)})
+
+
+def check_options(options: PlaceOptions) -> None:
+    """Check what can be checked without a provider. Raises UsageError."""
+    if not 1 <= options.runs <= MAX_RUNS:
+        raise UsageError(f"--runs is {options.runs}; it must be between 1 and {MAX_RUNS:,}")
+    if options.is_package and options.shapes:
+        raise UsageError("--shape is for ONNX files; the sizes of a package are in its manifest")
+    for flag, given in (("--device", options.device is not None), ("--graph-capture", options.graph_capture)):
+        if given and not options.dry_run:
+            raise UsageError(f"{flag} is part of a dry run; add --dry-run")
+    if options.dry_run and options.where.provider is None:
+        raise UsageError("--dry-run needs --provider cuda, or cuda,cpu: only CUDA can be placed without its device")
+
+
+def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:
+    """Check what depends on the chain, given by ONNX Runtime's names. Raises UsageError."""
+    from partita.partition_reports.limits import check_limits
+
+    check_limits(options.limits, chain)
+    if options.dry_run and chain[0] != CUDA:
+        raise UsageError(f"--dry-run is for CUDA: --provider has to begin with cuda, not with {chain[0]}")

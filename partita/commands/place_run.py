@@ -1,0 +1,115 @@
+"""Places one model in this process and makes the report: what `partita place` and its dry-run child have in common."""
+
+from __future__ import annotations
+
+from partita.commands.chain_options import Target
+from partita.commands.place_options import PlaceOptions
+from partita.commands.run_report import Asked, join, package_facts
+from partita.errors import PartitaError
+from partita.package import read_manifest, sha256_of
+from partita.partition_reports.graph_capture import WHY_COPY, blocking_nodes
+from partita.partition_reports.limits import repeated_phase
+from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, PackageFacts, Report
+from partita.partition_reports.wording import plural
+from partita.runtime.inputs import Shape, input_shapes
+from partita.runtime.onnx_model import OnnxModel, read_onnx
+from partita.runtime.pins import parse_pins
+from partita.runtime.place import (
+    Attempt,
+    Placed,
+    Where,
+    package_models,
+    place_model,
+    place_package,
+    try_capture,
+    with_shapes,
+)
+
+CAPTURE_OPTION = "enable_cuda_graph"
+
+
+def place(
+    options: PlaceOptions, target: Target, played: DryRunFacts | None = None
+) -> tuple[Report, PartitaError | None]:
+    """Open, run, report. The second value is why a run failed, which takes nothing from the report.
+
+    `played`: the device of a dry run. Raises PackageError, UsageError, ProviderError, ResourceError.
+    """
+    pins = parse_pins(target.pins, target.chain)
+    where = Where(target.chain, target.options, pins, options.where.threads, options.runs)
+    package: PackageFacts | None = None
+    model: ModelFacts | None = None
+    models: dict[str, OnnxModel] = {}
+    shapes: dict[str, dict[str, Shape]] = {}
+    if options.is_package:
+        manifest = read_manifest(options.model)
+        placed = place_package(options.model, where)
+        package = package_facts(options.model, manifest)
+        if played is not None:
+            models = package_models(options.model, placed.facts)
+    else:
+        opened = read_onnx(options.model)
+        sizes = input_shapes(opened.inputs, options.shapes)
+        placed = place_model(opened, sizes, where)
+        model = model_facts(opened, sizes)
+        models, shapes = {options.model.name: opened}, {options.model.name: sizes}
+    facts = placed.facts
+    if played is not None:
+        facts = with_shapes(facts, models, shapes)
+    report = join(facts, placed.resolutions, asked(options, target), package=package, model=model, played=played)
+    if played is not None and options.graph_capture:
+        report = with_capture(report, options, placed, models)
+    return report, placed.error
+
+
+def asked(options: PlaceOptions, target: Target) -> Asked:
+    """What the report repeats of the request."""
+    given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
+    lists = {"shape": options.shapes, "pin": target.pins, "provider-library": options.where.provider_libraries}
+    given |= {name: " ".join(texts) for name, texts in lists.items() if texts}
+    return Asked(
+        verb="place",
+        chain=tuple(provider.ort_name for provider in target.chain),
+        chain_source=target.source,
+        options=given,
+        threads=options.where.threads,
+        runs=options.runs,
+        limits=options.limits,
+    )
+
+
+def model_facts(model: OnnxModel, shapes: dict[str, Shape]) -> ModelFacts:
+    """What a report says of an ONNX file."""
+    return ModelFacts(
+        file=model.path.name,
+        sha256=sha256_of(model.path),
+        data_files=model.data_files,
+        ir_version=model.proto.ir_version,
+        opsets=dict(model.opsets),
+        nodes=len(model.nodes),
+        inputs=tuple(ModelInput(name=port.name, dtype=port.dtype, shape=shapes[port.name]) for port in model.inputs),
+    )
+
+
+def with_capture(report: Report, options: PlaceOptions, placed: Placed, models: dict[str, OnnxModel]) -> Report:
+    """The report with the verdict on graph capture, one per ONNX file."""
+    assert report.dry_run is not None
+    verdicts = tuple(
+        judge(report, try_capture(model, placed.resolutions, CAPTURE_OPTION, options.where.threads))
+        for model in models.values()
+    )
+    return report.model_copy(update={"dry_run": report.dry_run.model_copy(update={"graph_capture": verdicts})})
+
+
+def judge(report: Report, attempt: Attempt) -> GraphCapture:
+    """Whether a session would be captured: ONNX Runtime has to open it, and nothing may be copied in its runs.
+
+    ONNX Runtime looks for nodes outside the device and for control flow, not for the copies that it inserts later.
+    """
+    phase = repeated_phase([phase for phase in report.phases if phase.file == attempt.file])
+    blocking = blocking_nodes(phase, report.chain[0].provider)
+    copies = sum(node.why == WHY_COPY for node in blocking)
+    evidence = attempt.said
+    if attempt.opened and copies:
+        evidence = f"ONNX Runtime would open the session, but {plural(copies, 'Memcpy node')} cannot be captured"
+    return GraphCapture(file=attempt.file, accepted=attempt.opened and not copies, evidence=evidence, blocking=blocking)

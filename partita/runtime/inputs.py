@@ -1,0 +1,166 @@
+"""Inputs for a model that nobody has data for: sizes from `--shape`, values by type, the same ones every time.
+
+Values are harmless rather than likely: floats are small random numbers, integers are zeros, because they may be
+indices, and ones where the name says mask or length. Which branch of an If is taken depends on them, placement does
+not.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import UsageError
+from partita.partition_reports.wording import listing
+from partita.runtime.onnx_model import ModelPort
+
+SEED = 0
+SCALE = 0.1
+LARGEST_BYTES = 1 << 40
+FLAG = "--shape"
+FLOATS = {"float16": "float16", "float32": "float32", "float64": "float64", "bfloat16": "uint16"}
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
+Shape = tuple[int, ...]
+
+
+def input_shapes(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, Shape]:
+    """The shape of every input, from what the file declares and the user's `NAME=SIZES` texts.
+
+    NAME is an input, or a symbolic size that inputs share. Raises UsageError when a text is not of that form, names
+    nothing, has the wrong number of sizes or contradicts the file or another text, when a size is still missing, and
+    for an input that cannot be generated.
+    """
+    for port in ports:
+        check_kind(port)
+    by_name = {port.name: port for port in ports}
+    symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
+    shapes: dict[str, Shape] = {}
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, numbers = split_text(text)
+        if name in by_name:
+            if name in shapes:
+                raise UsageError(f"{FLAG} {text}: {name} is given twice; give it once")
+            shapes[name] = checked_shape(text, by_name[name], numbers)
+        elif name in symbols:
+            if len(numbers) != 1:
+                raise UsageError(f"{FLAG} {text}: {name} is one symbolic size, not an input; give one number")
+            settle(text, sizes, name, numbers[0])
+        else:
+            raise UsageError(
+                f"{FLAG} {text}: {name!r} is neither an input nor a symbolic size; {known(ports, symbols)}"
+            )
+    for name, shape in shapes.items():
+        for declared, size in zip(by_name[name].shape or (), shape, strict=False):
+            if isinstance(declared, str):
+                settle(f"{name}={','.join(map(str, shape))}", sizes, declared, size)
+    for port in ports:
+        found = resolved(port, sizes)
+        if port.name not in shapes and found is not None:
+            shapes[port.name] = found
+    missing = [port for port in ports if port.name not in shapes]
+    if missing:
+        raise UsageError(ask_for(missing, sizes))
+    return {port.name: shapes[port.name] for port in ports}
+
+
+def check_kind(port: ModelPort) -> None:
+    """Raise UsageError for an input whose values cannot be generated."""
+    if port.kind != "tensor":
+        raise UsageError(f"input {port.name!r} is a {port.kind}: only inputs that are tensors can be generated")
+    if port.dtype not in (*FLOATS, *INTEGERS, "bool"):
+        raise UsageError(f"input {port.name!r} is a tensor of {port.dtype}, for which no values can be generated")
+
+
+def split_text(text: str) -> tuple[str, Shape]:
+    """Name and sizes of `NAME=1,3,224`; `NAME=` is a scalar. The name may hold equals signs, the sizes may not."""
+    name, equals, listed = text.rpartition("=")
+    if not equals or not name:
+        raise UsageError(f"{FLAG} {text}: write NAME=SIZES, e.g. {FLAG} x=1,3,224,224 or {FLAG} batch=1")
+    words = [word.strip() for word in listed.split(",")] if listed.strip() else []
+    try:
+        numbers = tuple(int(word) for word in words)
+    except ValueError as error:
+        raise UsageError(f"{FLAG} {text}: {listed!r} is no list of sizes; write e.g. 1,3,224,224") from error
+    if any(number < 1 for number in numbers):
+        raise UsageError(f"{FLAG} {text}: a size must be 1 or more")
+    return name, numbers
+
+
+def checked_shape(text: str, port: ModelPort, numbers: Shape) -> Shape:
+    """The shape, when the file allows it."""
+    if port.shape is None:
+        return numbers
+    if len(numbers) != len(port.shape):
+        raise UsageError(
+            f"{FLAG} {text}: {port.name} is {port.declared}, which takes {len(port.shape)} sizes, not {len(numbers)}"
+        )
+    for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
+        if isinstance(declared, int) and declared != number:
+            raise UsageError(f"{FLAG} {text}: size {position} of {port.name} is fixed to {declared} in the file")
+    return numbers
+
+
+def settle(text: str, sizes: dict[str, int], name: str, size: int) -> None:
+    """Note what a symbolic size is. Raises UsageError when it is something else already."""
+    if sizes.setdefault(name, size) != size:
+        raise UsageError(f"{FLAG} {text}: {name} is {sizes[name]} by another {FLAG}; one symbolic size has one value")
+
+
+def resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
+    """The shape of an input once symbolic sizes are known; None when some size is still missing."""
+    if port.shape is None:
+        return None
+    found = [sizes.get(size) if isinstance(size, str) else size for size in port.shape]
+    return None if None in found else tuple(size for size in found if size is not None)
+
+
+def ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> str:
+    """One line: inputs without sizes, and an example to copy."""
+    listed = "; ".join(f"{port.name} {port.declared}" for port in missing)
+    flags: dict[str, None] = {}
+    for port in missing:
+        if port.shape is not None and None not in port.shape:
+            flags |= dict.fromkeys(f"{s}=1" for s in port.shape if isinstance(s, str) and s not in sizes)
+        else:
+            example = ",".join(str(s) if isinstance(s, int) else str(sizes.get(s or "", 1)) for s in port.shape or (1,))
+            flags[f"{port.name}={example}"] = None
+    example = " ".join(f"{FLAG} {quoted(flag)}" for flag in flags)
+    return f"{len(missing)} inputs need sizes: {listed}; give them, e.g.: {example}".replace(
+        "1 inputs need", "1 input needs"
+    )
+
+
+def quoted(flag: str) -> str:
+    """The text as a shell takes it."""
+    return flag if re.fullmatch(r"[\w./:=,@%+-]+", flag) else "'" + flag.replace("'", "'\\''") + "'"
+
+
+def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
+    """What --shape can name."""
+    inputs = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}" if ports else "it has no inputs"
+    return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
+
+
+def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """Values for one input; bfloat16 as the uint16 that stores it. Raises UsageError when they would fill no memory."""
+    width = np.dtype(FLOATS.get(port.dtype, port.dtype)).itemsize
+    if math.prod(shape) * width > LARGEST_BYTES:
+        raise UsageError(
+            f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; give smaller sizes"
+        )
+    if port.dtype == "bool":
+        return np.ones(shape, np.bool_)
+    if port.dtype in INTEGERS:
+        return (np.ones if ONES.search(port.name) else np.zeros)(shape, port.dtype)
+    values = rng.standard_normal(shape, dtype=np.float32) * np.float32(SCALE)
+    values = np.asarray(values, np.float32)
+    if port.dtype == "bfloat16":  # the upper half of a float32
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(port.dtype)

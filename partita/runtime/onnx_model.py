@@ -1,0 +1,282 @@
+"""Any ONNX model: read and checked before ONNX Runtime sees it, and every node with a name of its own.
+
+ONNX Runtime refuses a graph with two nodes of one name, and calls nodes without a name by another name in each of its
+sources. So nodes that need it get a name, in a copy in memory; the file stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.errors import PackageError
+from partita.package import inside
+from partita.partition_reports.facts import GraphNode
+from partita.partition_reports.wording import plural
+from partita.runtime.model_file import all_tensors, graph_node
+
+if TYPE_CHECKING:
+    import onnx
+
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+AGAIN = "get the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPort:
+    """An input of the main graph, as the file declares it."""
+
+    name: str
+    kind: str
+    """What it holds: tensor, sequence, optional, map, sparse tensor; unknown when the file does not say."""
+    dtype: str
+    """Element type in ONNX's spelling, e.g. float32; of a tensor only."""
+    shape: tuple[int | str | None, ...] | None
+    """Fixed sizes, names of symbolic ones, None for those without a name; None as a whole when the rank is unknown."""
+
+    @property
+    def declared(self) -> str:
+        """Type and shape for people: `float32[batch,3,?,?]`."""
+        if self.shape is None:
+            return f"{self.dtype}, of unknown rank"
+        return f"{self.dtype}[{','.join('?' if size is None else str(size) for size in self.shape)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxModel:
+    """Structure of one ONNX file."""
+
+    path: Path
+    proto: onnx.ModelProto
+    """With the names that nodes were given; weights outside the file are not in it."""
+    renamed: bool
+    """Some nodes were given names: what ONNX Runtime opens has to be `proto`, not the file."""
+    nodes: tuple[GraphNode, ...]
+    """Of the main graph."""
+    inputs: tuple[ModelPort, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+    """Tensors of the main graph whose values stand in the file."""
+    opsets: Mapping[str, int]
+    data_files: tuple[str, ...]
+    weight_bytes: int
+    notes: tuple[str, ...]
+    """What cannot be told apart or joined, one sentence each."""
+
+    def to_bytes(self) -> bytes | None:
+        """The model to open in place of the file; None when the file is good as it is."""
+        return self.proto.SerializeToString() if self.renamed else None
+
+
+def read_onnx(path: Path) -> OnnxModel:
+    """Read and check the ONNX file `path`; weights that lie outside of it stay on disk.
+
+    Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
+    """
+    proto = parse(path)
+    check_data_files(proto, path)
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
+    named, notes = name_nodes(proto.graph)
+    return OnnxModel(
+        path=path,
+        proto=proto,
+        renamed=named > 0,
+        nodes=tuple(graph_node(node) for node in proto.graph.node),
+        inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
+        outputs=tuple(port.name for port in proto.graph.output),
+        constants=frozenset(initializers).union(
+            output for node in proto.graph.node if node.op_type == "Constant" for output in node.output
+        ),
+        opsets={entry.domain: entry.version for entry in proto.opset_import},
+        data_files=tuple(sorted(set(data_locations(proto)))),
+        weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
+        notes=(*notes, *structure_notes(proto)),
+    )
+
+
+def parse(path: Path) -> onnx.ModelProto:
+    """The protobuf message in the file. Raises PackageError when there is none."""
+    import onnx
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        if path.is_dir():
+            raise PackageError(
+                f"{path}: a folder without a manifest.json, so no package; name an ONNX file or a package"
+            )
+        size = path.stat().st_size
+        if size > PROTOBUF_LIMIT_BYTES:
+            raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights beside it")
+        proto = onnx.ModelProto.FromString(path.read_bytes())
+    except FileNotFoundError as error:
+        raise PackageError(f"{path}: no such file; name an ONNX file or a package") from error
+    except OSError as error:
+        raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except DecodeError as error:
+        raise PackageError(f"{path}: not an ONNX file, or cut off: it cannot be parsed; {AGAIN}") from error
+    if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
+        raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")
+    if not proto.graph.node:
+        raise PackageError(f"{path}: its graph has no nodes, so there is nothing to place")
+    return proto
+
+
+def check_data_files(proto: onnx.ModelProto, path: Path) -> None:
+    """Raise PackageError when weights outside the file are missing, or lie outside its folder."""
+    for location in sorted(set(data_locations(proto))):
+        try:
+            data = inside(path.parent, location)
+        except PackageError as error:
+            raise PackageError(
+                f"{path}: its weights file {location!r} lies outside the model's folder; refusing to follow it"
+            ) from error
+        if not data.is_file():
+            raise PackageError(f"{path}: its weights file {location!r} is missing; put it beside the model")
+
+
+def data_locations(proto: onnx.ModelProto) -> Iterator[str]:
+    """Files that hold tensors, by the name that the model uses."""
+    for tensor in all_tensors(proto):
+        yield from (entry.value for entry in tensor.external_data if entry.key == "location")
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """Bytes of a stored tensor; 0 for strings and for an attribute that holds none."""
+    import math
+
+    import onnx
+
+    try:
+        width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except (KeyError, TypeError, ValueError):
+        return 0
+    return (
+        0
+        if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+        else width * math.prod(tensor.dims)
+    )
+
+
+def read_port(port: onnx.ValueInfoProto) -> ModelPort:
+    """One graph input."""
+    import onnx
+
+    kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
+    if kind != "tensor":
+        return ModelPort(port.name, kind, kind, None)
+    tensor = port.type.tensor_type
+    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower() if tensor.elem_type else "unknown"
+    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    if not tensor.HasField("shape"):
+        return ModelPort(port.name, kind, dtype, None)
+    return ModelPort(port.name, kind, dtype, tuple(read_size(size) for size in tensor.shape.dim))
+
+
+def read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    """A size of a shape. Negative ones are how some exporters write that they do not know."""
+    if size.HasField("dim_value"):
+        return size.dim_value if size.dim_value >= 0 else None
+    return size.dim_param or None
+
+
+def name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
+    """Give every node of the graph and its bodies a name that no other has; how many got one, and what to say of it."""
+    nodes = list(all_nodes(graph))
+    taken = {node.name for node in nodes}
+    seen: set[str] = set()
+    nameless = repeated = 0
+    for position, node in enumerate(nodes):
+        if node.name and node.name not in seen:
+            seen.add(node.name)
+            continue
+        nameless += not node.name
+        repeated += bool(node.name)
+        node.name = free_name(f"{node.name or node.op_type}_{position}", taken)
+        taken.add(node.name)
+        seen.add(node.name)
+    notes = []
+    if nameless:
+        notes.append(f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here")
+    if repeated:
+        notes.append(f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here")
+    return nameless + repeated, tuple(notes)
+
+
+def free_name(wanted: str, taken: Iterable[str]) -> str:
+    """`wanted`, or with as many underscores as make it unique."""
+    while wanted in taken:
+        wanted += "_"
+    return wanted
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a graph, then those of the bodies in it; the main graph comes first as a whole."""
+    yield from graph.node
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from all_nodes(body)
+
+
+def structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """What of the model ONNX Runtime's sources cannot be joined with the file."""
+    notes = []
+    holders = [node.name for node in proto.graph.node if node.op_type in CONTROL_FLOW]
+    if holders:
+        inner = sum(1 for _ in all_nodes(proto.graph)) - len(proto.graph.node)
+        notes.append(
+            f"{plural(inner, 'node')} in bodies of control flow count as part of the {plural(len(holders), 'node')} "
+            "that holds them: the plan has no nodes of bodies"
+        )
+    functions = {(function.domain, function.name) for function in proto.functions}
+    calls = sum((node.domain, node.op_type) in functions for node in proto.graph.node)
+    if calls:
+        notes.append(
+            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime puts the function's nodes in their "
+            "place, under names of its own, which cannot be joined with the file"
+        )
+    return tuple(notes)
+
+
+def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+    """Tensors of the main graph whose whole shape follows from the shapes of the inputs, by ONNX's shape inference.
+
+    Where inference fails, only what the file itself declares is known.
+    """
+    import onnx
+
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for port in copy.graph.input:
+        if port.name in inputs:
+            del port.type.tensor_type.shape.dim[:]
+            for size in inputs[port.name]:
+                port.type.tensor_type.shape.dim.add().dim_value = size
+    for port in (*copy.graph.output, *copy.graph.value_info):
+        forget_symbols(port)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(copy, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        inferred = copy
+    ports = (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info)
+    declared = frozenset(port.name for port in ports if is_fixed(port))
+    return declared.union(tensor.name for tensor in proto.graph.initializer)
+
+
+def forget_symbols(port: onnx.ValueInfoProto) -> None:
+    """Drop the names of symbolic sizes, with which inference would be content."""
+    if port.type.WhichOneof("value") == "tensor_type":
+        for size in port.type.tensor_type.shape.dim:
+            if size.HasField("dim_param"):
+                size.ClearField("dim_param")
+
+
+def is_fixed(port: onnx.ValueInfoProto) -> bool:
+    """True when every size is a number."""
+    if port.type.WhichOneof("value") != "tensor_type" or not port.type.tensor_type.HasField("shape"):
+        return False
+    return all(size.HasField("dim_value") for size in port.type.tensor_type.shape.dim)

@@ -1,0 +1,141 @@
+"""Tensors that stay where they are: in host memory that numpy shares, or in a device's memory.
+
+Imports onnxruntime, for its OrtValue. Knows the ways to get device memory out of ONNX Runtime's Python package, which
+differ by version and provider; does not know what a buffer is for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from partita.runtime.ort_errors import buffer_error
+
+HOST_MEMORY = "Cpu"
+ALIGNMENT_BYTES = 64
+ELEMENT_TYPES: dict[str, tuple[int, str]] = {
+    "float32": (1, "float32"),
+    "uint8": (2, "uint8"),
+    "int8": (3, "int8"),
+    "uint16": (4, "uint16"),
+    "int16": (5, "int16"),
+    "int32": (6, "int32"),
+    "int64": (7, "int64"),
+    "bool": (9, "bool"),
+    "float16": (10, "float16"),
+    "float64": (11, "float64"),
+    "uint32": (12, "uint32"),
+    "uint64": (13, "uint64"),
+    "bfloat16": (16, "uint16"),
+}
+"""dtype of a port -> ONNX element type, and the numpy type of the same size that stores it (numpy has no bfloat16)."""
+NATIVE = ort.capi.onnxruntime_pybind11_state
+NATIVE_ERRORS: tuple[type[Exception], ...] = (
+    *(entry for entry in vars(NATIVE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
+    RuntimeError,
+    ValueError,
+)
+"""Everything ONNX Runtime raises: its 15 status classes have no common base of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor that stays where it is for the life of a runner."""
+
+    value: Any
+    """The OrtValue."""
+    array: npt.NDArray[Any] | None
+    """The same memory as numpy sees it; None on a device. bfloat16 shows as uint16."""
+    dtype: str
+    memory: str
+    size_bytes: int
+    keeps: Any = field(default=None, repr=False)
+    """What has to live as long as the memory."""
+
+    @property
+    def host(self) -> npt.NDArray[Any]:
+        """The memory as numpy sees it; only for buffers on the host."""
+        if self.array is None:
+            raise ValueError(f"the buffer is in {self.memory} memory, which numpy cannot see")
+        return self.array
+
+    def released(self) -> Buffer:
+        """The buffer without its memory: what is known of it stays."""
+        return replace(self, value=None, array=None, keeps=None)
+
+    def address(self) -> int:
+        """Address of the first element."""
+        return int(self.value.data_ptr())
+
+    def clear(self) -> None:
+        """Set every byte to zero."""
+        if self.array is not None:
+            self.array.fill(0)
+            return
+        zeros = host_buffer(tuple(self.value.shape()), self.dtype)
+        if hasattr(ort, "copy_tensors"):
+            ort.copy_tensors([zeros.value], [self.value])
+        else:
+            self.value.update_inplace(zeros.array)
+
+
+def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
+    """A zeroed tensor in host memory that numpy and ONNX Runtime share. Pages are taken as they are first written.
+
+    Raises ResourceError when the address space has no room for it.
+    """
+    element, storage = ELEMENT_TYPES[dtype]
+    kind = np.dtype(storage)
+    size = math.prod(shape) * kind.itemsize
+    try:
+        raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    except MemoryError as error:
+        raise buffer_error(size, HOST_MEMORY) from error
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    array = raw[skip : skip + size].view(kind).reshape(shape)
+    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
+    return Buffer(value, array, dtype, HOST_MEMORY, size)
+
+
+def device_buffer(
+    shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]
+) -> Buffer:
+    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
+
+    `keeper` opens a session of `keeper_model` on the provider of that memory: the way to get memory of a provider that
+    the Python package has no name for. Raises ResourceError when the device has no room for it.
+    """
+    element, storage = ELEMENT_TYPES[dtype]
+    size = math.prod(shape) * np.dtype(storage).itemsize
+    try:
+        if memory == "Cuda":
+            value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, "cuda", device_id)
+            buffer = Buffer(value, None, dtype, memory, size)
+            buffer.clear()
+            return buffer
+        session = keeper()
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", host_buffer(shape, dtype).value)
+        binding.bind_output("y", "gpu", device_id)
+        session.run_with_iobinding(binding)
+        return Buffer(binding.get_outputs()[0], None, dtype, memory, size, keeps=session)
+    except NATIVE_ERRORS as error:
+        raise buffer_error(size, memory, error) from error
+
+
+def keeper_model(dtype: str, rank: int) -> bytes:
+    """A model whose one node, x + x, leaves a tensor on the device: zeros for zeros."""
+    import onnx
+
+    element = ELEMENT_TYPES[dtype][0]
+    sizes = [f"d{axis}" for axis in range(rank)]
+    ports = [onnx.helper.make_tensor_value_info(name, element, sizes) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "keeper", ports[:1], ports[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    return bytes(model.SerializeToString())

@@ -1,0 +1,276 @@
+"""Opens any ONNX model or package, runs it a few times on generated inputs, and keeps what is seen: facts for a report.
+
+No generation loop: a package's graphs run on dummy token ids, another model on generated inputs that lie in host
+memory, as a caller's numpy arrays would. A run that fails does not lose what the opening of the session has told.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
+from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.partition_reports.partitions import ELEMENT_BYTES
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution, resolve
+from partita.runtime.chain import open_session
+from partita.runtime.evidence import parse_profile
+from partita.runtime.feed import Feed
+from partita.runtime.inputs import SEED, Shape, make_values
+from partita.runtime.onnx_model import OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.ort_errors import one_line
+from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.pins import Pin
+from partita.runtime.process import peak_rss_bytes, rss_bytes
+from partita.runtime.run_facts import run_facts
+from partita.runtime.runner import Runner, Step, load_runner
+from partita.runtime.session import (
+    HOST_MEMORY,
+    Binding,
+    NativeFailureError,
+    Opening,
+    Session,
+    host_buffer,
+    open_native,
+)
+
+PHASE = "run"
+PREFILL_TOKENS = 16
+"""Dummy prompt of a package, where its graph takes any number of tokens."""
+DUMMY_TOKEN = 0
+RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a model is to run, and how often."""
+
+    chain: tuple[Provider, ...]
+    options: Mapping[str, Mapping[str, str]]
+    """Provider options by provider name."""
+    pins: tuple[Pin, ...]
+    threads: int | None
+    runs: int
+    """Session runs per phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What was seen."""
+
+    facts: RunFacts
+    resolutions: tuple[Resolution, ...]
+    """What became of each provider of the chain."""
+    error: PartitaError | None
+    """Why a run failed; the facts hold what was known until then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Whether ONNX Runtime opened a session for graph capture."""
+
+    file: str
+    opened: bool
+    said: str
+
+
+def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
+    """Open a model on the chain and run it on generated inputs of these shapes.
+
+    Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
+    ResourceError when memory runs out.
+    """
+    before = rss_bytes()
+    renamed = model.to_bytes()
+    resolutions = resolve(where.chain, available_ort_names(), where.options)
+    session = open_session(
+        model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed
+    )  # fmt: skip
+    with closing(session):
+        after = rss_bytes()
+        binding = session.binding()
+        seconds, error = run_model(model, shapes, binding, where.runs)
+        facts = RunFacts(
+            sessions=(model_session_facts(model, shapes, session, binding, len(seconds)),),
+            states=(),
+            steps=tuple(StepFact(PHASE, 0, value, 0.0, observed=True) for value in seconds),
+            memory=MemoryFacts(model.weight_bytes, 0, before, after, max(peak_rss_bytes(), before, after)),
+            tokenizer_load_seconds=0.0,
+            first_token_seconds=None,
+            prompt_tokens=0,
+            new_tokens=0,
+            finish_reason=None,
+            notes=(*model.notes, *failure_notes(len(seconds), where.runs, error)),
+        )
+        return Placed(facts, session.resolutions, error)
+
+
+def run_model(
+    model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, runs: int
+) -> tuple[list[float], PartitaError | None]:
+    """Bind generated inputs and fresh outputs, and run. Seconds of each run that worked, and why the next did not."""
+    rng = np.random.default_rng(SEED)
+    seconds: list[float] = []
+    try:
+        for port in model.inputs:
+            buffer = host_buffer(shapes[port.name], port.dtype)
+            buffer.host[...] = make_values(port, shapes[port.name], rng)
+            binding.bind_input(port.name, buffer)
+        for name in model.outputs:
+            binding.bind_fresh_output(name)
+        for _ in range(runs):
+            began = time.perf_counter()
+            binding.run()
+            seconds.append(time.perf_counter() - began)
+    except RUN_ERRORS as error:
+        return seconds, error
+    return seconds, None
+
+
+def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
+    """A sentence about a run that failed."""
+    if error is None:
+        return ()
+    return (f"run {done + 1} of {wanted} failed, so what only a whole run can tell is missing: {error}",)
+
+
+def model_session_facts(
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, binding: Binding, runs: int
+) -> SessionFacts:
+    """Facts of the session of a model that is no package. Ends profiling."""
+    ports = port_facts(model, session, binding, ran=runs > 0)
+    profile = session.end_profiling()
+    events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
+    return SessionFacts(
+        file=model.path.name,
+        phases=(PHASE,),
+        graph=model.nodes,
+        plan=session.plan,
+        assigned=session.assigned(),
+        events=events,
+        runs=windows,
+        log=session.log,
+        registered=session.registered,
+        ports=ports,
+        load_seconds=session.load_seconds,
+        patterns=session.resolutions[0].provider.node_patterns,
+    )
+
+
+def port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
+    """Where inputs and outputs are wanted; all are in host memory, where a caller without device buffers has them."""
+    wanted = session.wanted_memory
+    sizes: dict[str, int | None] = {name: buffer.size_bytes for name, buffer in binding.buffers.items()}
+    if ran:
+        types = {port.name: port.type for port in session.outputs}
+        sizes |= {name: output_bytes(types[name], shape) for name, shape in binding.output_shapes().items()}
+    named = [("input", port.name) for port in model.inputs] + [("output", name) for name in model.outputs]
+    return tuple(
+        PortFact(name, direction, direction, wanted[name], HOST_MEMORY, sizes.get(name))
+        for direction, name in named
+        if name in wanted
+    )
+
+
+def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
+    """Bytes of an output of ONNX Runtime's type, e.g. tensor(float); None for strings and for what is no tensor."""
+    element = type_text.removeprefix("tensor(").removesuffix(")")
+    width = ELEMENT_BYTES.get(element)
+    return None if shape is None or width is None else width * math.prod(shape)
+
+
+def place_package(folder: Path, where: Where) -> Placed:
+    """Open a package on the chain and run its prefill and decode graphs on dummy tokens; no logits are looked at.
+
+    Raises PackageError, ProviderError, ResourceError.
+    """
+    with load_runner(
+        folder, where.chain, threads=where.threads, observe=True, options=where.options, pins=where.pins
+    ) as runner:
+        error = run_package(runner, where.runs)
+        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
+        return Placed(replace(facts, finish_reason=None), runner.resolutions, error)
+
+
+def run_package(runner: Runner, runs: int) -> PartitaError | None:
+    """`runs` prefill steps at the beginning of the cache, then `runs` decode steps after them; why one failed."""
+    size = runner.chunk_fixed or min(PREFILL_TOKENS, runner.max_length)
+    try:
+        feed = runner.prefill_feed(size, runner.prefill_rows or 1)
+        for _ in range(runs):
+            run_step(runner, feed, "prefill", 0)
+        feed = runner.decode_feed()
+        for number in range(runs):
+            run_step(runner, feed, "decode", min(size + number, runner.max_length - 1))
+    except RUN_ERRORS as error:
+        return error
+    return None
+
+
+def run_step(runner: Runner, feed: Feed, phase: Literal["prefill", "decode"], start: int) -> None:
+    """One step on dummy tokens at `start`, kept as a step of the runner."""
+    began = time.perf_counter()
+    feed.tokens.fill(DUMMY_TOKEN)
+    feed.choose((feed.new_tokens - 1,))
+    feed.place(np.full(runner.batch, start, np.int64))
+    seconds, observed = feed.run()
+    nobody = (None,) * runner.batch
+    runner.steps.append(
+        Step(
+            phase=phase,
+            index=len(runner.steps),
+            new_tokens=feed.new_tokens,
+            row_tokens=feed.new_tokens * runner.batch,
+            tokens=nobody,
+            run_seconds=seconds,
+            overhead_seconds=time.perf_counter() - began - seconds,
+            finish=nobody,
+            observed=observed,
+            file=feed.file,
+        )
+    )
+
+
+def with_shapes(
+    facts: RunFacts, models: Mapping[str, OnnxModel], shapes: Mapping[str, Mapping[str, Shape]]
+) -> RunFacts:
+    """The facts with what a dry run needs besides: constants, and tensors whose shape follows from the inputs.
+
+    `models` and `shapes` (of inputs) go by file name.
+    """
+    sessions = tuple(
+        replace(
+            session,
+            constants=models[session.file].constants,
+            fixed_shapes=fixed_shapes(models[session.file].proto, shapes.get(session.file, {})),
+        )
+        for session in facts.sessions
+    )
+    return replace(facts, sessions=sessions)
+
+
+def package_models(folder: Path, facts: RunFacts) -> dict[str, OnnxModel]:
+    """The ONNX files of a package, by name."""
+    return {session.file: read_onnx(folder / session.file) for session in facts.sessions}
+
+
+def try_capture(model: OnnxModel, resolutions: Sequence[Resolution], option: str, threads: int | None) -> Attempt:
+    """Open a session whose first provider has the option that asks for graph capture, e.g. enable_cuda_graph."""
+    first, *others = [entry for entry in resolutions if entry.status == "active"]
+    asking = replace(first, options={**first.options, option: "1"})
+    try:
+        session = open_native(model.path, (asking, *others), Opening(threads=threads, model=model.to_bytes()))
+    except NativeFailureError as failure:
+        return Attempt(model.path.name, False, one_line(str(failure)))
+    with closing(session):
+        warned = [line for line in session.log if "graph capture" in line.lower()]
+        said = one_line(warned[0].rpartition("] ")[2]) if warned else f"ONNX Runtime opened the session with {option}=1"
+        return Attempt(model.path.name, True, said)
