@@ -185,6 +185,7 @@ def generate(
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
     from partita.commands import generate as verb
     from partita.commands.generate_options import GenerateOptions
+    from partita.partition_reports.limits import Limits
 
     raise Exit(
         verb.run(
@@ -192,9 +193,7 @@ def generate(
                 package=package,
                 prompts=tuple(prompts or ()),
                 where=_where(provider, provider_option, provider_library, pin, threads),
-                max_cpu_nodes=max_cpu_nodes,
-                max_copies=max_copies,
-                max_copy_bytes_per_token=max_copy_bytes_per_token,
+                limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
                 top_k=top_k,
@@ -228,6 +227,60 @@ def verify(
     from partita.commands import verify as verb
 
     raise Exit(verb.run(package, _where(provider, provider_option, provider_library, pin, threads), as_json=as_json))
+
+
+@app.command(epilog="Example: partita place model.onnx --provider cuda,cpu --dry-run --device h100 --max-cpu-nodes 0")
+def place(
+    model: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL", help="An ONNX file, or a folder that `partita export` wrote.", show_default=False
+        ),
+    ],
+    provider: ProviderOption = None,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    pin: PinOption = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="Sizes of an input, x=1,3,224,224, or of a symbolic dimension, batch=1."),
+    ] = None,
+    runs: Annotated[int, typer.Option(help="Session runs per phase.")] = 3,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="GPU that the dry run plays, e.g. h100.")] = None,
+    graph_capture: Annotated[
+        bool, typer.Option("--graph-capture", help="In a dry run: say whether CUDA graphs could be captured.")
+    ] = False,
+    max_cpu_nodes: MaxCpuNodesOption = None,
+    max_copies: MaxCopiesOption = None,
+    max_copy_bytes_per_token: MaxCopyBytesOption = None,
+    threads: ThreadsOption = None,
+    report: Annotated[Path | None, typer.Option(help="Write the partition report to a file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
+    from partita.commands import place as verb
+    from partita.commands.place_options import PlaceOptions
+    from partita.partition_reports.limits import Limits
+
+    raise Exit(
+        verb.run(
+            PlaceOptions(
+                model=model,
+                where=_where(provider, provider_option, provider_library, pin, threads),
+                shapes=tuple(shape or ()),
+                runs=runs,
+                report=report,
+                as_json=as_json,
+                limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
+                dry_run=dry_run,
+                device=device,
+                graph_capture=graph_capture,
+            )
+        )
+    )
 
 
 @app.command(epilog="Example: partita providers --json")

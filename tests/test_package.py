@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Literal
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import pytest
@@ -62,7 +61,8 @@ def example_manifest(
             files=(FileRecord(name="model.safetensors", size_bytes=396888, sha256="0" * 64),),
         ),
         graph=Graph(
-            files=(graph_file,), states=states, opsets={"": 21, "com.microsoft": 1}, attention="gqa", appends_chunks=True, precision="fp32",
+            files=(graph_file,), states=states, opsets={"": 21, "com.microsoft": 1}, attention="gqa",
+            appends_chunks=True, precision="fp32",
             batch_size=1, max_length=64, vocab_size=288, weight_bytes=394496, cache_bytes=16384,
         ),
         files=files,

@@ -9,6 +9,7 @@ from partita.commands.generate_options import GenerateOptions, check_options, re
 from partita.commands.report_file import check_target
 from partita.commands.supervise import supervised
 from partita.package import Manifest, read_manifest
+from partita.partition_reports.limits import check_limits
 from partita.runtime.sampling import Sampler
 
 
@@ -16,6 +17,7 @@ def run(options: GenerateOptions) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
     sampler = check_options(options)
     target = read_chain_options(options.where)
+    check_limits(options.limits, tuple(provider.ort_name for provider in target.chain))
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
     if options.report is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from partita.commands.chain_options import ChainOptions
 from partita.errors import UsageError
+from partita.partition_reports.limits import Limits
 from partita.runtime.sampling import Sampler, make_sampler
 
 MAX_TOKENS = 1 << 24
@@ -36,9 +37,7 @@ class GenerateOptions:
     """None for the default."""
     report: Path | None
     as_json: bool
-    max_cpu_nodes: int | None = None
-    max_copies: int | None = None
-    max_copy_bytes_per_token: int | None = None
+    limits: Limits = Limits()
 
 
 def check_options(options: GenerateOptions) -> Sampler:

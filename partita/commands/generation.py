@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_resolutions
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.run_report import Asked, make_report
+from partita.commands.place_options import PlaceOptions
+from partita.commands.place_run import place
+from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.package import Manifest
@@ -28,6 +30,10 @@ from partita.runtime.sampling import Sampler
 from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
 
 MAX_TOKENS = 1 << 24
+
+
+LIMIT_RUNS = 2
+"""Runs per phase that tell what a step copies."""
 
 
 @dataclass(slots=True)
@@ -70,6 +76,7 @@ def run_generation(
 ) -> int:
     """Load, generate, write the report; returns the exit code."""
     pins = parse_pins(target.pins, target.chain)
+    check_placement(options, target)
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
@@ -93,6 +100,22 @@ def run_generation(
     if outcome.error is not None:
         raise outcome.error
     return INTERRUPTED if outcome.interrupted else 0
+
+
+def check_placement(options: GenerateOptions, target: Target) -> None:
+    """Raise ProviderError, before the first token, when the placement does not keep to the limits.
+
+    Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
+    """
+    if not options.limits.given():
+        return
+    placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits)
+    report, error = place(placing, target)
+    over = limits_error(report)
+    if error is not None:
+        raise error
+    if over is not None:
+        raise over
 
 
 def _encode(options: GenerateOptions, text: Text | None, prompt: str) -> list[int]:
@@ -289,6 +312,7 @@ def _write_report(
         threads=options.where.threads,
         prompt_tokens=longest,
         max_new_tokens=options.max_new_tokens,
+        limits=options.limits,
         prefill_chunk_tokens=_effective_chunk(options, runner, longest),
     )
     report = make_report(options.package, runner.manifest, facts, runner.resolutions, asked)

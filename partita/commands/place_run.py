@@ -104,12 +104,17 @@ def with_capture(report: Report, options: PlaceOptions, placed: Placed, models: 
 def judge(report: Report, attempt: Attempt) -> GraphCapture:
     """Whether a session would be captured: ONNX Runtime has to open it, and nothing may be copied in its runs.
 
-    ONNX Runtime looks for nodes outside the device and for control flow, not for the copies that it inserts later.
+    ONNX Runtime looks for control flow and for nodes outside the device, not for the copies that it inserts later nor
+    for nodes between graph inputs and outputs; the run that captures them fails. Nodes that it takes for shape
+    computations it allows with a warning.
     """
     phase = repeated_phase([phase for phase in report.phases if phase.file == attempt.file])
     blocking = blocking_nodes(phase, report.chain[0].provider)
     copies = sum(node.why == WHY_COPY for node in blocking)
-    evidence = attempt.said
-    if attempt.opened and copies:
-        evidence = f"ONNX Runtime would open the session, but {plural(copies, 'Memcpy node')} cannot be captured"
-    return GraphCapture(file=attempt.file, accepted=attempt.opened and not copies, evidence=evidence, blocking=blocking)
+    others = len(blocking) - copies
+    evidence, accepted = attempt.said, attempt.opened
+    if accepted and (copies or (others and not attempt.warned)):
+        accepted = False
+        left = f"{plural(copies, 'Memcpy node')} and {plural(others, 'node')} outside the device"
+        evidence = f"ONNX Runtime opens the session, but {left} would make the run that captures fail"
+    return GraphCapture(file=attempt.file, accepted=accepted, evidence=evidence, blocking=blocking)

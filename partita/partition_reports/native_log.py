@@ -70,10 +70,10 @@ def lines_about_the_graph(lines: Iterable[str], patterns: Iterable[LogPattern]) 
 
 
 def memcpy_lines(lines: Iterable[str], order: Sequence[str], op_types: Mapping[str, str]) -> dict[str, MemcpyLine]:
-    """What was logged about each Memcpy node of the execution order `order`. `op_types`: of nodes that were seen to run.
+    """What was logged about each Memcpy node of the execution order `order`; `op_types` are those of nodes that ran.
 
-    A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0, Memcpy_token_1.
-    Empty when lines and nodes do not go together, as with copies inside control flow.
+    A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0 and so on. Empty
+    when lines and nodes do not go together, as with copies inside control flow.
     """
     added = [match for line in lines if (match := MEMCPY_ADDED.search(line))]
     named = [(match["number"], name) for name in order if (match := MEMCPY_NAME.fullmatch(name))]

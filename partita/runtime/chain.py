@@ -22,7 +22,7 @@ from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
 from partita.providers.start import Failure, explain
 from partita.runtime.model_file import read_model_file
-from partita.runtime.native_log import captured_stderr, complaints
+from partita.runtime.native_log import captured_output, complaints
 from partita.runtime.ort_buffers import NATIVE_ERRORS
 from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_error
 from partita.runtime.ort_registry import CPU, register_library
@@ -101,7 +101,7 @@ def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
 
 
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
-    """The chain once its plugin libraries are registered: one that does not load, or has no device, is unavailable."""
+    """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
     return tuple(register(resolution) if resolution.library is not None else resolution for resolution in chain)
 
 
@@ -109,7 +109,7 @@ def register(resolution: Resolution) -> Resolution:
     """Register the library of one provider. A library may call its provider otherwise than the user does."""
     assert resolution.library is not None
     provider = resolution.provider
-    with captured_stderr() as captured:
+    with captured_output() as captured:
         try:
             offered = register_library(provider.ort_name, resolution.library)
         except NATIVE_ERRORS as error:

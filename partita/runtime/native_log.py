@@ -1,7 +1,8 @@
-"""ONNX Runtime's own log lines: captured from file descriptor 2, and read.
+"""ONNX Runtime's own log lines: captured from the file descriptors, and read.
 
 ONNX Runtime writes them from native code, past Python's sys.stderr, so only the descriptor itself can be redirected.
-Not safe while other threads write to stderr: their lines would be captured too. Does not know what a line means.
+Not safe while other threads write to stdout or stderr: their lines would be captured too. Does not know what a line
+means.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
@@ -26,35 +27,48 @@ class Captured:
 
 
 @contextmanager
-def captured_stderr() -> Iterator[Captured]:
-    """Send everything written to file descriptor 2 into a temporary file, and give its lines at the end.
+def captured_output() -> Iterator[Captured]:
+    """Send everything written to file descriptors 1 and 2 into a temporary file, and give its lines at the end.
 
-    The descriptor is restored however the block ends. Lines have no time stamps and no colours. When the process has no
-    descriptor 2, nothing is captured.
+    Some providers write to descriptor 1, where only results belong. The descriptors are restored however the block
+    ends. Lines have no time stamps and no colours.
     """
     captured = Captured()
-    try:
-        saved = os.dup(2)
-    except OSError:
-        yield captured
-        return
+    fill_missing()
+    saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with tempfile.TemporaryFile() as sink:
         try:
-            flush_python_stderr()
-            os.dup2(sink.fileno(), 2)
+            flush_python_output()
+            for descriptor in saved:
+                os.dup2(sink.fileno(), descriptor)
             yield captured
         finally:
-            flush_python_stderr()
-            os.dup2(saved, 2)
-            os.close(saved)
+            flush_python_output()
+            for descriptor, copy in saved.items():
+                os.dup2(copy, descriptor)
+                os.close(copy)
             sink.seek(0)
             captured.lines = clean_lines(sink.read().decode("utf-8", errors="replace"))
 
 
-def flush_python_stderr() -> None:
+def fill_missing() -> None:
+    """Open the descriptors 1 and 2 to nowhere where the process lacks them: the next file would get their numbers."""
+    for descriptor in (1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+
+
+def flush_python_output() -> None:
     """Python's own lines belong on the side of the redirection on which they were written."""
-    if sys.stderr is not None:
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(BrokenPipeError):
+                stream.flush()
 
 
 def clean_lines(text: str) -> tuple[str, ...]:

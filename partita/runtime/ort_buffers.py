@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from partita.runtime.ort_errors import buffer_error
 
-HOST_MEMORY = "Cpu"
+HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
 ALIGNMENT_BYTES = 64
 ELEMENT_TYPES: dict[str, tuple[int, str]] = {
     "float32": (1, "float32"),
@@ -79,10 +79,10 @@ class Buffer:
             self.array.fill(0)
             return
         zeros = host_buffer(tuple(self.value.shape()), self.dtype)
-        if hasattr(ort, "copy_tensors"):
-            ort.copy_tensors([zeros.value], [self.value])
+        if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
+            self.value.update_inplace(zeros.value)
         else:
-            self.value.update_inplace(zeros.array)
+            ort.copy_tensors([zeros.value], [self.value])
 
 
 def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
@@ -114,7 +114,7 @@ def device_buffer(
     element, storage = ELEMENT_TYPES[dtype]
     size = math.prod(shape) * np.dtype(storage).itemsize
     try:
-        if memory == "Cuda":
+        if memory == CUDA_MEMORY:
             value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, "cuda", device_id)
             buffer = Buffer(value, None, dtype, memory, size)
             buffer.clear()

@@ -79,6 +79,8 @@ class Attempt:
 
     file: str
     opened: bool
+    warned: bool
+    """It was opened with a warning: some nodes outside the device are taken for shape computations."""
     said: str
 
 
@@ -130,9 +132,19 @@ def run_model(
             began = time.perf_counter()
             binding.run()
             seconds.append(time.perf_counter() - began)
-    except RUN_ERRORS as error:
+    except GenerationError as error:
+        return seconds, unfit_inputs(model, error)
+    except (ProviderError, ResourceError) as error:
         return seconds, error
     return seconds, None
+
+
+def unfit_inputs(model: OnnxModel, error: GenerationError) -> GenerationError:
+    """The error of a run as one about inputs that nobody has checked, rather than about an export of ours."""
+    said = one_line(str(error.__cause__ or error))
+    told = GenerationError(f"{model.path}: a run on generated inputs failed: {said}; other sizes: --shape NAME=SIZES")
+    told.__cause__ = error.__cause__
+    return told
 
 
 def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
@@ -269,8 +281,8 @@ def try_capture(model: OnnxModel, resolutions: Sequence[Resolution], option: str
     try:
         session = open_native(model.path, (asking, *others), Opening(threads=threads, model=model.to_bytes()))
     except NativeFailureError as failure:
-        return Attempt(model.path.name, False, one_line(str(failure)))
+        return Attempt(model.path.name, False, False, one_line(str(failure)))
     with closing(session):
         warned = [line for line in session.log if "graph capture" in line.lower()]
-        said = one_line(warned[0].rpartition("] ")[2]) if warned else f"ONNX Runtime opened the session with {option}=1"
-        return Attempt(model.path.name, True, said)
+        said = one_line(warned[0].rpartition("] ")[2]) if warned else f"ONNX Runtime opens the session with {option}=1"
+        return Attempt(model.path.name, True, bool(warned), f"{said}; a run may still fail to be captured")

@@ -20,7 +20,7 @@ from partita.runtime.chain import open_session
 from partita.runtime.feed import Feed
 from partita.runtime.kv_cache import KvCache
 from partita.runtime.model_file import ModelFile, read_model_file
-from partita.runtime.native_log import captured_stderr
+from partita.runtime.native_log import captured_output
 from partita.runtime.observe import Window
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
@@ -139,7 +139,7 @@ class Runner:
         )  # fmt: skip
 
     def close(self) -> None:
-        """End profiling, delete what the sessions left on disk, and free buffers before sessions, which need that order.
+        """End profiling, delete what the sessions left on disk, and free the buffers before the sessions they are of.
 
         Facts can be asked for after it.
         """
@@ -181,7 +181,7 @@ def load_runner(
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
     models = [checked_model(folder, manifest, graph) for graph in manifest.graph.files]
-    with captured_stderr():  # some plugin packages write to it when they are imported
+    with captured_output():  # some plugin packages write to it when they are imported
         resolutions = resolve(chain, available_ort_names(), options)
     graphs: list[LoadedGraph] = []
     try:

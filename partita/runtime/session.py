@@ -22,7 +22,7 @@ from partita.partition_reports.facts import AssignedNode
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan
-from partita.runtime.native_log import Captured, captured_stderr
+from partita.runtime.native_log import Captured, captured_output
 from partita.runtime.ort_buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
 from partita.runtime.ort_errors import run_error
 from partita.runtime.ort_registry import CPU, STRICT_KEY, preload_libraries, provider_options
@@ -139,7 +139,7 @@ class Session:
         if not self.profiling:
             return None
         self.profiling = False
-        with captured_stderr():  # ONNX Runtime announces the file it writes
+        with captured_output():  # ONNX Runtime announces the file it writes
             written = Path(self._native.end_profiling())
         text = written.read_text(encoding="utf-8") if written.is_file() else None
         self._folder.cleanup()
@@ -249,7 +249,7 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stand-ins
         options = session_options(folder, active, opening, path.parent)
-        with captured_stderr() as captured:
+        with captured_output() as captured:
             try:
                 ort.set_default_logger_severity(log_level(opening))
                 native = ort.InferenceSession(

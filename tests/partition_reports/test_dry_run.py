@@ -1,0 +1,204 @@
+"""Reports of dry runs: no time anywhere, and no size that depends on values. And reports without a package."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from partita.partition_reports.facts import GraphNode, PortFact
+from partita.partition_reports.graph_capture import WHY_BODY, WHY_COPY, WHY_ELSEWHERE, blocking_nodes
+from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
+from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.views.text import to_text
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    GPU_CHAIN,
+    REQUEST,
+    event,
+    failed,
+    mixed_facts,
+    mixed_session,
+    phase_of,
+    report_of,
+    run_facts,
+    session_facts,
+    step,
+    windows,
+)
+
+PLAYED = DryRunFacts(
+    device="h100", device_name="NVIDIA H100", compute_capability="9.0", memory_bytes=80 << 30, multiprocessors=132,
+    provider_library="libonnxruntime_providers_cuda.so", onnxruntime_version="1.31.1", cuda_version="13.0",
+    stand_ins="0123456789abcdef", not_real=("values", "times"), graph_capture=None,
+)  # fmt: skip
+MODEL = ModelFacts(
+    file="m.onnx", sha256="ab" * 32, data_files=("m.data",), ir_version=10, opsets={"": 21}, nodes=3,
+    inputs=(ModelInput(name="x", dtype="float32", shape=(1, 3)),),
+)  # fmt: skip
+TIME = re.compile(r"_seconds$|^seconds$|_ms$|_us(_|$)|^time_share$|^tokens_per_second$|^timing$")
+
+
+def times_in(value, path=""):
+    """Every field that holds a time and is not null."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if TIME.search(key) and inner is not None:
+                yield f"{path}.{key}"
+            yield from times_in(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from times_in(inner, f"{path}[{number}]")
+
+
+def node(name, op, inputs, outputs):
+    return GraphNode(name, op, "", tuple(inputs), tuple(outputs), None, None, None)
+
+
+def sized(*graph, constants=(), fixed=(), providers=None, **changes):
+    """A dry run of a graph, every node once, 100 bytes each; on the GPU unless `providers` says otherwise."""
+    on = providers or {}
+    events = tuple(
+        event(0, order, entry.name, entry.op_type, on.get(entry.name, GPU), output_bytes=100)
+        for order, entry in enumerate(graph)
+    )
+    session = session_facts(
+        graph=tuple(graph), plan=(tuple(entry.name for entry in graph),), events=events, runs=windows("run"),
+        phases=("run",), constants=frozenset(constants), fixed_shapes=frozenset(fixed), **changes,
+    )  # fmt: skip
+    facts = replace(run_facts(session), steps=(), finish_reason=None)
+    report = report_of(facts, GPU_CHAIN, package=None, model=MODEL, played=PLAYED)
+    return {entry.name: entry.output_bytes for entry in phase_of(report, "run").nodes}, report
+
+
+def test_no_time_leaks():
+    real = report_of(mixed_facts(), GPU_CHAIN)
+    assert len(list(times_in(real.model_dump(mode="json")))) > 50, "the search finds times where there are any"
+    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED)
+    assert list(times_in(report.model_dump(mode="json"))) == []
+    assert {phase.steps for phase in report.phases} == {0}
+    assert "no time is given" in report.phases[0].timing_note
+    assert report.memory.peak_rss_bytes is None
+    clock = {source.source: source.available for source in report.sources}
+    assert (clock["clock"], clock["process"], clock["profile"]) == (False, False, True)
+
+
+def test_placement_and_copies_stay():
+    real = report_of(mixed_facts(), GPU_CHAIN)
+    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED)
+    for before, after in zip(real.phases, report.phases, strict=True):
+        assert [(n.name, n.provider) for n in before.nodes] == [(n.name, n.provider) for n in after.nodes]
+        assert [copy.name for copy in before.copies] == [copy.name for copy in after.copies]
+    assert report.fallbacks == real.fallbacks
+    assert failed(report) == []
+
+
+def test_sizes_are_known_as_long_as_no_operator_looks_at_values():
+    sizes, report = sized(node("a", "Relu", ["x"], ["t"]), node("b", "MatMul", ["t", "w"], ["y"]), constants=["w"])
+    assert sizes == {"a": 100, "b": 100}
+    assert failed(report) == []
+
+
+def test_what_follows_from_values_is_unknown_until_a_shape_is_fixed():
+    sizes, _ = sized(
+        node("nz", "NonZero", ["x"], ["i"]), node("t", "Transpose", ["i"], ["it"]),
+        node("s", "ReduceSum", ["it", "axes"], ["total"]), node("m", "Mul", ["total", "x"], ["y"]),
+        constants=["axes"], fixed=["total"],
+    )  # fmt: skip
+    assert sizes == {"nz": None, "t": None, "s": 100, "m": 100}
+
+
+@pytest.mark.parametrize(("where", "known"), [(CPU, 100), (GPU, None)])
+def test_a_size_worked_out_from_shapes_is_known_when_the_cpu_did_it(where, known):
+    sizes, _ = sized(
+        node("shape", "Shape", ["x"], ["s"]), node("double", "Mul", ["s", "two"], ["s2"]),
+        node("tile", "Expand", ["x", "s2"], ["y"]), constants=["two"], providers={"double": where},
+    )  # fmt: skip
+    assert sizes["tile"] == known
+
+
+def test_a_size_that_is_an_input_is_unknown():
+    sizes, _ = sized(node("r", "Reshape", ["x", "wanted"], ["y"]), node("k", "TopK", ["y", "k"], ["v", "i"]))
+    assert sizes == {"r": None, "k": None}
+    sizes, _ = sized(node("r", "Reshape", ["x", "wanted"], ["y"]), constants=["wanted"])
+    assert sizes == {"r": 100}
+    sizes, _ = sized(node("r", "Resize", ["x", "", "scales"], ["y"]), constants=["scales"])
+    assert sizes == {"r": 100}, "an input that is left out decides on nothing"
+
+
+def test_control_flow_has_no_known_size():
+    assert sized(node("if", "If", ["flag"], ["y"]))[0] == {"if": None}
+
+
+@pytest.mark.parametrize(("tensor", "size"), [("i", None), ("minus", 64), ("made_up", None)])
+def test_a_copy_is_as_known_as_its_tensor(tensor, size):
+    log = (f"[I:onnxruntime:, transformer_memcpy.cc:420 AddCopyNode] Add MemcpyToHost before {tensor} for {GPU}",)
+    session = session_facts(
+        graph=(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["minus"])), phases=("run",), log=log,
+        plan=(("nz", "n", "Memcpy"),), runs=windows("run"),
+        events=(
+            event(0, 0, "nz", "NonZero", GPU), event(0, 1, "n", "Neg", GPU),
+            event(0, 2, "Memcpy", "MemcpyToHost", GPU, output_bytes=64),
+        ),
+    )  # fmt: skip
+    report = report_of(replace(run_facts(session), finish_reason=None), GPU_CHAIN, played=PLAYED)
+    (copy,) = phase_of(report, "run").copies
+    assert (copy.tensor, copy.bytes_per_run) == (tensor, size)
+
+
+def test_an_output_whose_size_depends_on_values_is_a_copy_of_unknown_size():
+    ports = (
+        PortFact("x", "input", "input", "Cuda", "Cpu", 64), PortFact("i", "output", "output", "Cuda", "Cpu", 16),
+        PortFact("m", "output", "output", "Cuda", "Cpu", 64),
+    )  # fmt: skip
+    _, report = sized(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["m"]), ports=ports)
+    copies = {copy.name: copy.bytes_per_run for copy in phase_of(report, "run").copies}
+    assert copies == {"x": 64, "i": None, "m": 64}
+
+
+def test_a_model_that_is_no_package_has_one_phase_and_neither_cache_nor_totals():
+    report = report_of(replace(run_facts(
+        session_facts(phases=("run",), plan=(("a",),), events=(event(0, 0, "a", "Add", CPU),), runs=windows("run"))
+    ), steps=(step("run", 0),), finish_reason=None), package=None, model=MODEL)  # fmt: skip
+    assert [phase.name for phase in report.phases] == ["run"]
+    assert (report.package, report.cache, report.totals, report.dry_run) == (None, None, None, None)
+    assert phase_of(report, "run").tokens_per_second is None and phase_of(report, "run").seconds
+    assert not [check.name for check in report.checks if "steps add up" in check.name]
+    assert failed(report) == []
+    text = to_text(report)
+    assert "m.onnx: 3 nodes" in text and "x float32[1,3]" in text and "KV cache" not in text
+
+
+def test_the_banner_comes_first_and_names_what_was_real():
+    request = REQUEST.model_copy(update={"verb": "place", "prompt_tokens": None, "max_new_tokens": None, "runs": 3})
+    report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED, request=request)
+    text = to_text(report)
+    assert text.startswith("DRY RUN: no NVIDIA H100 was used.")
+    assert give_verdict(report).startswith("DRY RUN as NVIDIA H100; ")
+    for word in ("compute capability 9.0", "80 GiB", "libonnxruntime_providers_cuda.so", "place, 3 runs per phase"):
+        assert word in text
+    assert "tok/s" not in text and "first token" not in text
+
+
+def test_blocking_nodes_are_named_with_the_reason():
+    session = mixed_session()
+    phase = phase_of(report_of(run_facts(session), GPU_CHAIN), "decode")
+    found = {entry.node: entry.why for entry in blocking_nodes(phase, GPU)}
+    assert found["Memcpy"] == WHY_COPY and found["model.layers.0.self_attn/Det"] == WHY_ELSEWHERE
+    assert "lm_head/MatMul" not in found
+    loop = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "Loop"}),)})
+    assert [entry.why for entry in blocking_nodes(loop, GPU)] == [WHY_BODY]
+
+
+def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
+    phase = phase_of(report_of(mixed_facts(), GPU_CHAIN), "decode")
+    refused = GraphCapture(
+        file="model.onnx", accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
+    )
+    played = PLAYED.model_copy(update={"graph_capture": (refused,)})
+    text = to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=played))
+    assert "CUDA graph capture of model.onnx: REFUSED (it said no)" in text
+    assert "model.layers.0.self_attn/Det (Det) on CPUExecutionProvider" in text
+    assert "more nodes" in text

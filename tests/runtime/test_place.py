@@ -1,0 +1,343 @@
+"""Any ONNX model, read and run on generated inputs: names, sizes, values, and the facts that come of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from partita.errors import GenerationError, PackageError, ProviderError, UsageError
+from partita.providers.resolve import parse_chain
+from partita.runtime.inputs import input_shapes, make_values
+from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
+from partita.runtime.place import Where, output_bytes, place_model, place_package
+
+CPU = "CPUExecutionProvider"
+F = TensorProto.FLOAT
+
+
+def port(name: str, kind: int = F, shape: Any = (4, 4)) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def save(path: Path, nodes, inputs, outputs, weights=(), functions=(), **options) -> Path:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(weights))
+    imports = [helper.make_opsetid("", 21), *(helper.make_opsetid(f.domain, 1) for f in functions)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10, functions=list(functions))
+    onnx.save(model, path, **options)
+    return path
+
+
+def chain(nodes, path: Path, **options) -> Path:
+    """x [4, 4] -> nodes, each reading the one before -> y."""
+    tensors = ["x", *(f"t{number}" for number in range(1, len(nodes))), "y"]
+    made = [
+        helper.make_node(op, [tensors[number]], [tensors[number + 1]], name=name)
+        for number, (op, name) in enumerate(nodes)
+    ]
+    return save(path, made, [port("x")], [port("y")], **options)
+
+
+def where(**changes) -> Where:
+    return Where(**{"chain": parse_chain("cpu"), "options": {}, "pins": (), "threads": 1, "runs": 3, **changes})
+
+
+def placed(path: Path, *shapes: str, **changes):
+    model = read_onnx(path)
+    return place_model(model, input_shapes(model.inputs, shapes), where(**changes))
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    (b"", "not an ONNX model"), (b"not a model", "cannot be parsed"), (b"\x08\x0a", "no graph"),
+])  # fmt: skip
+def test_what_is_no_model_is_one_line(tmp_path, content, says):
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(content)
+    with pytest.raises(PackageError, match=says) as caught:
+        read_onnx(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.7, 0.99])
+def test_a_file_that_was_cut_off(tmp_path, keep):
+    path = chain([("Relu", "a"), ("Neg", "b")], tmp_path / "m.onnx")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(PackageError):
+        read_onnx(path)
+
+
+def test_a_folder_a_missing_file_and_an_empty_graph(tmp_path):
+    with pytest.raises(PackageError, match="a folder without a manifest"):
+        read_onnx(tmp_path)
+    with pytest.raises(PackageError, match="no such file"):
+        read_onnx(tmp_path / "none.onnx")
+    with pytest.raises(PackageError, match="no nodes"):
+        read_onnx(save(tmp_path / "m.onnx", [], [port("x")], [port("x")]))
+
+
+def with_data(folder: Path, location: str = "m.data", *, names: bool = True) -> Path:
+    """x + w with w outside the file."""
+    folder.mkdir()
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    node = helper.make_node("Add", ["x", "w"], ["y"], name="add" if names else "")
+    path = save(
+        folder / "m.onnx", [node], [port("x")], [port("y")], [weight],
+        save_as_external_data=True, location="m.data", size_threshold=0,
+    )  # fmt: skip
+    model = onnx.load(path, load_external_data=False)
+    for entry in model.graph.initializer[0].external_data:
+        if entry.key == "location":
+            entry.value = location
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_weights_outside_the_file_are_found_counted_and_run(tmp_path):
+    model = read_onnx(with_data(tmp_path / "a"))
+    assert (model.data_files, model.weight_bytes) == (("m.data",), 64)
+    assert placed(model.path).error is None
+    assert placed(with_data(tmp_path / "b", names=False)).error is None, "also when nodes had to be named"
+
+
+def test_missing_weights_and_weights_outside_the_folder_are_refused(tmp_path):
+    with pytest.raises(PackageError, match="'none.data' is missing"):
+        read_onnx(with_data(tmp_path / "a", "none.data"))
+    (tmp_path / "secret").write_bytes(b"x" * 64)
+    for number, location in enumerate(("../secret", str(tmp_path / "secret"))):
+        with pytest.raises(PackageError, match="outside the model's folder"):
+            read_onnx(with_data(tmp_path / f"b{number}", location))
+
+
+def test_nodes_without_a_name_and_with_one_name_are_told_apart(tmp_path):
+    path = chain([("Relu", ""), ("Neg", "same"), ("Abs", "same"), ("Neg", "Relu_0")], tmp_path / "m.onnx")
+    before = path.read_bytes()
+    result = placed(path)
+    (session,) = result.facts.sessions
+    names = [node.name for node in session.graph]
+    assert names == ["Relu_0_", "same", "same_2", "Relu_0"]
+    assert [name for stream in session.plan or () for name in stream] == names
+    assert {event.name for event in session.events} == set(names)
+    assert [note for note in result.facts.notes if "without a name" in note or "of another node" in note] == [
+        "1 node without a name in the file: called <operator>_<position> here",
+        "1 node with the name of another node: called <name>_<position> here",
+    ]
+    assert path.read_bytes() == before
+
+
+def test_control_flow_bodies_count_as_part_of_their_node(tmp_path):
+    bodies = {
+        f"{word}_branch": helper.make_graph([helper.make_node(op, ["x"], [word])], word, [], [port(word)])
+        for word, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    nodes = [
+        helper.make_node("If", ["flag"], ["t"], name="if", **bodies), helper.make_node("MatMul", ["t", "x"], ["y"], name="mm")
+    ]  # fmt: skip
+    result = placed(save(tmp_path / "m.onnx", nodes, [port("flag", TensorProto.BOOL, ()), port("x")], [port("y")]))
+    assert result.error is None
+    assert [name for stream in result.facts.sessions[0].plan or () for name in stream] == ["if", "mm"]
+    assert any("2 nodes in bodies of control flow" in note for note in result.facts.notes)
+
+
+def test_functions_are_run_and_noted(tmp_path):
+    inside = [helper.make_node("Relu", ["a"], ["r"], name="r"), helper.make_node("Neg", ["r"], ["b"], name="n")]
+    function = helper.make_function("my", "F", ["a"], ["b"], inside, [helper.make_opsetid("", 21)])
+    nodes = [helper.make_node("F", ["x"], ["y"], name="call", domain="my")]
+    result = placed(save(tmp_path / "m.onnx", nodes, [port("x")], [port("y")], functions=[function]))
+    assert result.error is None
+    assert any("1 call of functions" in note for note in result.facts.notes)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def ports(**shapes) -> list[ModelPort]:
+    return [ModelPort(name, "tensor", "float32", shape) for name, shape in shapes.items()]
+
+
+def test_sizes_come_from_the_file_the_input_or_the_symbol():
+    two = ports(x=("batch", 3, None), mask=("batch",), fixed=(2,))
+    wanted = {"x": (5, 3, 7), "mask": (5,), "fixed": (2,)}
+    assert input_shapes(two, ["x=5,3,7"]) == wanted, "a size given with one input holds for its symbol"
+    assert input_shapes(two, ["x=5,3,7", "batch=5"]) == wanted
+    assert input_shapes(ports(s=None), ["s="]) == {"s": ()}
+    assert input_shapes(ports(**{"a=b": ("n",)}), ["a=b=4"]) == {"a=b": (4,)}
+    assert input_shapes([], []) == {}
+
+
+def test_missing_sizes_are_asked_for_in_one_line_with_an_example_that_works():
+    some = ports(ids=("batch", "seq"), image=(1, 3, None, "w"), free=None, fine=(2, 2))
+    with pytest.raises(UsageError) as caught:
+        input_shapes(some, [])
+    message = str(caught.value)
+    assert "\n" not in message and "fine" not in message
+    assert message.startswith("3 inputs need sizes: ids float32[batch,seq]; image float32[1,3,?,w]; free float32")
+    example = message.partition("e.g.: ")[2].replace("--shape ", "").split()
+    assert input_shapes(some, example)["image"] == (1, 3, 1, 1)
+    with pytest.raises(UsageError, match="1 input needs sizes: b"):
+        input_shapes(ports(a=("n",), b=("m",)), ["n=3"])
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("x=1,2", "takes 3 sizes, not 2"),
+    ("nosuch=3", "'nosuch' is neither an input nor a symbolic size; inputs are x"),
+    ("x=2,-3,1", "must be 1 or more"),
+    ("x=2,0,1", "must be 1 or more"),
+    ("x=2,4,1", "size 1 of x is fixed to 3"),
+    ("x=two,3,1", "no list of sizes"),
+    ("x", "write NAME=SIZES"),
+    ("=3", "write NAME=SIZES"),
+    ("batch=1,2", "one symbolic size"),
+])  # fmt: skip
+def test_a_bad_size_is_a_usage_error(text, says):
+    with pytest.raises(UsageError, match=says):
+        input_shapes(ports(x=("batch", 3, None)), [text])
+
+
+def test_sizes_that_contradict_each_other():
+    both = ports(x=("n", 2), y=("n",))
+    for texts in (["n=1", "x=2,2"], ["x=1,2", "y=2"], ["n=1", "n=2"]):
+        with pytest.raises(UsageError, match="one symbolic size has one value"):
+            input_shapes(both, texts)
+    with pytest.raises(UsageError, match="given twice"):
+        input_shapes(both, ["x=1,2", "x=1,2"])
+
+
+# --- values --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [
+    "float16", "float32", "float64", "bfloat16", "bool",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+])  # fmt: skip
+def test_every_plain_type_has_values_the_same_ones_each_time(dtype):
+    entry = ModelPort("x", "tensor", dtype, (3, 5))
+    first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
+    assert first.shape == (3, 5) and np.array_equal(first, second)
+    if dtype.startswith("float"):
+        assert first.dtype == dtype and 0 < float(np.abs(first).max()) < 1
+    scalar = make_values(ModelPort("x", "tensor", dtype, ()), (), np.random.default_rng(0))
+    assert scalar.shape == ()
+
+
+def test_integers_are_safe_as_indices_and_masks_let_everything_through():
+    rng = np.random.default_rng(0)
+    assert make_values(ModelPort("ids", "tensor", "int64", (2,)), (2,), rng).max() == 0
+    for name in ("attention_mask", "total_sequence_length", "seq_len"):
+        assert make_values(ModelPort(name, "tensor", "int64", (2,)), (2,), rng).min() == 1
+    assert make_values(ModelPort("flag", "tensor", "bool", (2,)), (2,), rng).all()
+
+
+def test_an_input_larger_than_any_memory():
+    with pytest.raises(UsageError, match="larger than 1 TiB"):
+        make_values(ports(x=(1,))[0], (1 << 40, 1 << 40), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("made", "says"), [
+    (helper.make_tensor_value_info("s", TensorProto.STRING, [2]), "'s' is a tensor of string"),
+    (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "'s' is a tensor of complex64"),
+    (helper.make_tensor_sequence_value_info("s", F, [2]), "'s' is a sequence"),
+    (helper.make_value_info("s", helper.make_optional_type_proto(helper.make_tensor_type_proto(F, [2]))), "an? optional"),
+    (helper.make_value_info("s", helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(F, [2]))), "'s' is a map"),
+])  # fmt: skip
+def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, says):
+    model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
+    with pytest.raises(UsageError, match=says):
+        input_shapes(model.inputs, [])
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_several_inputs_runs_and_every_source_speaks(tmp_path):
+    table = numpy_helper.from_array(np.ones((5, 8), np.float32), "table")
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["e"], name="embed/Gather"),
+        helper.make_node("Mul", ["e", "x"], ["m"], name="scale/Mul"),
+        helper.make_node("Where", ["mask", "m", "x"], ["y"], name="mask/Where"),
+    ]
+    inputs = [
+        port("ids", TensorProto.INT64, ["n"]), port("x", F, ["n", 8]), port("mask", TensorProto.BOOL, ["n", 1])
+    ]  # fmt: skip
+    result = placed(save(tmp_path / "m.onnx", nodes, inputs, [port("y", F, ["n", 8])], [table]), "n=6")
+    (session,) = result.facts.sessions
+    assert result.error is None and session.phases == ("run",)
+    assert len(result.facts.steps) == 3 and len(session.runs) == 3 and session.plan and session.assigned
+    assert {(event.name, event.provider) for event in session.events} == {(node.name, CPU) for node in nodes}
+    sizes = {entry.name: (entry.direction, entry.bytes_per_decode_step, entry.bound_memory) for entry in session.ports}
+    assert sizes == {
+        "ids": ("input", 48, "Cpu"), "x": ("input", 192, "Cpu"), "mask": ("input", 6, "Cpu"),
+        "y": ("output", 192, "Cpu"),
+    }  # fmt: skip
+    assert result.facts.finish_reason is None and result.facts.memory.weight_bytes == 160
+
+
+def test_initializers_are_no_inputs_and_a_model_may_have_none(tmp_path):
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "x")
+    nodes = [helper.make_node("RandomNormalLike", ["x"], ["y"], name="r")]
+    path = save(tmp_path / "m.onnx", nodes, [port("x")], [port("y")], [weight])
+    assert read_onnx(path).inputs == ()
+    assert placed(path).error is None
+
+
+def test_a_run_that_fails_keeps_the_placement(tmp_path):
+    nodes = [helper.make_node("Add", ["x", "z"], ["y"], name="add")]
+    path = save(tmp_path / "m.onnx", nodes, [port("x", F, ["a"]), port("z", F, ["b"])], [port("y", F, None)])
+    result = placed(path, "a=2", "b=3")
+    assert isinstance(result.error, GenerationError) and "generated inputs failed" in str(result.error)
+    assert result.facts.sessions[0].plan == (("add",),) and result.facts.sessions[0].runs == ()
+    assert any(note.startswith("run 1 of 3 failed") for note in result.facts.notes)
+
+
+def test_a_provider_that_does_not_start_is_said_or_an_error(tmp_path):
+    path = chain([("Relu", "a")], tmp_path / "m.onnx")
+    result = placed(path, chain=parse_chain("openvino,cpu"))
+    assert [entry.status for entry in result.resolutions] == ["unavailable", "active"]
+    with pytest.raises(ProviderError, match="not_in_build"):
+        placed(path, chain=parse_chain("openvino"))
+
+
+def test_a_model_that_onnxruntime_refuses(tmp_path):
+    with pytest.raises(PackageError, match="NoSuchOperator"):
+        placed(chain([("NoSuchOperator", "a")], tmp_path / "m.onnx"))
+
+
+def test_sizes_of_outputs():
+    assert output_bytes("tensor(float16)", (2, 3)) == 12
+    assert output_bytes("tensor(int64)", ()) == 8
+    assert output_bytes("tensor(string)", (2,)) is None
+    assert output_bytes("seq(tensor(float))", None) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"static_shapes": True, "prefill_chunk": 8, "attention": "onnx24"}])
+def test_a_package_runs_both_phases_on_dummy_tokens(tiny_package, options):
+    result = place_package(tiny_package(**options), where())
+    steps = [(step.phase, step.tokens) for step in result.facts.steps]
+    assert result.error is None and steps == [("prefill", 8 if options else 16)] * 3 + [("decode", 1)] * 3
+    assert {phase for session in result.facts.sessions for phase in session.phases} == {"prefill", "decode"}
+    assert all(session.events for session in result.facts.sessions)
+    assert all(state.same_address for state in result.facts.states)
+    assert result.facts.finish_reason is None
+
+
+def test_more_runs_than_the_cache_is_long(tiny_package):
+    result = place_package(tiny_package(), where(runs=70))
+    assert result.error is None and len(result.facts.steps) == 140
+
+
+def test_shapes_that_follow_from_the_inputs(tmp_path):
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="a"), helper.make_node("NonZero", ["a"], ["i"], name="nz"),
+        helper.make_node("Shape", ["a"], ["s"], name="s"), helper.make_node("ReduceMax", ["a"], ["y"], name="m", keepdims=0),
+    ]  # fmt: skip
+    model = read_onnx(save(tmp_path / "m.onnx", nodes, [port("x", F, ["n", 4])], [port("i", 7, [2, "k"]), port("y", F, ())]))
+    assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
+    assert "a" not in fixed_shapes(model.proto, {})
