@@ -8,12 +8,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+
+pytest_plugins = ["tests.environments"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DEMO_CHECKPOINT = REPOSITORY / "partita" / "demo" / "checkpoint"
@@ -83,6 +87,16 @@ def require(component: str, available: bool | None = None) -> None:
     if os.environ.get("PARTITA_REQUIRE_ALL") == "1":
         pytest.fail(f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)", pytrace=False)
     pytest.skip(reason)
+
+
+def require_dry_run() -> None:
+    """What the dry run of CUDA needs: Linux on x86-64, a C compiler, pyelftools, and the CUDA provider's library."""
+    require("Linux on x86-64", sys.platform == "linux" and platform.machine() == "x86_64")
+    require("a C compiler", any(shutil.which(name) for name in ("cc", "gcc", "clang")))
+    require("elftools")
+    spec = importlib.util.find_spec("onnxruntime")
+    folder = Path(spec.origin or "").parent / "capi" if spec else Path()
+    require("the CUDA provider of onnxruntime-gpu", (folder / "libonnxruntime_providers_cuda.so").is_file())
 
 
 class TinyCheckpoint(Protocol):

@@ -42,15 +42,27 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
     child = os.fork()
     if child == 0:
         return verb()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the child too, which ends in its own way
+    # Ctrl-C reaches the child too, which ends in its own way; what is sent to this process alone is passed on.
+    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on(child), signal.SIGHUP: pass_on(child)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         _, status = os.waitpid(child, 0)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if os.WIFEXITED(status):
         # The child has said everything and flushed; this process must add nothing, not even what it had buffered.
         os._exit(os.WEXITSTATUS(status))
     return ended_by(os.WTERMSIG(status), target.chain)
+
+
+def pass_on(child: int) -> Callable[[int, object], None]:
+    """A signal handler that sends the signal to the child."""
+
+    def handler(number: int, frame: object) -> None:
+        os.kill(child, number)
+
+    return handler
 
 
 def ended_by(number: int, chain: Sequence[Provider]) -> int:

@@ -7,6 +7,7 @@ the chain does not name it. Knows nothing of packages or tokens.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from partita.partition_reports.records import ChainEntry
 from partita.partition_reports.refused import refused_nodes
 from partita.partition_reports.views._refusal import render_refusal
 from partita.partition_reports.wording import plural
+from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.resolve import Resolution
 from partita.providers.start import Failure, explain
 from partita.runtime.model_file import read_model_file
@@ -32,6 +34,7 @@ from partita.runtime.session import NativeFailureError, Opening, Session, open_n
 DROPPED = re.compile(r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported")
 """Logged, and nothing more, when a provider loses every node because the layout transformer knows no such opset."""
 MOST_NAMED = 5
+CUDA = "CUDAExecutionProvider"
 
 
 def open_session(
@@ -72,6 +75,8 @@ def open_session(
         try:
             session.resolutions = settle(chain, session)
             check_pins(session, pins)
+            if CUDA in session.registered and not os.environ.get(BUILD_VARIABLE):
+                ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes the dry run's libraries for CUDA
         except BaseException:
             session.close()
             raise
@@ -79,7 +84,7 @@ def open_session(
 
 
 def open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
-    """Open the session; when a provider would fill the log in every run, take the log from one that is opened before."""
+    """Open the session; when a provider would fill the log in every run, the log is that of one opened before."""
     if not opening.observe or not any(resolution.provider.logs_runs for resolution in active):
         return open_native(path, active, opening)
     listing = open_native(path, active, opening)

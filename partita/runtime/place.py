@@ -35,6 +35,7 @@ from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.session import (
     HOST_MEMORY,
     Binding,
+    Buffer,
     NativeFailureError,
     Opening,
     Session,
@@ -99,44 +100,50 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     with closing(session):
         after = rss_bytes()
         binding = session.binding()
-        seconds, error = run_model(model, shapes, binding, where.runs)
+        steps, error = run_model(model, shapes, binding, where.runs)
         facts = RunFacts(
-            sessions=(model_session_facts(model, shapes, session, binding, len(seconds)),),
+            sessions=(model_session_facts(model, shapes, session, binding, len(steps)),),
             states=(),
-            steps=tuple(StepFact(PHASE, 0, value, 0.0, observed=True) for value in seconds),
+            steps=tuple(steps),
             memory=MemoryFacts(model.weight_bytes, 0, before, after, max(peak_rss_bytes(), before, after)),
             tokenizer_load_seconds=0.0,
             first_token_seconds=None,
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
-            notes=(*model.notes, *failure_notes(len(seconds), where.runs, error)),
+            notes=(*model.notes, *failure_notes(len(steps), where.runs, error)),
         )
         return Placed(facts, session.resolutions, error)
 
 
 def run_model(
     model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, runs: int
-) -> tuple[list[float], PartitaError | None]:
-    """Bind generated inputs and fresh outputs, and run. Seconds of each run that worked, and why the next did not."""
+) -> tuple[list[StepFact], PartitaError | None]:
+    """Run on generated inputs with fresh outputs. The steps that worked, and why the next did not.
+
+    Inputs are bound before every run, as a caller with new data would: on a device, ONNX Runtime copies them then.
+    """
     rng = np.random.default_rng(SEED)
-    seconds: list[float] = []
+    steps: list[StepFact] = []
+    buffers: dict[str, Buffer] = {}
     try:
         for port in model.inputs:
-            buffer = host_buffer(shapes[port.name], port.dtype)
-            buffer.host[...] = make_values(port, shapes[port.name], rng)
-            binding.bind_input(port.name, buffer)
+            buffers[port.name] = host_buffer(shapes[port.name], port.dtype)
+            buffers[port.name].host[...] = make_values(port, shapes[port.name], rng)
         for name in model.outputs:
             binding.bind_fresh_output(name)
         for _ in range(runs):
             began = time.perf_counter()
+            for name, buffer in buffers.items():
+                binding.bind_input(name, buffer)
+            bound = time.perf_counter()
             binding.run()
-            seconds.append(time.perf_counter() - began)
+            steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
     except GenerationError as error:
-        return seconds, unfit_inputs(model, error)
+        return steps, unfit_inputs(model, error)
     except (ProviderError, ResourceError) as error:
-        return seconds, error
-    return seconds, None
+        return steps, error
+    return steps, None
 
 
 def unfit_inputs(model: OnnxModel, error: GenerationError) -> GenerationError:

@@ -1,0 +1,117 @@
+"""Pins: what they match, what is refused, and that ONNX Runtime's real plan keeps to them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from partita.errors import ProviderError, UsageError
+from partita.partition_reports.facts import AssignedNode
+from partita.providers.resolve import parse_chain
+from partita.runtime import pins
+from partita.runtime.pins import Pin, check_pins, marked_model, parse_pins
+from tests.conftest import require_dry_run
+
+CHAIN = parse_chain("cuda,cpu")
+CUDA, CPU = CHAIN
+
+
+@pytest.mark.parametrize(
+    ("pin", "module", "covered"),
+    [
+        ("lm_head", "lm_head", True),
+        ("layers.0-11", "model.layers.11.mlp.up_proj", True),
+        ("layers.0-11", "model.layers.12.mlp.up_proj", False),
+        ("layers.1", "model.layers.11", False),
+        ("layers.1.mlp", "model.layers.1.mlp", True),
+        ("mlp", "model.layers.7.mlp.gate_proj", True),
+        ("model.layers.3", "model.layers.3", True),
+        ("layers.0-1.self_attn", "model.layers.1.mlp", False),
+        ("head", "lm_head", False),
+    ],
+)
+def test_a_pin_matches_whole_parts_of_a_module_path(pin, module, covered):
+    assert Pin(CPU, pin).covers(module) is covered
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["cpu"], "write PROVIDER:MODULE"),
+        ([":lm_head"], "write PROVIDER:MODULE"),
+        (["cpu:layers..mlp"], "write PROVIDER:MODULE"),
+        (["webgpu:lm_head"], r"webgpu is not in the provider chain \(cuda, cpu\)"),
+        (["cpu:layers.4-2"], "the range 4-2 runs backwards"),
+        (["cpu:lm_head", "cuda:lm_head"], "lm_head is pinned to cpu already"),
+    ],
+)
+def test_pins_that_make_no_sense(texts, words):
+    with pytest.raises(UsageError, match=words):
+        parse_pins(texts, CHAIN)
+
+
+def test_names_of_a_provider_are_as_free_as_in_the_chain():
+    assert [pin.text for pin in parse_pins(["CPUExecutionProvider:lm_head", " cuda : layers.0 "], CHAIN)] == [
+        "cpu:lm_head",
+        "cuda:layers.0",
+    ]
+
+
+def test_a_pin_that_matches_nothing_names_what_there_is(tiny_package):
+    with pytest.raises(UsageError, match=r"--pin cpu:lm_hed: no module .* some that exist: lm_head"):
+        marked_model(tiny_package() / "model.onnx", [Pin(CPU, "lm_hed")])
+
+
+def test_two_pins_may_not_claim_one_node(tiny_package):
+    with pytest.raises(UsageError, match=r"--pin cpu:layers\.0 and --pin cuda:mlp both claim model\.layers\.0\.mlp"):
+        marked_model(tiny_package() / "model.onnx", [Pin(CPU, "layers.0"), Pin(CUDA, "mlp")])
+
+
+def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch, tiny_package):
+    class Old:
+        version = "1.26.4"
+
+    monkeypatch.setattr(pins, "ort_build", Old)
+    with pytest.raises(ProviderError, match=r"--pin needs ONNX Runtime 1\.27 or newer; 1\.26\.4 would ignore it"):
+        pins.pinned_opening(tiny_package() / "model.onnx", pins.Opening(), [Pin(CPU, "lm_head")])
+
+
+class Placed:
+    """A session that has these nodes on these providers."""
+
+    def __init__(self, **nodes: str) -> None:
+        self.nodes = nodes
+
+    def assigned(self):
+        return tuple(AssignedNode(name.replace("__", "/"), "MatMul", "", ep, 0) for name, ep in self.nodes.items())
+
+
+def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes():
+    session = Placed(lm_head__MatMul="CUDAExecutionProvider", model__Cast="CPUExecutionProvider")
+    with pytest.raises(ProviderError, match=r"--pin cpu:lm_head does not hold: 1 of 1 nodes .*: lm_head/MatMul"):
+        check_pins(session, [Pin(CPU, "lm_head")])
+    check_pins(session, [Pin(CUDA, "lm_head")])
+    with pytest.raises(ProviderError, match="lists none of its nodes"):
+        check_pins(session, [Pin(CPU, "embed_tokens")])
+
+
+def test_the_real_plan_keeps_to_a_pin(tiny_package, tmp_path):
+    """The CUDA provider over stand-in libraries: lm_head would go to CUDA, and is pinned to the CPU."""
+    require_dry_run()
+    package = tiny_package(precision="fp16")
+
+    def cpu_nodes(*options: str) -> set[str]:
+        report = tmp_path / "report.json"
+        command = [sys.executable, "-m", "partita", "place", str(package), "--provider", "cuda,cpu", "--dry-run"]
+        done = subprocess.run(
+            [*command, "--report", str(report), *options], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        decode = json.loads(report.read_text())["phases"][-1]
+        return {node["name"] for node in decode["nodes"] if node["provider"] == "CPUExecutionProvider"}
+
+    assert not any(name.startswith("lm_head") for name in cpu_nodes())
+    assert any(name.startswith("lm_head") for name in cpu_nodes("--pin", "cpu:lm_head"))

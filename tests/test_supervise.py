@@ -1,0 +1,85 @@
+"""Native code that ends the process: a finding with an exit code, on the command line as its users run it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from partita.commands.supervise import ended_by, worth_it
+from partita.errors import INTERRUPTED, ProviderError
+from tests.conftest import Exported, TinyCheckpoint, require
+from tests.test_cli import child_environment
+
+ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n"
+FAULTS = "__attribute__((constructor)) static void boom(void) { *(volatile int *)0 = 1; }\n"
+HANGS = "#include <unistd.h>\n__attribute__((constructor)) static void wait(void) { sleep(60); }\n"
+
+
+@pytest.fixture(scope="module")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+def library(folder: Path, source: str) -> Path:
+    """A plugin library that never gets as far as offering a provider."""
+    require("a C compiler", shutil.which("cc") is not None)
+    (folder / "it.c").write_text(source)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=folder, check=True)
+    return folder / "libit.so"
+
+
+def command(package: Path, plugin: Path, *options: object) -> list[str]:
+    words = ["generate", package, "1,2,3", "--token-ids", "--provider", "mine,cpu"]
+    words += ["--provider-library", f"mine={plugin}"]
+    return [sys.executable, "-m", "partita", *map(str, [*words, *options])]
+
+
+@pytest.mark.parametrize(("source", "name"), [(ABORTS, "SIGABRT"), (FAULTS, "SIGSEGV")])
+def test_a_native_crash_is_one_line_and_exit_code_3(package: Path, tmp_path: Path, source: str, name: str) -> None:
+    words = command(package, library(tmp_path, source))
+    done = subprocess.run(words, capture_output=True, text=True, env=child_environment(), check=False)
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("partita: ")]
+    assert f"mine: initialisation_failed: native code ended the run with {name}" in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Path) -> None:
+    """Only the process that the user started gets the signal; nothing may be left running."""
+    running = subprocess.Popen(
+        command(package, library(tmp_path, HANGS)), stderr=subprocess.PIPE, text=True, env=child_environment(),
+        start_new_session=True,
+    )  # fmt: skip
+    child = psutil.Process(running.pid)
+    for _ in range(100):
+        time.sleep(0.2)
+        if grandchildren := child.children():
+            break
+    assert grandchildren, "the run was not supervised"
+    time.sleep(1)
+    running.terminate()
+    _, err = running.communicate(timeout=20)
+    assert running.returncode == 128 + signal.SIGTERM
+    assert "Traceback" not in err
+    assert psutil.wait_procs(grandchildren, timeout=10)[1] == []
+
+
+def test_signals_that_are_no_crash() -> None:
+    assert ended_by(signal.SIGINT, ()) == INTERRUPTED
+    assert ended_by(signal.SIGTERM, ()) == 128 + signal.SIGTERM
+    with pytest.raises(ProviderError, match="SIGBUS"):
+        ended_by(signal.SIGBUS, ())
+
+
+def test_a_process_that_is_not_ours_is_never_forked() -> None:
+    from partita.commands.chain_options import ChainOptions, read_chain_options
+
+    for own, chain, forked in ((False, "cuda,cpu", False), (True, "cuda,cpu", True), (True, "cpu", False)):
+        assert worth_it(read_chain_options(ChainOptions(provider=chain, own_process=own))) is forked
