@@ -10,6 +10,9 @@ RUNTIME     ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),g
 EXTRAS      ?= export,$(RUNTIME),dev
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
+# Which environments `make test` tests, by the names in tests/contract/expectations.py; main is $(VENV).
+ENVIRONMENTS ?= main openvino webgpu qnn plugins
+VENVS       ?= .venvs
 
 BIN     := $(VENV)/bin
 comma   := ,
@@ -19,13 +22,19 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PACKAGE := build/demo/package
 REPORT  := build/demo/report.json
 
-.PHONY: help install demo test check bench clean
+# Environments of their own, because only one ONNX Runtime wheel fits in one: name = extra = constraints/name.txt.
+NAMES       := openvino webgpu qnn plugins
+ENV_TARGETS := $(NAMES:%=env-%)
+WANTED      := $(filter $(NAMES:%=env-%),$(ENVIRONMENTS:%=env-%))
+
+.PHONY: help install envs $(ENV_TARGETS) demo test test-cuda check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
 	@echo "make TARGET [VENV=.venv] [PYTHON=python3] [CONSTRAINTS=constraints.txt] [EXTRAS=$(EXTRAS)]"
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1	\2/p' Makefile
+	@echo "  env-NAME	create one of these environments: $(NAMES)"
 
 install: $(STAMP) ## create the virtual environment and install Partita into it, editable
 
@@ -39,6 +48,22 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install --constraint $(CONSTRAINTS) --editable ".[$(EXTRAS)]"
 	@touch $(STAMP)
+
+envs: $(ENV_TARGETS) ## create the environments of the other ONNX Runtime wheels, in .venvs/; `make -j2 envs` is faster
+
+$(ENV_TARGETS): env-%: $(VENVS)/%/.installed
+
+# Made anew when its versions change: see the two wheels above. Without torch: packages are exported in the main one.
+# What went wrong stays in $(VENVS)/NAME.failed, and is the reason that its tests are skipped with.
+$(VENVS)/%/.installed: pyproject.toml $(CONSTRAINTS) constraints/%.txt
+	@rm -rf $(VENVS)/$* $(VENVS)/$*.failed && mkdir -p $(VENVS)
+	@echo "installing partita[$*,test] into $(VENVS)/$*"
+	@{ $(PYTHON) -m venv $(VENVS)/$* && \
+	  $(VENVS)/$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile \
+	    --constraint $(CONSTRAINTS) --constraint constraints/$*.txt --editable ".[$*,test]"; \
+	} 2>$(VENVS)/$*.log || \
+	  { grep -i error $(VENVS)/$*.log | tail -n 1 > $(VENVS)/$*.failed; cat $(VENVS)/$*.log >&2; rm -rf $(VENVS)/$*; exit 1; }
+	@touch $@
 
 demo: install ## export the embedded checkpoint, generate from it, and show the partition report
 	@mkdir -p build/demo
@@ -55,9 +80,15 @@ demo: install ## export the embedded checkpoint, generate from it, and show the 
 	@echo "  $(BIN)/partita generate $(PACKAGE) \"Raises\" --temperature 0.8 --seed 1"
 	@echo "  $(BIN)/partita export FOLDER_WITH_YOUR_CHECKPOINT build/mine"
 
-test: install ## run the whole test suite
+# An environment that cannot be made here does not stop the others: its tests are skipped with the reason.
+test: install ## run the whole test suite, and the contract tests of every environment in ENVIRONMENTS
 	@mkdir -p build
-	@$(BIN)/python -m pytest $(PYTEST_ARGS); code=$$?; echo $$code > build/pytest-exit-code; exit $$code
+	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
+	@$(BIN)/python -m pytest --environments "$(ENVIRONMENTS)" --venvs $(VENVS) $(PYTEST_ARGS); \
+	  code=$$?; echo $$code > build/pytest-exit-code; exit $$code
+
+test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
+	$(BIN)/python -m pytest tests/contract --environments cuda $(PYTEST_ARGS)
 
 check: install ## ruff, mypy --strict and the import rules; all three run even when one fails
 	@failed=; \
@@ -69,6 +100,6 @@ check: install ## ruff, mypy --strict and the import rules; all three run even w
 bench: install ## measure export, and generation against a bare loop and against transformers
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-clean: ## remove the virtual environment and everything that was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+clean: ## remove the virtual environments and everything that was built
+	rm -rf $(VENV) $(VENVS) build dist .pytest_cache .mypy_cache .ruff_cache
 	find partita tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,58 @@
+"""How a contract test gets its environments: one case per environment and per whatever else it varies in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from tests.contract.expectations import ENVIRONMENTS, Environment, Target
+
+Row = tuple[Any, ...]
+
+
+def cases(names: str, rows: Callable[[Environment], Iterable[Row]]) -> pytest.MarkDecorator:
+    """Parametrise with `environment` and `names` (comma-separated): a case for each of `rows(environment)`.
+
+    Ids begin with the name of the environment, by which the summary counts. An environment without rows has no case.
+    """
+    parameters = [
+        pytest.param(
+            environment, *row, marks=pytest.mark.environment(environment.name),
+            id="-".join([environment.name, *(label(value) for value in row)]),
+        )
+        for environment in ENVIRONMENTS.values() for row in rows(environment)
+    ]  # fmt: skip
+    return pytest.mark.parametrize(["environment", *names.replace(" ", "").split(",")], parameters)
+
+
+def label(value: Any) -> str:
+    """What an id shows of a value."""
+    return value.provider if isinstance(value, Target) else str(value)
+
+
+def each_environment() -> pytest.MarkDecorator:
+    """One case per environment."""
+    return pytest.mark.parametrize(
+        "environment",
+        [
+            pytest.param(environment, marks=pytest.mark.environment(environment.name), id=environment.name)
+            for environment in ENVIRONMENTS.values()
+        ],
+    )
+
+
+def targets(environment: Environment) -> list[Row]:
+    """A row per provider that the environment runs on, besides cpu."""
+    return [(target,) for target in environment.targets]
+
+
+def packages_of(field: str) -> Callable[[Environment], list[Row]]:
+    """Rows of target and package, for the packages that the target lists in `field`."""
+    return lambda environment: [(t, package) for t in environment.targets for package in getattr(t, field)]
+
+
+def providers_of(field: str) -> Callable[[Environment], list[Row]]:
+    """Rows of provider names that the environment lists in `field`."""
+    return lambda environment: [(provider,) for provider in getattr(environment, field)]

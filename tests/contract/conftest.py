@@ -1,0 +1,64 @@
+"""Fixtures of the contract tests: the command line, plain ONNX Runtime, and small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require
+from tests.contract import models
+from tests.contract.commands import Done, Partita, device_is_there, execute, generated, honoured
+from tests.contract.expectations import Target
+
+CPU_TOKENS: dict[str, str] = {}
+
+
+@pytest.fixture
+def partita(tmp_path: Path) -> Partita:
+    """Run `partita` with arguments; it must not show a traceback, whatever happens."""
+
+    def command(*arguments: object, **extra: str) -> Done:
+        done = execute("-m", "partita", *arguments, folder=tmp_path, **extra)
+        assert "Traceback" not in done.out + done.err, done
+        return done
+
+    return command
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Partita:
+    """Run a script that uses ONNX Runtime without Partita; `ort`, `np`, `sys` and `json` are imported for it."""
+
+    def script(text: str, *arguments: object, **extra: str) -> Done:
+        head = "import json, sys\nimport numpy as np\nimport onnxruntime as ort\n"
+        return execute("-c", head + text, *arguments, folder=tmp_path, **extra)
+
+    return script
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., Path]:
+    """Write one of the files of `tests/contract/models.py`, by name."""
+    return lambda name, **options: getattr(models, name)(tmp_path / f"{name}.onnx", **options)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> None:
+    """Skip, or fail in CI, where the machine lacks what the test's target needs; partita itself is not asked."""
+    target: Target = request.getfixturevalue("target")
+    if target.needs:
+        require(target.needs, device_is_there(target))
+
+
+@pytest.fixture
+def cpu_tokens(partita: Partita, packages: Path) -> Callable[[str], str]:
+    """What `generate` prints for a package on the CPU of this environment; run once for each."""
+
+    def tokens(package: str) -> str:
+        if package not in CPU_TOKENS:
+            CPU_TOKENS[package] = honoured(generated(partita, packages / package, "cpu")).out
+        return CPU_TOKENS[package]
+
+    return tokens

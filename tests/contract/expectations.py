@@ -1,0 +1,145 @@
+"""What each environment offers, as data: the contract tests are parametrised with it, and `make` creates it.
+
+A fact stands here when it was seen in that environment, with the versions in constraints/NAME.txt. Nothing here imports
+ONNX Runtime or looks at the machine: every environment's tests are collected in the main one.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass, field
+from typing import Literal
+
+MAIN = "main"
+
+Kind = Literal[
+    "host",  # computes in host memory, one kernel per node
+    "device",  # has memory of its own: Memcpy nodes, device buffers
+    "compiling",  # compiles whole subgraphs; a subgraph is one node of the plan
+]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A provider that an environment can run on, besides cpu."""
+
+    provider: str
+    """After --provider."""
+    ort_name: str
+    kind: Kind
+    with_cpu: tuple[str, ...] = ()
+    """Packages that `PROVIDER,cpu` runs, giving the tokens of cpu alone."""
+    alone: tuple[str, ...] = ()
+    """Packages that run on it and nothing else."""
+    refused_alone: tuple[str, ...] = ()
+    """Packages with nodes that it does not take: exit code 3 and their table without cpu in the chain."""
+    fails: tuple[str, ...] = ()
+    """Packages whose session cannot be created with it in the chain, cpu or not: exit code 3."""
+    option: tuple[str, str] = ("", "")
+    """A provider option of type int or bool, and a value it takes."""
+    wheel: str = ""
+    """Module of the wheel that carries it as a library; empty when it is part of ONNX Runtime."""
+    needs: str = ""
+    """What a machine must have, in words; empty when the wheel is enough."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment: an ONNX Runtime wheel, and what can be expected of it."""
+
+    name: str
+    home: str
+    """The environment whose Python it runs in: its own, or the main one."""
+    targets: tuple[Target, ...] = ()
+    library_missing: tuple[str, ...] = ()
+    """Providers in the build whose libraries are not there."""
+    device_missing: tuple[str, ...] = ()
+    """Providers whose library loads and finds no device."""
+    not_in_build: tuple[str, ...] = ()
+    by_default: bool = True
+    file: str = ""
+    """A file that a machine must have for it to be tested at all, and `why` in words."""
+    why: str = ""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Environment variables that are set unless they are set already."""
+
+    @property
+    def usable(self) -> tuple[str, ...]:
+        """Providers that a session can run on."""
+        return (*(target.provider for target in self.targets), "cpu")
+
+
+SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
+"""Debian's chromium package has SwiftShader, a Vulkan driver that computes on the CPU."""
+GPU_WHEEL = "onnxruntime-gpu"
+
+WEBGPU = Target(
+    provider="webgpu",
+    ort_name="WebGpuExecutionProvider",
+    kind="device",
+    with_cpu=("llama-gqa-fp32", "llama-onnx24-fp32", "llama-gqa-fp32-static", "demo-gqa-fp32"),
+    refused_alone=("llama-gqa-fp32", "llama-onnx24-fp32"),
+    option=("enableGraphCapture", "0"),
+    needs="a WebGPU adapter: a GPU with a Vulkan driver, or SwiftShader from Debian's chromium package",
+)
+OPENVINO = Target(
+    provider="openvino",
+    ort_name="OpenVINOExecutionProvider",
+    kind="compiling",
+    with_cpu=("llama-gqa-fp32", "llama-gqa-fp32-static", "demo-gqa-fp32"),
+    refused_alone=("llama-gqa-fp32",),
+    option=("num_of_threads", "1"),
+)
+OPENVINO_PLUGIN = Target(
+    provider="openvino", ort_name="OpenVINOExecutionProvider", kind="compiling", wheel="onnxruntime_ep_openvino",
+    with_cpu=("llama-gqa-fp32",), refused_alone=("llama-gqa-fp32",),
+)  # fmt: skip
+QNN = Target(
+    provider="qnn", ort_name="QNNExecutionProvider", kind="compiling", wheel="onnxruntime_qnn",
+    fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
+)  # fmt: skip
+"""Qualcomm's NPU backend in its host emulator, which computes in fp16: no tokens are compared."""
+CUDA = Target(
+    provider="cuda",
+    ort_name="CUDAExecutionProvider",
+    kind="device",
+    with_cpu=("llama-gqa-fp32", "llama-onnx24-fp32", "llama-gqa-fp32-static", "demo-gqa-fp32"),
+    alone=("llama-gqa-fp16", "llama-onnx24-fp32", "llama-onnx24-fp16"),
+    refused_alone=("llama-gqa-fp32",),
+    option=("device_id", "0"),
+    needs="an NVIDIA GPU with CUDA 13 and cuDNN 9",
+)
+
+
+def has_gpu_wheel() -> bool:
+    """Whether this Python has the wheel with the CUDA providers; only the main environment can have either."""
+    try:
+        importlib.metadata.version(GPU_WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+ENVIRONMENTS: dict[str, Environment] = {
+    entry.name: entry
+    for entry in (
+        Environment(MAIN, MAIN, library_missing=("cuda", "tensorrt"), not_in_build=("openvino", "webgpu", "qnn")),
+        Environment("openvino", "openvino", (OPENVINO,), not_in_build=("cuda", "tensorrt", "webgpu", "qnn")),
+        Environment("webgpu", "webgpu", (WEBGPU,), not_in_build=("cuda", "openvino", "qnn"), variables=SOFTWARE_VULKAN),
+        Environment("qnn", "qnn", (QNN,), not_in_build=("cuda", "openvino", "webgpu")),
+        Environment("plugins", "plugins", (OPENVINO_PLUGIN,), device_missing=("webgpu",), not_in_build=("cuda", "qnn")),
+        Environment(
+            "cuda",
+            MAIN,
+            (CUDA,),
+            by_default=False,
+            file="/dev/nvidiactl",
+            why="this machine has no NVIDIA GPU, or no driver for it",
+        ),  # fmt: skip
+    )
+}
+
+
+def selected_by_default() -> tuple[str, ...]:
+    """Environments that are tested when none is named."""
+    return tuple(entry.name for entry in ENVIRONMENTS.values() if entry.by_default)

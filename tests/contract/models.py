@@ -1,0 +1,70 @@
+"""Small ONNX files, each with one property that a provider reacts to. Static shapes and fixed weights throughout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+FLOAT = TensorProto.FLOAT
+ROWS, WIDTH = 4, 16
+LATEST_IR = 10
+OPSET = 21
+ML = "ai.onnx.ml"
+
+
+def weight(name: str) -> onnx.TensorProto:
+    """[WIDTH, WIDTH] float32, always the same numbers."""
+    values = np.random.default_rng(0).standard_normal((WIDTH, WIDTH), dtype=np.float32)
+    return numpy_helper.from_array(values / WIDTH, name)
+
+
+def save(nodes: list[Any], path: Path, *, opset: int = OPSET) -> Path:
+    """Write a model x [ROWS, WIDTH] -> y [ROWS, WIDTH] whose weights are called w.
+
+    Every tensor in between has the same shape and says so: not every operator has shape inference.
+    """
+    inner = [node.output[0] for node in nodes[:-1]]
+    graph = helper.make_graph(
+        nodes, "contract",
+        [helper.make_tensor_value_info("x", FLOAT, [ROWS, WIDTH])],
+        [helper.make_tensor_value_info("y", FLOAT, [ROWS, WIDTH])],
+        [weight("w")],
+        value_info=[helper.make_tensor_value_info(name, FLOAT, [ROWS, WIDTH]) for name in inner],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(ML, 3)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=LATEST_IR)
+    onnx.save(model, path)
+    return path
+
+
+def matmul_relu(path: Path, *, opset: int = OPSET) -> Path:
+    """MatMul, Relu: what every provider takes."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="layer/MatMul"),
+        helper.make_node("Relu", ["h"], ["y"], name="layer/Relu"),
+    ]
+    return save(nodes, path, opset=opset)
+
+
+def island(path: Path) -> Path:
+    """MatMul, Scaler, MatMul: no provider but the CPU has a kernel for ai.onnx.ml's Scaler, so it is an island."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="first/MatMul"),
+        helper.make_node("Scaler", ["h"], ["s"], name="island/Scaler", domain=ML, offset=[0.5], scale=[2.0]),
+        helper.make_node("MatMul", ["s", "w"], ["y"], name="last/MatMul"),
+    ]
+    return save(nodes, path)
+
+
+def layered(path: Path) -> Path:
+    """`matmul_relu` whose nodes carry layer annotations, for ONNX Runtime's layer rules."""
+    model = onnx.load(matmul_relu(path))
+    for node in model.graph.node:
+        entry = node.metadata_props.add()
+        entry.key, entry.value = "layer_ann", "block"
+    onnx.save(model, path)
+    return path

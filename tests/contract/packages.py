@@ -1,0 +1,96 @@
+"""The packages of the contract tests, exported once in the main environment and handed to the others by path.
+
+The other environments have no torch. The folder is named after what the packages depend on, so that a change of the
+exporter makes them anew. By hand: `python -m tests.contract.packages build/contract` prints where they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
+
+LLAMA: dict[str, Any] = {"max_length": 64}
+STATIC: dict[str, Any] = {**LLAMA, "static_shapes": True, "prefill_chunk": 8}
+PACKAGES: dict[str, dict[str, Any]] = {
+    "llama-gqa-fp32": {**LLAMA, "attention": "gqa"},
+    "llama-gqa-fp16": {**LLAMA, "attention": "gqa", "precision": "fp16"},
+    "llama-onnx24-fp32": {**LLAMA, "attention": "onnx24"},
+    "llama-onnx24-fp16": {**LLAMA, "attention": "onnx24", "precision": "fp16"},
+    "llama-gqa-fp32-static": {**STATIC, "attention": "gqa"},
+    "llama-onnx24-fp32-static": {**STATIC, "attention": "onnx24"},
+    "demo-gqa-fp32": {"max_length": 128, "attention": "gqa"},
+}
+"""Name -> options of `ExportOptions`. llama is the tiny one of tests/conftest.py, demo the embedded checkpoint."""
+
+SOURCES = ("partita/export/**/*.py", "partita/package.py", "tests/conftest.py", "tests/contract/packages.py")
+TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
+EXPORT_SECONDS = 600
+
+
+def key() -> str:
+    """Hash of everything that the packages depend on."""
+    digest = hashlib.sha256()
+    files = [path for pattern in SOURCES for path in REPOSITORY.glob(pattern)]
+    for path in sorted([*files, *DEMO_CHECKPOINT.iterdir()]):
+        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes())
+    digest.update(" ".join(f"{name} {importlib.metadata.version(name)}" for name in TOOLS).encode())
+    return digest.hexdigest()[:16]
+
+
+def can_export() -> bool:
+    """Whether this environment has what an export needs."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "onnxscript"))
+
+
+def ensure_packages(folder: Path) -> Path:
+    """Where the packages are, exported first if they are not there. The export runs in a process of its own.
+
+    Raises RuntimeError with what the export said when it fails.
+    """
+    wanted = folder / f"packages-{key()}"
+    if not wanted.is_dir():
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.contract.packages", str(folder)],
+            cwd=REPOSITORY, capture_output=True, text=True, timeout=EXPORT_SECONDS,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise RuntimeError(f"exporting the packages of the contract tests failed:\n{done.stdout}{done.stderr}")
+    return wanted
+
+
+def export_all(folder: Path) -> Path:
+    """Export every package; the folder appears when all are there, and older ones go."""
+    from partita.commands.export import replay
+    from partita.export.pipeline import ExportOptions, export
+    from tests.conftest import BASE, MODELS, _save_random_model, _save_tokenizer
+
+    wanted = folder / f"packages-{key()}"
+    if wanted.is_dir():
+        return wanted
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as temporary:
+        llama, made = Path(temporary) / "llama", Path(temporary) / "packages"
+        llama.mkdir()
+        settings = {**BASE, **MODELS["llama"]}
+        _save_random_model(llama, "llama", settings, "float32", seed=0)
+        _save_tokenizer(llama, settings["vocab_size"])
+        for name, options in PACKAGES.items():
+            checkpoint = DEMO_CHECKPOINT if name.startswith("demo") else llama
+            export(ExportOptions(str(checkpoint), made / name, **options), replay=replay)
+        for old in folder.glob("packages-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        made.replace(wanted)
+    return wanted
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{export_all(Path(sys.argv[1]))}\n")

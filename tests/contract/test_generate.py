@@ -1,0 +1,76 @@
+"""A package on a provider: the tokens of the CPU when it is behind it; alone, all of it or a refusal naming nodes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.contract.cases import cases, packages_of
+from tests.contract.commands import chain_entry, generated, honoured, nodes_on, refused
+
+CPU = "CPUExecutionProvider"
+
+
+@cases("target, package", packages_of("with_cpu"))
+@pytest.mark.usefixtures("device")
+def test_with_the_cpu_behind_it_gives_the_tokens_of_the_cpu(
+    environment, target, package, packages, partita, cpu_tokens, tmp_path
+):
+    report = tmp_path / "report.json"
+    done = honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report))
+    assert done.out == cpu_tokens(package)
+    content = json.loads(report.read_text())
+    assert chain_entry(content, environment, target.ort_name)["status"] == "active"
+    assert nodes_on(content, target.ort_name) > 0
+    assert [check for check in content["checks"] if not check["passed"]] == []
+
+
+@cases("target, package", packages_of("with_cpu"))
+@pytest.mark.usefixtures("device")
+def test_the_cache_stays_in_one_place(environment, target, package, packages, partita, tmp_path):
+    report = tmp_path / "report.json"
+    honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report))
+    cache = json.loads(report.read_text())["cache"]
+    assert cache["in_place_states"] == cache["states"] and cache["address_changes"] == 0, cache
+
+
+@cases("target, package", packages_of("alone"))
+@pytest.mark.usefixtures("device")
+def test_alone_runs_all_of_it(environment, target, package, packages, partita, tmp_path):
+    report = tmp_path / "report.json"
+    done = honoured(generated(partita, packages / package, target.provider, "--report", report))
+    content = json.loads(report.read_text())
+    assert done.out.strip() and nodes_on(content, target.ort_name) > 0 and nodes_on(content, CPU) == 0
+    assert content["fallbacks"] == []
+
+
+@cases("target, package", packages_of("refused_alone"))
+@pytest.mark.usefixtures("device")
+def test_alone_is_refused_with_the_nodes_that_would_not_go(environment, target, package, packages, partita):
+    done = refused(generated(partita, packages / package, target.provider), target.ort_name)
+    table = done.err.partition("partita: ")[2].splitlines()[1:]
+    assert table, done
+    file = json.loads((packages / package / "manifest.json").read_text())["graph"]["files"][0]["file"]
+    assert any(op in done.err for op in op_types(packages / package / file)), done
+    assert "model." in done.err or "layers" in done.err, done
+
+
+@cases("target, package", packages_of("fails"))
+@pytest.mark.usefixtures("device")
+def test_a_provider_that_breaks_on_a_graph_is_left_out_and_says_so(
+    environment, target, package, packages, partita, cpu_tokens, tmp_path
+):
+    refused(generated(partita, packages / package, target.provider), target.provider)
+    report = tmp_path / "report.json"
+    done = honoured(generated(partita, packages / package, f"{target.provider},cpu", "--report", report))
+    assert done.out == cpu_tokens(package)
+    assert any(target.provider in line and "initialisation_failed" in line for line in done.err.splitlines()), done
+    entry = chain_entry(json.loads(report.read_text()), environment, target.ort_name)
+    assert (entry["status"], entry["reason"]) == ("unavailable", "initialisation_failed") and entry["evidence"]
+
+
+def op_types(path):
+    import onnx
+
+    return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}

@@ -1,0 +1,63 @@
+"""Provider libraries beside ONNX Runtime: found in their wheels, or named with `--provider-library NAME=PATH`."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.contract.cases import cases, each_environment
+from tests.contract.commands import generated, honoured, nodes_on, refused
+
+WHEELS = {"qnn": "onnxruntime_qnn", "webgpu": "onnxruntime_ep_webgpu", "openvino": "onnxruntime_ep_openvino"}
+ORT_NAMES = {
+    "qnn": "QNNExecutionProvider", "webgpu": "WebGpuExecutionProvider", "openvino": "OpenVINOExecutionProvider",
+}  # fmt: skip
+
+
+def plugins(environment):
+    """Rows of provider: those whose library is in a wheel of its own here."""
+    return [(provider,) for provider in {"qnn": ("qnn",), "plugins": ("webgpu", "openvino")}.get(environment.name, ())]
+
+
+def usable_plugins(environment):
+    return [(provider,) for (provider,) in plugins(environment) if provider in environment.usable]
+
+
+def library(provider):
+    """Path of the library in the provider's wheel."""
+    return importlib.import_module(WHEELS[provider]).get_library_path()
+
+
+@cases("provider", usable_plugins)
+def test_the_wheel_is_found_by_itself(environment, provider, partita, model, tmp_path):
+    report = tmp_path / "report.json"
+    done = honoured(partita("place", model("matmul_relu"), "--provider", provider, "--report", report, "--json"))
+    assert nodes_on(done.json, ORT_NAMES[provider]) > 0
+
+
+@cases("provider", usable_plugins)
+def test_a_library_named_by_hand_does_the_same(environment, provider, partita, model):
+    named = f"{provider}={library(provider)}"
+    honoured(partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named))
+
+
+@cases("provider", plugins)
+def test_a_file_that_is_no_library_is_refused(environment, provider, partita, model, tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    done = partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", f"{provider}={broken}")
+    refused(done, "broken.so")
+
+
+@cases("provider", plugins)
+def test_a_library_that_is_not_there_is_refused(environment, provider, partita, model, tmp_path):
+    named = f"{provider}={tmp_path / 'absent.so'}"
+    refused(partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named), "absent.so")
+
+
+@each_environment()
+@pytest.mark.parametrize("value", ["qnn", "=path", "qnn=", ""])
+def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, value, packages, partita):
+    done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)
+    refused(done, "--provider-library", code=2)

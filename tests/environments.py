@@ -1,0 +1,322 @@
+"""Pytest plugin: the contract tests of every environment as items of one session.
+
+Only one ONNX Runtime wheel fits in an environment, so a contract test of another one cannot run in this process. All of
+them are collected here, because their parameters come from `tests/contract/expectations.py` and not from what is
+installed. A test of this environment runs as usual. The tests of another one run in a single pytest of that
+environment's Python, a child, which writes its reports as JSON lines; they become the reports of the items here. So
+counts, `-k`, `-x`, node ids and the failure texts are those of one session.
+
+    pytest                                            all environments; one that is not there is skipped, and counted
+    pytest --environments "main webgpu"               these two
+    pytest "tests/contract/test_place.py" -k openvino    one of them
+    .venvs/webgpu/bin/python -m pytest tests/contract --inside webgpu    without the main environment
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from _pytest.terminal import TerminalReporter
+
+from tests.contract.expectations import ENVIRONMENTS, MAIN, Environment, selected_by_default
+from tests.contract.packages import can_export, ensure_packages
+
+MARK = "environment"
+POLL_SECONDS = 0.05
+ENVIRONMENT_SECONDS = 900
+"""Longest time the contract tests of one environment may take, together."""
+TAIL_LINES = 15
+RUNTIME_WHEELS = ("onnxruntime", "onnxruntime-", "onnxruntime_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("environments")
+    group.addoption("--environments", metavar="NAMES", help="environments whose contract tests run; default: all")
+    group.addoption("--venvs", metavar="DIR", default=".venvs", help="where their virtual environments are")
+    group.addoption("--inside", metavar="NAME", default=MAIN, help="the environment that this Python belongs to")
+    group.addoption("--packages", metavar="DIR", help="packages of the contract tests; default: export them")
+    group.addoption("--report-lines", metavar="FILE", help="append each test report to this file, as a line of JSON")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    names = chosen(config)
+    unknown = [name for name in (*names, config.getoption("--inside")) if name not in ENVIRONMENTS]
+    if unknown:
+        raise pytest.UsageError(f"unknown environment {unknown[0]!r}; there are: {', '.join(ENVIRONMENTS)}")
+    absent_files = [
+        f"environment {name} needs {ENVIRONMENTS[name].file}, which is not there: {ENVIRONMENTS[name].why}"
+        for name in names if ENVIRONMENTS[name].file and not Path(ENVIRONMENTS[name].file).exists()
+    ]  # fmt: skip
+    if absent_files:
+        raise pytest.UsageError(absent_files[0])
+    if path := config.getoption("--report-lines"):
+        config.pluginmanager.register(Writer(config, Path(path)))
+    if config.getoption("--inside") == MAIN:
+        config.pluginmanager.register(Orchestra(config), "environments-orchestra")
+
+
+def chosen(config: pytest.Config) -> tuple[str, ...]:
+    """Names of the environments that were asked for."""
+    asked = config.getoption("--environments")
+    return selected_by_default() if asked is None else tuple(asked.replace(",", " ").split())
+
+
+def environment_of(item: pytest.Item) -> Environment | None:
+    """The environment that a contract test belongs to; None for every other test."""
+    mark = item.get_closest_marker(MARK)
+    return None if mark is None else ENVIRONMENTS[mark.args[0]]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out environments that were not asked for; those of other Pythons come last, one after the other."""
+    inside, wanted = config.getoption("--inside"), chosen(config)
+    order = {name: position for position, name in enumerate(ENVIRONMENTS)}
+    kept: list[tuple[int, pytest.Item]] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        environment = environment_of(item)
+        if environment is None:
+            kept.append((-1, item))
+        elif environment.name in wanted and (environment.home == inside or inside == MAIN):
+            kept.append((-1 if environment.home == inside else order[environment.name], item))
+        else:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for _, item in sorted(kept, key=lambda entry: entry[0])]  # sorted() keeps the order of equals
+
+
+@pytest.fixture(scope="session")
+def packages(request: pytest.FixtureRequest) -> Path:
+    """Folder of the exported packages, see `tests/contract/packages.py`."""
+    from tests.conftest import require
+
+    given = request.config.getoption("--packages")
+    folder = request.config.rootpath / "build" / "contract"
+    if given is None and can_export():
+        return ensure_packages(folder)
+    if given is None:  # by hand in another environment: what the main one left
+        given = max(folder.glob("packages-*"), key=lambda path: path.stat().st_mtime, default=folder / "not-exported")
+    require("the exported packages (in the main environment: make test)", Path(given).is_dir())
+    return Path(given)
+
+
+def runtime_wheels() -> str:
+    """Name and version of every installed wheel of ONNX Runtime, and of the provider libraries beside it."""
+    found = {
+        f"{distribution.metadata['Name'].lower()} {distribution.version}"
+        for distribution in importlib.metadata.distributions()
+        if (distribution.metadata["Name"] or "").lower().startswith(RUNTIME_WHEELS)
+    }
+    return ", ".join(sorted(found)) or "no ONNX Runtime"
+
+
+class Writer:
+    """In the child: every report as a line of JSON, written at once, so that a crash loses none."""
+
+    def __init__(self, config: pytest.Config, path: Path) -> None:
+        self.config, self.path = config, path
+        self.write({"wheels": runtime_wheels()})
+
+    def write(self, value: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(value) + "\n")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.write(self.config.hook.pytest_report_to_serializable(config=self.config, report=report))
+
+
+@dataclass
+class Tally:
+    """What the summary says of one environment."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+class Orchestra:
+    """In the main session: runs the children and hands their reports on."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.children: dict[str, Child | str] = {}
+        """Per environment its child, or the reason why there is none."""
+        self.tallies: dict[str, Tally] = {}
+        self.names: dict[str, str] = {}
+        """Node id of each contract test -> its environment."""
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.names = {item.nodeid: found.name for item in session.items if (found := environment_of(item))}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Literal[True] | None:
+        environment = environment_of(item)
+        if environment is None or environment.home == MAIN:
+            return None
+        if environment.name not in self.children:
+            self.children[environment.name] = self.start(environment, item.session)
+        child = self.children[environment.name]
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in [absent(item, child)] if isinstance(child, str) else child.reports(item):
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def start(self, environment: Environment, session: pytest.Session) -> Child | str:
+        """Start the child of an environment on all of its tests, or say why that cannot be done."""
+        venvs = self.config.rootpath / self.config.getoption("--venvs")
+        python = venvs / environment.name / "bin" / "python"
+        if not (venvs / environment.name / ".installed").is_file():
+            failed = venvs / f"{environment.name}.failed"
+            detail = f" ({failed.read_text(encoding='utf-8').strip()})" if failed.is_file() else ""
+            return f"environment {environment.name} is not installed{detail}; run: make env-{environment.name}"
+        folder = self.config.rootpath / "build" / "contract"
+        folder.mkdir(parents=True, exist_ok=True)
+        items = [item for item in session.items if environment_of(item) is environment]
+        given = self.config.getoption("--packages")
+        packages = Path(given) if given else folder / "not-exported"
+        if not given and can_export() and any("packages" in getattr(item, "fixturenames", ()) for item in items):
+            try:
+                packages = ensure_packages(folder)
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                return f"environment {environment.name} got no packages: {error}"
+        return Child(environment, python, folder, packages, [item.nodeid for item in items], self.config)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count. A test is what its call was, unless setup or teardown did not pass."""
+        tally = self.tallies.setdefault(self.names.get(report.nodeid, "main suite"), Tally())
+        tally.seconds += report.duration
+        if report.when == "call" or report.outcome != "passed":
+            tally.outcomes[report.outcome] += 1
+
+    def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
+        """One line per environment: its wheels, and how its tests ended."""
+        if not self.tallies:
+            return
+        rows: list[tuple[str, ...]] = [("environment", "runtime", "passed", "failed", "skipped", "seconds")]
+        for name, tally in self.tallies.items():
+            counts = [str(tally.outcomes[outcome]) for outcome in ("passed", "failed", "skipped")]
+            child = self.children.get(name)
+            wheels = child.wheels if isinstance(child, Child) else "-" if isinstance(child, str) else runtime_wheels()
+            rows.append((name, wheels, *counts, f"{tally.seconds:.0f}"))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        terminalreporter.section("environments")
+        for row in rows:
+            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+            terminalreporter.write_line("  ".join(cells).rstrip())
+
+    def pytest_sessionfinish(self) -> None:
+        for child in self.children.values():
+            if isinstance(child, Child):
+                child.close()
+
+
+def absent(item: pytest.Item, reason: str) -> pytest.TestReport:
+    """The report of a test whose environment is not there: skipped, or failed where everything is required."""
+    required = os.environ.get("PARTITA_REQUIRE_ALL") == "1"
+    return pytest.TestReport(
+        item.nodeid, item.location, dict.fromkeys(item.keywords, 1),
+        outcome="failed" if required else "skipped",
+        longrepr=f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)" if required
+        else (str(Path(__file__)), 1, f"Skipped: {reason}"),
+        when="call" if required else "setup",
+    )  # fmt: skip
+
+
+class Child:
+    """One pytest in the Python of another environment."""
+
+    def __init__(
+        self, environment: Environment, python: Path, folder: Path, packages: Path, ids: list[str],
+        config: pytest.Config,
+    ) -> None:  # fmt: skip
+        self.environment, self.config = environment, config
+        self.wheels = "?"
+        own = folder / f"{environment.name}-{os.getpid()}"  # two sessions may run in one checkout
+        self.log, self.lines, self.ids = own.with_suffix(".log"), own.with_suffix(".reports"), own.with_suffix(".ids")
+        self.ids.write_text("\n".join(ids) + "\n", encoding="utf-8")
+        self.lines.write_text("", encoding="utf-8")
+        self._waiting: dict[str, list[pytest.TestReport]] = {}
+        self._complete: set[str] = set()
+        self._read = 0
+        self._deadline = time.monotonic() + ENVIRONMENT_SECONDS
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(python), "-m", "pytest", f"@{self.ids}", "--inside", environment.name,
+                    "--environments", environment.name, "--packages", str(packages), "--report-lines", str(self.lines),
+                    "--rootdir", str(config.rootpath), "-c", str(config.inipath),
+                    "-p", "no:cacheprovider", "--color=no",
+                ],
+                cwd=config.rootpath, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def reports(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
+        """Wait for the test to end in the child, and give its reports; a failed one when the child ends first."""
+        while item.nodeid not in self._complete:
+            ended = self.process.poll() is not None
+            self._read_lines()
+            if item.nodeid in self._complete:
+                break
+            if ended or time.monotonic() > self._deadline:
+                yield self._lost(item)
+                return
+            time.sleep(POLL_SECONDS)
+        yield from self._waiting.pop(item.nodeid)
+
+    def _read_lines(self) -> None:
+        with self.lines.open("rb") as file:
+            file.seek(self._read)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in whole.splitlines():
+            data = json.loads(line)
+            if "wheels" in data:
+                self.wheels = data["wheels"]
+                continue
+            report = self.config.hook.pytest_report_from_serializable(config=self.config, data=data)
+            if isinstance(report.longrepr, list):  # where and why it was skipped: JSON has no tuples
+                report.longrepr = tuple(report.longrepr)
+            self._waiting.setdefault(report.nodeid, []).append(report)
+            if report.when == "teardown":
+                self._complete.add(report.nodeid)
+
+    def _lost(self, item: pytest.Item) -> pytest.TestReport:
+        code = self.process.poll()
+        how = f"ended with exit code {code}" if code is not None else f"took longer than {ENVIRONMENT_SECONDS} s"
+        self.stop()
+        tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
+        return pytest.TestReport(
+            item.nodeid, item.location, dict.fromkeys(item.keywords, 1), outcome="failed", when="call",
+            longrepr=f"the pytest of environment {self.environment.name} {how} before this test did; "
+            f"{self.log} ends with:\n{tail}",
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """End the child if it still runs."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+    def close(self) -> None:
+        """End the child and remove its files, but for its output, which stays as build/contract/NAME.log."""
+        self.stop()
+        for path in (self.lines, self.ids):
+            path.unlink(missing_ok=True)
+        self.log = self.log.replace(self.log.with_name(f"{self.environment.name}.log"))
