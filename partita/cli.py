@@ -328,6 +328,12 @@ def main() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         _drop_stdout()
+    if getattr(sys.modules.get("partita.commands.supervise"), "in_child", False):
+        # All is said and written. Some providers crash while they are unloaded (WebGPU and OpenVINO were seen to), which
+        # would turn a good run into a bad exit code.
+        if sys.stderr is not None:
+            sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -109,7 +109,8 @@ def place_dry(options: PlaceOptions) -> tuple[Report, PartitaError | None]:
             CHILD,
             [request],
             timeout_seconds=DRY_RUN_SECONDS,
-            environment=child_environment(stand_ins, played, os.environ),
+            # What a crash leaves behind goes with the folder.
+            environment={**child_environment(stand_ins, played, os.environ), "TMPDIR": folder},
         )
         if outcome.result is None:
             last = outcome.log[-1] if outcome.log else "it said nothing"

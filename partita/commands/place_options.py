@@ -46,7 +46,9 @@ class PlaceOptions:
 
 def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
     """The options that `to_json` wrote."""
-    where = {name: tuple(value) if isinstance(value, list) else value for name, value in raw["where"].items()}
+    where: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in raw["where"].items()
+    }
     given = {
         **raw,
         "model": Path(raw["model"]),

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from partita.commands.chain_options import Target
 from partita.errors import INTERRUPTED, ProviderError
@@ -21,6 +22,10 @@ CRASHES = frozenset(
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
     if hasattr(signal, name)
 )
+
+
+in_child = False
+"""This process is the child: it ends without unloading native libraries, some of which crash then, when all is said."""
 
 
 def worth_it(target: Target) -> bool:
@@ -35,15 +40,17 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
     Raises ProviderError when a signal that means a crash ended it. Other exceptions of `verb` end in the child as they
     would have ended here.
     """
+    global in_child
     if not worth_it(target):
         return verb()
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
+        in_child = True
         return verb()
     # Ctrl-C reaches the child too, which ends in its own way; what is sent to this process alone is passed on.
-    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on(child), signal.SIGHUP: pass_on(child)}
+    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on(child), signal.SIGHUP: pass_on(child)}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         _, status = os.waitpid(child, 0)

@@ -63,5 +63,5 @@ def direction(origin: str, target: str) -> str:
 
 
 def is_host(memory: str) -> bool:
-    """True for memory of the host: Cpu, and pinned memory such as CudaPinned."""
-    return memory.lower() == "cpu" or memory.lower().endswith("pinned")
+    """True for memory of the host: Cpu, pinned memory such as CudaPinned, and shared memory: OpenVINO_shared_CPU."""
+    return memory.lower() == "cpu" or memory.lower().endswith(("pinned", "_cpu"))

@@ -52,7 +52,7 @@ def library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Pr
     """
     provider = known.get(name.lower())
     if provider is not None:
-        return replace(provider, library=path, plugin=None)
+        return replace(provider, library=path)
     return Provider(
         name=name.removesuffix(SUFFIX).lower() or name.lower(),
         ort_name=name,

@@ -146,7 +146,10 @@ def resolve_one(
     """Resolution of one provider: a library that the user gave, ONNX Runtime itself, or an installed plugin package."""
     given = dict(options or {})
     if provider.library is not None:
-        return Resolution(provider, "active", options=given, library=provider.library)
+        # Its package may be installed all the same, and knows the paths that the provider needs.
+        package = find_plugin(provider, given)
+        known = package.options if package is not None and package.failure is None else given
+        return Resolution(provider, "active", options=known, library=provider.library)
     if provider.ort_name in available_ort_names:
         return Resolution(provider, "active", options=given)
     plugin = find_plugin(provider, given)

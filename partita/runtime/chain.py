@@ -226,6 +226,8 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
         settled = settle(chain, session)
+        # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
+        session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
         rows = refused_nodes(opened_facts(path, session, settled), tuple(map(chain_entry, settled)))
     except ProviderError as error:
         return ProviderError(f"{path}: {error}")

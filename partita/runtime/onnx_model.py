@@ -77,6 +77,14 @@ def read_onnx(path: Path) -> OnnxModel:
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
     proto = parse(path)
+    try:
+        return describe(path, proto)
+    except (TypeError, ValueError, KeyError) as error:  # e.g. a name that is not UTF-8, a type that ONNX does not have
+        raise PackageError(f"{path}: damaged: it can be parsed, but not read ({error}); {AGAIN}") from error
+
+
+def describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
+    """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError where it is damaged."""
     check_data_files(proto, path)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
@@ -87,7 +95,7 @@ def read_onnx(path: Path) -> OnnxModel:
         renamed=named > 0,
         nodes=tuple(graph_node(node) for node in proto.graph.node),
         inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
-        outputs=tuple(port.name for port in proto.graph.output),
+        outputs=tuple(read_port(port).name for port in proto.graph.output),
         constants=frozenset(initializers).union(
             output for node in proto.graph.node if node.op_type == "Constant" for output in node.output
         ),
@@ -111,7 +119,7 @@ def parse(path: Path) -> onnx.ModelProto:
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT_BYTES:
             raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights beside it")
-        proto = onnx.ModelProto.FromString(path.read_bytes())
+        proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except FileNotFoundError as error:
         raise PackageError(f"{path}: no such file; name an ONNX file or a package") from error
     except OSError as error:
@@ -177,9 +185,14 @@ def read_port(port: onnx.ValueInfoProto) -> ModelPort:
 
 
 def read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    """A size of a shape. Negative ones are how some exporters write that they do not know."""
+    """A size of a shape. Negative ones are how some exporters write that they do not know.
+
+    Raises ValueError for a name that is not UTF-8, which protobuf hands over as bytes.
+    """
     if size.HasField("dim_value"):
         return size.dim_value if size.dim_value >= 0 else None
+    if not isinstance(size.dim_param, str):
+        raise ValueError(f"the name of a size is not UTF-8: {size.dim_param!r}")
     return size.dim_param or None
 
 
@@ -236,8 +249,8 @@ def structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
     calls = sum((node.domain, node.op_type) in functions for node in proto.graph.node)
     if calls:
         notes.append(
-            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime puts the function's nodes in their "
-            "place, under names of its own, which cannot be joined with the file"
+            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime puts the function's nodes in "
+            "their place, under names of its own, which cannot be joined with the file"
         )
     return tuple(notes)
 

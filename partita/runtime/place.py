@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -26,22 +27,14 @@ from partita.runtime.evidence import parse_profile
 from partita.runtime.feed import Feed
 from partita.runtime.inputs import SEED, Shape, make_values
 from partita.runtime.onnx_model import OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort_errors import one_line
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
 from partita.runtime.process import peak_rss_bytes, rss_bytes
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, Step, load_runner
-from partita.runtime.session import (
-    HOST_MEMORY,
-    Binding,
-    Buffer,
-    NativeFailureError,
-    Opening,
-    Session,
-    host_buffer,
-    open_native,
-)
+from partita.runtime.session import Binding, NativeFailureError, Opening, Session, open_native
 
 PHASE = "run"
 PREFILL_TOKENS = 16
@@ -99,10 +92,9 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     )  # fmt: skip
     with closing(session):
         after = rss_bytes()
-        binding = session.binding()
-        steps, error = run_model(model, shapes, binding, where.runs)
+        ports, steps, error = run_session(model, shapes, session, where.runs)
         facts = RunFacts(
-            sessions=(model_session_facts(model, shapes, session, binding, len(steps)),),
+            sessions=(model_session_facts(model, session, ports, len(steps)),),
             states=(),
             steps=tuple(steps),
             memory=MemoryFacts(model.weight_bytes, 0, before, after, max(peak_rss_bytes(), before, after)),
@@ -114,6 +106,28 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             notes=(*model.notes, *failure_notes(len(steps), where.runs, error)),
         )
         return Placed(facts, session.resolutions, error)
+
+
+def run_session(
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, runs: int
+) -> tuple[tuple[PortFact, ...], list[StepFact], PartitaError | None]:
+    """Inputs and outputs, the steps that worked, and why the next did not.
+
+    The binding ends here, before the session: values on a device that outlive their session end the process (WebGPU).
+    """
+    binding = session.binding()
+    steps, error = run_model(model, shapes, binding, runs)
+    ports = port_facts(model, session, binding, ran=bool(steps))
+    let_go(error)
+    return ports, steps, error
+
+
+def let_go(error: BaseException | None) -> None:
+    """Drop what the frames of an exception and of its causes hold."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def run_model(
@@ -161,11 +175,8 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
     return (f"run {done + 1} of {wanted} failed, so what only a whole run can tell is missing: {error}",)
 
 
-def model_session_facts(
-    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, binding: Binding, runs: int
-) -> SessionFacts:
-    """Facts of the session of a model that is no package. Ends profiling."""
-    ports = port_facts(model, session, binding, ran=runs > 0)
+def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
+    """Facts of the session of a model that is no package, after `runs` runs that worked. Ends profiling."""
     profile = session.end_profiling()
     events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
     return SessionFacts(

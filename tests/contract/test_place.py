@@ -47,7 +47,7 @@ def test_an_island_on_the_cpu_has_a_reason_and_copies(environment, target, parti
 
 @cases("target", targets)
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("limit", "code"), [("0", 5), ("2", 0)])
+@pytest.mark.parametrize(("limit", "code"), [("0", 3), ("2", 0)])
 def test_a_limit_on_nodes_on_the_cpu(environment, target, limit, code, partita, model):
     chain = f"{target.provider},cpu"
     done = partita("place", model("island"), "--provider", chain, "--max-cpu-nodes", limit)
@@ -58,8 +58,8 @@ def test_a_limit_on_nodes_on_the_cpu(environment, target, limit, code, partita, 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.kind == "device"])
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(("option", "limit", "code"), [
-    ("--max-copies", "1", 5), ("--max-copies", "64", 0),
-    ("--max-copy-bytes-per-token", "8", 5), ("--max-copy-bytes-per-token", "1000000", 0),
+    ("--max-copies", "1", 3), ("--max-copies", "64", 0),
+    ("--max-copy-bytes-per-token", "8", 3), ("--max-copy-bytes-per-token", "1000000", 0),
 ])  # fmt: skip
 def test_a_limit_on_copies(environment, target, option, limit, code, partita, model):
     done = partita("place", model("island"), "--provider", f"{target.provider},cpu", option, limit)

@@ -47,13 +47,15 @@ def test_a_file_that_is_no_library_is_refused(environment, provider, partita, mo
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"not a library")
     done = partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", f"{provider}={broken}")
-    refused(done, "broken.so")
+    refused(done, "broken.so", code=2)
 
 
 @cases("provider", plugins)
 def test_a_library_that_is_not_there_is_refused(environment, provider, partita, model, tmp_path):
     named = f"{provider}={tmp_path / 'absent.so'}"
-    refused(partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named), "absent.so")
+    refused(
+        partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named), "absent.so", code=2
+    )
 
 
 @each_environment()

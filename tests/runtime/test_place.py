@@ -18,6 +18,7 @@ from partita.runtime.place import Where, output_bytes, place_model, place_packag
 
 CPU = "CPUExecutionProvider"
 F = TensorProto.FLOAT
+TENSOR = helper.make_tensor_type_proto(F, [2])
 
 
 def port(name: str, kind: int = F, shape: Any = (4, 4)) -> onnx.ValueInfoProto:
@@ -71,6 +72,17 @@ def test_a_file_that_was_cut_off(tmp_path, keep):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
     with pytest.raises(PackageError):
+        read_onnx(path)
+
+
+@pytest.mark.parametrize(("good", "bad"), [
+    (b"batch", b"b\xff\xfech"), (b"m/Relu", b"m/R\xff\xfeu"), (b"Relu", b"R\xff\xfeu"),
+])  # fmt: skip
+def test_names_that_are_no_text(tmp_path, good, bad):
+    node = helper.make_node("Relu", ["x"], ["y"], name="m/Relu")
+    path = save(tmp_path / "m.onnx", [node], [port("x", F, ["batch"])], [port("y", F, ["batch"])])
+    path.write_bytes(path.read_bytes().replace(good, bad))
+    with pytest.raises(PackageError, match="damaged"):
         read_onnx(path)
 
 
@@ -138,7 +150,8 @@ def test_control_flow_bodies_count_as_part_of_their_node(tmp_path):
         for word, op in (("then", "Relu"), ("else", "Neg"))
     }
     nodes = [
-        helper.make_node("If", ["flag"], ["t"], name="if", **bodies), helper.make_node("MatMul", ["t", "x"], ["y"], name="mm")
+        helper.make_node("If", ["flag"], ["t"], name="if", **bodies),
+        helper.make_node("MatMul", ["t", "x"], ["y"], name="mm"),
     ]  # fmt: skip
     result = placed(save(tmp_path / "m.onnx", nodes, [port("flag", TensorProto.BOOL, ()), port("x")], [port("y")]))
     assert result.error is None
@@ -244,9 +257,8 @@ def test_an_input_larger_than_any_memory():
     (helper.make_tensor_value_info("s", TensorProto.STRING, [2]), "'s' is a tensor of string"),
     (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "'s' is a tensor of complex64"),
     (helper.make_tensor_sequence_value_info("s", F, [2]), "'s' is a sequence"),
-    (helper.make_value_info("s", helper.make_optional_type_proto(helper.make_tensor_type_proto(F, [2]))), "an? optional"),
-    (helper.make_value_info("s", helper.make_map_type_proto(
-        TensorProto.INT64, helper.make_tensor_type_proto(F, [2]))), "'s' is a map"),
+    (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "'s' is an? optional"),
+    (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "'s' is a map"),
 ])  # fmt: skip
 def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, says):
     model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
@@ -336,8 +348,10 @@ def test_more_runs_than_the_cache_is_long(tiny_package):
 def test_shapes_that_follow_from_the_inputs(tmp_path):
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="a"), helper.make_node("NonZero", ["a"], ["i"], name="nz"),
-        helper.make_node("Shape", ["a"], ["s"], name="s"), helper.make_node("ReduceMax", ["a"], ["y"], name="m", keepdims=0),
+        helper.make_node("Shape", ["a"], ["s"], name="s"),
+        helper.make_node("ReduceMax", ["a"], ["y"], name="m", keepdims=0),
     ]  # fmt: skip
-    model = read_onnx(save(tmp_path / "m.onnx", nodes, [port("x", F, ["n", 4])], [port("i", 7, [2, "k"]), port("y", F, ())]))
+    outputs = [port("i", TensorProto.INT64, [2, "k"]), port("y", F, ())]
+    model = read_onnx(save(tmp_path / "m.onnx", nodes, [port("x", F, ["n", 4])], outputs))
     assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}
     assert "a" not in fixed_shapes(model.proto, {})

@@ -29,7 +29,8 @@ def show_placement(page: Page, report: Report) -> None:
     if not phases:
         return
     page.heading("Placement")
-    show_providers(page, phases)
+    timed = report.dry_run is None
+    show_providers(page, phases, timed=timed)
     mixed = len({entry.provider for phase in phases for entry in phase.providers}) > 1
     groups: tuple[tuple[str, Group], ...] = (
         ("op type", lambda phase: phase.by_op_type),
@@ -38,13 +39,14 @@ def show_placement(page: Page, report: Report) -> None:
     )
     for title, pick in groups:
         page.console.print()
-        show_groups(page, title, phases, pick, mixed=mixed)
-    page.line("Milliseconds are host time per session run; share: part of the phase's node time.")
+        show_groups(page, title, phases, pick, mixed=mixed, timed=timed)
+    if timed:
+        page.line("Milliseconds are host time per session run; share: part of the phase's node time.")
 
 
-def show_providers(page: Page, phases: Sequence[Phase]) -> None:
+def show_providers(page: Page, phases: Sequence[Phase], *, timed: bool) -> None:
     """What each provider does, and with which operators once there are several."""
-    show_groups(page, "provider", phases, provider_groups, mixed=False)
+    show_groups(page, "provider", phases, provider_groups, mixed=False, timed=timed)
     for same in merge_phases(tuple(phases)):
         if len(same[0].providers) > 1:
             for entry in same[0].providers:
@@ -70,27 +72,29 @@ def layers_outside_first(phase: Phase) -> list[GroupShare]:
     return sorted(phase.by_layer, key=lambda entry: entry.name != OUTSIDE_LAYERS)
 
 
-def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group, *, mixed: bool) -> None:
-    """One row per group, with time and share per phase; `mixed` adds a column that tells the providers."""
+def show_groups(page: Page, title: str, phases: Sequence[Phase], pick: Group, *, mixed: bool, timed: bool) -> None:
+    """One row per group; `timed` adds time and share per phase, `mixed` a column that tells the providers."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
-    rows = [group_row(name, [groups.get(name) for groups in by_phase], mixed) for name in names[:ROWS]]
+    rows = [
+        group_row(name, [groups.get(name) for groups in by_phase], mixed=mixed, timed=timed) for name in names[:ROWS]
+    ]
     columns = [Column(title, False), Column("nodes")]
     if mixed:
         columns.append(Column("on", False))
-    for phase in phases:
+    for phase in phases if timed else ():
         columns += [Column(f"{phase.name} ms"), Column("share")]
     left = names[ROWS:]
     page.table(columns, rows, sum_up(title, left, phases, by_phase) if left else "")
 
 
-def group_row(name: str, entries: Sequence[GroupShare | None], mixed: bool) -> tuple[str, ...]:
+def group_row(name: str, entries: Sequence[GroupShare | None], *, mixed: bool, timed: bool) -> tuple[str, ...]:
     """One group in every phase."""
     counts = dict.fromkeys(str(entry.nodes) if entry else "0" for entry in entries)
     cells = [name, " / ".join(counts)]
     if mixed:
         cells.append(on_providers(next(entry for entry in entries if entry).nodes_by_provider))
-    for entry in entries:
+    for entry in entries if timed else ():
         cells += [decimals(entry.host_us_per_run, 1e-3) if entry else "-", percent(entry.time_share) if entry else "-"]
     return tuple(cells)
 
@@ -196,21 +200,28 @@ def show_copies(page: Page, report: Report) -> None:
         return
     for phases_alike in merge_phases(tuple(phase for phase in phases if phase.copies)):
         phase = best_observed(phases_alike)
-        rows = [copy_row(copy) for copy in phase.copies[:ROWS]]
-        columns = (Column(phase_names(phases_alike), False), Column("direction", False), Column("bytes"), Column(TIME))
+        timed = report.dry_run is None
+        rows = [copy_row(copy, timed=timed) for copy in phase.copies[:ROWS]]
+        columns = [Column(phase_names(phases_alike), False), Column("direction", False), Column("bytes")]
+        if timed:
+            columns.append(Column(TIME))
         left = phase.copies[ROWS:]
         page.table((*columns, NAME), rows, sum_up_copies(left) if left else "")
+    if report.dry_run is not None:
+        page.line("Bytes are per run; - where they depend on values.")
+        return
     page.line(
         "Bytes and time are per run. The time of a copy is wait and copy together; the host cannot tell them apart."
     )
 
 
-def copy_row(copy: Copy) -> tuple[str, ...]:
+def copy_row(copy: Copy, *, timed: bool) -> tuple[str, ...]:
     """One copy."""
     kind = copy.kind.replace("_", " ")
     way = copy.direction.replace("_", " ")
     name = f"{copy.name}: {copy.tensor}" if copy.tensor else copy.name
-    return (kind, way, human_bytes(copy.bytes_per_run), decimals(copy.host_us_per_run, 1e-3), name)
+    time = (decimals(copy.host_us_per_run, 1e-3),) if timed else ()
+    return (kind, way, human_bytes(copy.bytes_per_run), *time, name)
 
 
 def sum_up_copies(copies: Sequence[Copy]) -> str:
