@@ -245,8 +245,36 @@ def test_sizes_that_depend_on_values_are_unknown_and_exceed_a_limit_on_bytes(tmp
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
     with pytest.raises(ProviderError, match="the size of 1 copy is unknown: y"):
         place(path, "cuda,cpu", dry_run=True, limits=Limits(max_copy_bytes_per_token=10**6), report=tmp_path / "r.json")
+    assert place(path, "cuda,cpu", dry_run=True, graph_capture=True, report=tmp_path / "r.json") == 0
+    played = report_of(tmp_path / "r.json").dry_run
+    assert played and played.graph_capture and not played.graph_capture[0].accepted
+    assert [entry.node for entry in played.graph_capture[0].blocking] == ["nonzero"]
+    assert "the run that captures would fail: 1 node (the host reads" in played.graph_capture[0].evidence
     sizes = {node.name: node.output_bytes for node in report_of(tmp_path / "r.json").phases[0].nodes}
     assert sizes["relu"] == 64 and sizes["nonzero"] is None
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_dry_run_whose_run_fails_still_places(tmp_path):
+    """The shape of Reshape comes from the device, where everything is zero."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="relu"),
+        helper.make_node("ReduceMax", ["a"], ["m"], name="max", keepdims=0),
+        helper.make_node("Cast", ["m"], ["c"], name="cast", to=TensorProto.INT64),
+        helper.make_node("Unsqueeze", ["c", "zero"], ["s"], name="unsqueeze"),
+        helper.make_node("Reshape", ["a", "s"], ["y"], name="reshape"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(np.array([0]), "zero")])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    assert place(path, "cuda,cpu", dry_run=True, report=tmp_path / "r.json") == 0
+    report = report_of(tmp_path / "r.json")
+    assert {node.provider for node in report.phases[0].nodes if node.op_type == "Relu"} == {CUDA}
+    assert any("says nothing about the model" in note for note in report.notes)
+    assert all(copy.bytes_per_run is None for copy in report.phases[0].copies if copy.kind != "session_input")
+    assert list(times_in(json.loads((tmp_path / "r.json").read_text()))) == []
 
 
 @pytest.mark.usefixtures("cuda")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from partita.commands.chain_options import Target
 from partita.commands.place_options import PlaceOptions
 from partita.commands.run_report import Asked, join, package_facts
 from partita.errors import PartitaError
 from partita.package import read_manifest, sha256_of
-from partita.partition_reports.graph_capture import WHY_COPY, blocking_nodes
+from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
 from partita.partition_reports.limits import repeated_phase
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, PackageFacts, Report
-from partita.partition_reports.wording import plural
+from partita.partition_reports.wording import listing, plural
 from partita.runtime.inputs import Shape, input_shapes
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.pins import parse_pins
@@ -26,6 +29,10 @@ from partita.runtime.place import (
 )
 
 CAPTURE_OPTION = "enable_cuda_graph"
+FAILED_DRY = (
+    "a run that fails in a dry run says nothing about the model: values that the device would compute are zeros; sizes "
+    "that only a run tells are unknown, and everything that was decided before the run stands"
+)
 
 
 def place(
@@ -56,6 +63,8 @@ def place(
     facts = placed.facts
     if played is not None:
         facts = with_shapes(facts, models, shapes)
+        if placed.error is not None:
+            facts = replace(facts, notes=(*facts.notes, FAILED_DRY))
     report = join(facts, placed.resolutions, asked(options, target), package=package, model=model, played=played)
     if played is not None and options.graph_capture:
         report = with_capture(report, options, placed, models)
@@ -104,17 +113,16 @@ def with_capture(report: Report, options: PlaceOptions, placed: Placed, models: 
 def judge(report: Report, attempt: Attempt) -> GraphCapture:
     """Whether a session would be captured: ONNX Runtime has to open it, and nothing may be copied in its runs.
 
-    ONNX Runtime looks for control flow and for nodes outside the device, not for the copies that it inserts later nor
-    for nodes between graph inputs and outputs; the run that captures them fails. Nodes that it takes for shape
-    computations it allows with a warning.
+    ONNX Runtime looks for control flow and for nodes outside the device, not for the copies that it inserts later, nor
+    for nodes between graph inputs and outputs, nor for kernels that wait for the host; the run that captures them
+    fails. Nodes that it takes for shape computations it allows with a warning.
     """
     phase = repeated_phase([phase for phase in report.phases if phase.file == attempt.file])
     blocking = blocking_nodes(phase, report.chain[0].provider)
-    copies = sum(node.why == WHY_COPY for node in blocking)
-    others = len(blocking) - copies
     evidence, accepted = attempt.said, attempt.opened
-    if accepted and (copies or (others and not attempt.warned)):
+    fatal = [node for node in blocking if node.why != WHY_ELSEWHERE or not attempt.warned]
+    if accepted and fatal:
         accepted = False
-        left = f"{plural(copies, 'Memcpy node')} and {plural(others, 'node')} outside the device"
-        evidence = f"ONNX Runtime opens the session, but {left} would make the run that captures fail"
+        reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in Counter(n.why for n in fatal).items())
+        evidence = f"ONNX Runtime opens the session, but the run that captures would fail: {reasons}"
     return GraphCapture(file=attempt.file, accepted=accepted, evidence=evidence, blocking=blocking)

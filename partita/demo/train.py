@@ -70,7 +70,7 @@ class Settings:
     head_dim: int = 64
     context: int = 512
     rope_theta: float = 10000.0
-    steps: int = 1700
+    steps: int = 1200
     long_share: float = 0.22  # the last share of the steps sees full-length sequences; shorter ones are cheaper
     short_length: int = 256
     tokens_per_step: int = 4096
@@ -408,7 +408,8 @@ def build_model(tokenizer: Any, settings: Settings) -> LlamaForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
     )
     model = LlamaForCausalLM(config)
-    model.set_attn_implementation("eager")  # measured faster than sdpa for training at these lengths on a CPU
+    # 1.05 s a step at both lengths against 1.1 s and 1.6 s with eager, on two cores of a Xeon with AMX.
+    model.set_attn_implementation("sdpa")
     return model
 
 

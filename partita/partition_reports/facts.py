@@ -6,6 +6,7 @@ could not give is None, never a made-up value.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -140,6 +141,8 @@ class SessionFacts:
     """Tensors of the main graph whose values stand in the file. Only a dry run asks for them, and for the next ones."""
     fixed_shapes: frozenset[str] = frozenset()
     """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
 
 
 @dataclass(frozen=True, slots=True)

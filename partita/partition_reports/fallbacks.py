@@ -38,6 +38,7 @@ def explain_node(
         log=tuple(line for each in names for line in index.log.get(each, ())),
         patterns=index.facts.patterns,
         session_log=index.graph_log,
+        pin=next((index.facts.pins[each] for each in names if each in index.facts.pins), None),
     )
     reason, finding = explain(context)
     origins = (index.exported[each].source for each in names if each in index.exported)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.dry_run import BY_VALUES
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.records import BlockingNode, Phase
 from partita.partition_reports.session_index import CONTROL_FLOW
 
 WHY_BODY = "control flow: which body runs is decided on the host"
 WHY_COPY = "a copy between host and device waits for the host"
+WHY_SIZE = "the host reads the size of its output back while it runs"
 WHY_ELSEWHERE = "runs outside the device, so it is not part of what is captured"
 
 
@@ -22,6 +24,8 @@ def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ..
             why = WHY_COPY
         elif node.provider != device_provider:
             why = WHY_ELSEWHERE
+        elif node.op_type in BY_VALUES:
+            why = WHY_SIZE
         else:
             continue
         found.append(BlockingNode(node=node.name, op_type=node.op_type, provider=provider_of(node), why=why))

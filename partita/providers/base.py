@@ -85,8 +85,6 @@ class Provider:
     """What is logged when it cannot start; tried before the patterns that all providers share."""
     remedies: Mapping[str, str] = field(default_factory=dict)
     """What to do, by provider-level reason code."""
-    listing_config: tuple[tuple[str, str], ...] = ()
-    """Session configuration that ONNX Runtime needs in order to list this provider's nodes truthfully."""
     logs_runs: bool = False
     """True when it writes log lines at INFO in every run, not only while a session is opened."""
     compiles: bool = False

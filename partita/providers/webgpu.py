@@ -66,5 +66,4 @@ PROVIDER = Provider(
         "initialisation_failed": f"see the evidence; {VULKAN}",
     },
     logs_runs=True,
-    listing_config=(("ep.webgpuexecutionprovider.preferredLayout", "NCHW"),),
 )  # fmt: skip

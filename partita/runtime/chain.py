@@ -74,7 +74,7 @@ def open_session(
             continue
         try:
             session.resolutions = settle(chain, session)
-            check_pins(session, pins)
+            session.pins = check_pins(session, pins)
             if CUDA in session.registered and not os.environ.get(BUILD_VARIABLE):
                 ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes the dry run's libraries for CUDA
         except BaseException:
@@ -192,7 +192,7 @@ def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...
     for line in log:
         dropped = DROPPED.search(line)
         if dropped and dropped["provider"] == provider.ort_name:
-            remedy = "export with a lower --opset, or use a newer ONNX Runtime"
+            remedy = "give the model another opset, or use another version of ONNX Runtime"
             why = Failure("version_mismatch", one_line(line[dropped.start() :]), remedy)
             return unavailable(resolution, why)
     return resolution
@@ -225,14 +225,16 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
     except NativeFailureError:
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
-        settled = settle(chain, session)
+        settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
         rows = refused_nodes(opened_facts(path, session, settled), tuple(map(chain_entry, settled)))
-    except ProviderError as error:
-        return ProviderError(f"{path}: {error}")
     finally:
         session.close()
+    if not active_of(settled):
+        # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
+        dropped = any(name in session.registered for name in ort_names(settled))
+        return ProviderError(f"{path}: {nothing_left(settled)}", details=render_refusal(rows) if dropped else "")
     names = ", ".join(resolution.provider.name for resolution in active_of(settled))
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
@@ -258,5 +260,5 @@ def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> S
         registered=session.registered,
         ports=(),
         load_seconds=session.load_seconds,
-        patterns=tuple(pattern for resolution in chain for pattern in resolution.provider.node_patterns),
+        patterns=chain[0].provider.node_patterns,
     )

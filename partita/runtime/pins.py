@@ -98,7 +98,7 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> Opening
         )
     rules = "; ".join(f"{pin.provider.ort_name}(={mark(index)})" for index, pin in enumerate(pins))
     model = marked_model(opening.model or path, pins)
-    return replace(opening, model=model, list_nodes=True, config={**opening.config, RULES: rules})
+    return replace(opening, model=model, config={**opening.config, RULES: rules})
 
 
 def mark(index: int) -> str:
@@ -142,17 +142,23 @@ def no_module(pin: Pin, modules: Collection[str]) -> str:
     return f"--pin {pin.text}: no module of this model matches; some that exist: {hint or 'none has a name'}"
 
 
-def check_pins(session: Session, pins: Sequence[Pin]) -> None:
-    """Raise ProviderError when a pinned node is not on its provider. Nodes that were optimised away do not count."""
-    if not pins:
-        return
-    where = {node.name: node.provider for node in session.assigned() or ()}
+def check_pins(session: Session, pins: Sequence[Pin]) -> dict[str, str]:
+    """Every pinned node and its pin. Raises ProviderError when one is not on its provider.
+
+    Nodes that were optimised away do not count.
+    """
+    found: dict[str, str] = {}
+    listed = {node.name: node.provider for node in session.assigned() or ()}
+    planned = {name for stream in session.plan or () for name in stream}
     for pin in pins:
-        pinned = [(name, provider) for name, provider in where.items() if pin.covers(name.partition("/")[0])]
-        wrong = [name for name, provider in pinned if provider != pin.provider.ort_name]
+        pinned = [name for name in listed.keys() | planned if pin.covers(name.partition("/")[0])]
+        # The list can miss nodes, but not those of the CPU provider: what it misses is not elsewhere.
+        wrong = sorted(name for name in pinned if listed.get(name, pin.provider.ort_name) != pin.provider.ort_name)
         if wrong or not pinned:
-            found = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
+            where = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
             raise ProviderError(
-                f"--pin {pin.text} does not hold: {found if pinned else 'ONNX Runtime lists none of its nodes'}; "
+                f"--pin {pin.text} does not hold: {where if pinned else 'none of its nodes is in the plan'}; "
                 f"{pin.provider.name} has no kernel for them, or they were merged with others"
             )
+        found.update(dict.fromkeys(pinned, pin.text))
+    return found

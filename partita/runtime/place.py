@@ -192,6 +192,7 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
         ports=ports,
         load_seconds=session.load_seconds,
         patterns=session.resolutions[0].provider.node_patterns,
+        pins=session.pins,
     )
 
 

@@ -63,6 +63,8 @@ def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         registered=session.registered,
         ports=port_facts(entry, runner.last_feed(entry.phases[-1]), session.wanted_memory),
         load_seconds=session.load_seconds,
+        patterns=session.resolutions[0].provider.node_patterns,
+        pins=session.pins,
     )
 
 

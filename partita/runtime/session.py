@@ -48,8 +48,6 @@ class Opening:
     """Profile the first runs and keep the log at INFO."""
     quiet: bool = False
     """With `observe`: keep the log at WARNING all the same."""
-    list_nodes: bool = False
-    """Also where that needs a session configuration of the provider's own: tell which provider takes which node."""
     strict: bool = False
     """Fail rather than let the CPU provider take a node."""
     model: bytes | None = None
@@ -80,6 +78,8 @@ class Session:
         self.resolutions = resolutions
         """What became of each provider of the chain; `chain` completes it."""
         self.registered: tuple[str, ...] = tuple(native.get_providers())
+        self.pins: dict[str, str] = {}
+        """Nodes that are pinned, and the pin as the user wrote it; `chain` completes it."""
         self.profiling = observe
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
@@ -127,7 +127,11 @@ class Session:
         return self._keepers[dtype, rank]
 
     def assigned(self) -> tuple[AssignedNode, ...] | None:
-        """Nodes by provider, as of partitioning; None when this build cannot tell."""
+        """Nodes by provider, as of partitioning; None when this build cannot tell.
+
+        Nodes of a provider that prefers the NHWC layout (WebGPU) are missing from the list of ONNX Runtime 1.27. Another
+        layout would bring them into it, and could change where they run, so it is not asked for.
+        """
         return self._assigned
 
     def binding(self) -> Binding:
@@ -309,8 +313,6 @@ def session_options(
         config[STRICT_KEY] = "1"
     if opening.model is not None:
         config["session.model_external_initializers_file_folder_path"] = str(weights)
-    if opening.observe or opening.list_nodes:
-        config.update(entry for resolution in active for entry in resolution.provider.listing_config)
     for key, value in config.items():
         options.add_session_config_entry(key, value)
     if opening.observe:

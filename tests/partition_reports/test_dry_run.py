@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from partita.partition_reports.facts import GraphNode, PortFact
-from partita.partition_reports.graph_capture import WHY_BODY, WHY_COPY, WHY_ELSEWHERE, blocking_nodes
+from partita.partition_reports.graph_capture import WHY_BODY, WHY_COPY, WHY_ELSEWHERE, WHY_SIZE, blocking_nodes
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views.text import to_text
@@ -191,6 +191,8 @@ def test_blocking_nodes_are_named_with_the_reason():
     assert "lm_head/MatMul" not in found
     loop = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "Loop"}),)})
     assert [entry.why for entry in blocking_nodes(loop, GPU)] == [WHY_BODY]
+    sized_late = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "NonZero"}),)})
+    assert [entry.why for entry in blocking_nodes(sized_late, GPU)] == [WHY_SIZE]
 
 
 def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():

@@ -45,6 +45,8 @@ class Context:
     """How such lines, and those of `session_log`, give a reason away: the wanted provider's patterns."""
     session_log: tuple[str, ...] = ()
     """Native log lines that a pattern without a node's name fits: they are about a whole graph."""
+    pin: str | None = None
+    """The user's pin that covers the node, as it was written, e.g. cpu:lm_head."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ REASON = Reason(
     condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX "
     "Runtime expects the round trip to cost more than it saves",
     needs="a native log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
-    remedy="usually harmless; exporting with --static-shapes removes most shape computations",
+    remedy="usually harmless; fixed input sizes remove most shape computations, for a package: export --static-shapes",
     example=Context(
         node="/Concat",
         op_type="Concat",

@@ -19,7 +19,8 @@ REASON = Reason(
     condition="the wanted provider has no kernel for the operator as this node uses it; the log does not say whether "
     "the operator itself, its version or its types are missing",
     needs="a native log line `… kernel not found in registries for Op type: <op> node name: <node>`",
-    remedy="export with another attention lowering, opset or precision, or name a provider that has the kernel first",
+    remedy="export with another opset or precision, a package also with another attention lowering, or name a provider "
+    "that has the kernel first",
     example=Context(
         node="model.rotary_emb/Gather",
         op_type="Gather",

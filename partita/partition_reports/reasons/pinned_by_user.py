@@ -8,7 +8,9 @@ from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when the provider logged that it obeys a pin of the user's."""
+    """Applies when a pin of the user's covers the node, or the provider logged that it obeys an option to that end."""
+    if context.pin is not None:
+        return Finding("derived", f"--pin {context.pin}")
     return logged(context, "pinned_by_user")
 
 
@@ -16,8 +18,9 @@ REASON = Reason(
     code="pinned_by_user",
     level="node",
     title="Pinned by the user",
-    condition="an option of the wanted provider names the node as one to leave to the CPU",
-    needs="a native log line by which the provider says that it obeys, e.g. `Force CPU execution for node: <node>`",
+    condition="a pin puts the node elsewhere, or an option of the wanted provider names it as one to leave to the CPU",
+    needs="the pin that covers the node, as the request has it, or a native log line by which the provider says that it "
+    "obeys an option, e.g. `Force CPU execution for node: <node>`",
     remedy="take the node out of the option or the pin that names it",
     example=Context(
         node="lm_head/MatMul",
