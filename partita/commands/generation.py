@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_resolutions
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.place_options import PlaceOptions
-from partita.commands.place_run import place
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
@@ -22,6 +20,7 @@ from partita.package import Manifest
 from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
+from partita.runtime.chain import idle_providers
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
@@ -86,6 +85,8 @@ def run_generation(
         manifest=manifest, options=target.options, pins=pins,
     ) as runner:  # fmt: skip
         say_resolutions(runner.resolutions)
+        for name in sorted({name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}):
+            note(f"note: {name} is in the chain and took no node; place shows why")
         if runner.manifest.verification.status == "unverified":
             note(f"note: this package is unverified: {runner.manifest.verification.detail}")
         ignored = chunk_note(options, runner, max(map(len, ids)))
@@ -109,6 +110,9 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     """
     if not options.limits.given():
         return
+    from partita.commands.place_options import PlaceOptions
+    from partita.commands.place_run import place
+
     placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits)
     report, error = place(placing, target)
     over = limits_error(report)

@@ -50,7 +50,8 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
         in_child = True
         return verb()
     # Ctrl-C reaches the child too, which ends in its own way; what is sent to this process alone is passed on.
-    handlers: dict[int, Any] = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: pass_on(child), signal.SIGHUP: pass_on(child)}
+    handlers: dict[int, Any] = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), pass_on(child))
+    handlers[signal.SIGINT] = signal.SIG_IGN
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         _, status = os.waitpid(child, 0)

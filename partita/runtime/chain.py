@@ -23,7 +23,7 @@ from partita.partition_reports.wording import plural
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.resolve import Resolution
 from partita.providers.start import Failure, explain
-from partita.runtime.model_file import read_model_file
+from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.native_log import captured_output, complaints
 from partita.runtime.ort_buffers import NATIVE_ERRORS
 from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_error
@@ -196,6 +196,23 @@ def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...
             why = Failure("version_mismatch", one_line(line[dropped.start() :]), remedy)
             return unavailable(resolution, why)
     return resolution
+
+
+def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
+    """Names of active providers that took no node, which ONNX Runtime does not mention.
+
+    A node of the file that is in the plan and in no list counts for them: the list can miss nodes (see
+    `Session.assigned`), though not those of the CPU provider.
+    """
+    listed = {node.name: node.provider for node in session.assigned() or ()}
+    planned = {name for stream in session.plan or () for name in stream}
+    unlisted = any(node.name in planned and node.name not in listed for node in model.nodes)
+    if unlisted or not listed:
+        return ()
+    taken = set(listed.values())
+    return tuple(
+        entry.provider.name for entry in active_of(session.resolutions) if entry.provider.ort_name not in taken | {CPU}
+    )
 
 
 def nothing_left(chain: Sequence[Resolution]) -> str:

@@ -227,6 +227,7 @@ def place_package(folder: Path, where: Where) -> Placed:
         folder, where.chain, threads=where.threads, observe=True, options=where.options, pins=where.pins
     ) as runner:
         error = run_package(runner, where.runs)
+        let_go(error)
         facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
         return Placed(replace(facts, finish_reason=None), runner.resolutions, error)
 

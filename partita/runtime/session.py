@@ -129,8 +129,8 @@ class Session:
     def assigned(self) -> tuple[AssignedNode, ...] | None:
         """Nodes by provider, as of partitioning; None when this build cannot tell.
 
-        Nodes of a provider that prefers the NHWC layout (WebGPU) are missing from the list of ONNX Runtime 1.27. Another
-        layout would bring them into it, and could change where they run, so it is not asked for.
+        Nodes of a provider that prefers the NHWC layout (WebGPU) are missing from the list of ONNX Runtime 1.27.
+        Another layout would bring them into it, and could change where they run, so it is not asked for.
         """
         return self._assigned
 
@@ -186,8 +186,9 @@ class Binding:
     """Inputs and outputs of one session, bound to buffers once and run many times."""
 
     def __init__(self, native: Any, file: str) -> None:
-        self._native, self._file = native, file
+        # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
         self._io = native.io_binding()
+        self._native, self._file = native, file
         self._options = ort.RunOptions()
         # A failed run raises; ONNX Runtime need not also write it to stderr.
         self._options.log_severity_level = FATAL
@@ -234,6 +235,7 @@ class Binding:
     def release(self) -> None:
         """Let go of the native binding and of every buffer; what is known of the buffers stays."""
         self._io = None
+        self._native = None
         self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}
 
     def output_addresses(self) -> dict[str, int]:
