@@ -243,7 +243,7 @@ def place(
     pin: PinOption = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="Sizes of an input, x=1,3,224,224, or of a symbolic dimension, batch=1."),
+        typer.Option(metavar="NAME=SIZES", help="Sizes of an input, x=1,3,224,224, or of a dimension, batch=1."),
     ] = None,
     runs: Annotated[int, typer.Option(help="Session runs per phase.")] = 3,
     dry_run: Annotated[
@@ -329,8 +329,8 @@ def main() -> None:
     except BrokenPipeError:
         _drop_stdout()
     if getattr(sys.modules.get("partita.commands.supervise"), "in_child", False):
-        # All is said and written. Some providers crash while they are unloaded (WebGPU and OpenVINO were seen to), which
-        # would turn a good run into a bad exit code.
+        # All is said and written. Some providers crash while they are unloaded (WebGPU and OpenVINO were seen to),
+        # which would turn a good run into a bad exit code.
         if sys.stderr is not None:
             sys.stderr.flush()
         os._exit(code)

@@ -1,7 +1,7 @@
 """Train the demo checkpoint from the documentation text inside CPython's standard library.
 
 Run it as ``python -m partita.demo.train OUT_FOLDER``. It needs torch, transformers and tokenizers, no network,
-and an estimated 20 to 25 minutes on two idle CPU cores (more when they are shared). It writes two things:
+and minutes of two CPU cores; the model card says how many it took. It writes two things:
 
 * ``OUT_FOLDER/checkpoint/``: config, bf16 weights, tokenizer, model card and loss curve, in the Hugging Face layout;
 * ``OUT_FOLDER/heldout.txt``: text the model never saw, for measuring it.
@@ -27,6 +27,7 @@ import platform
 import random
 import re
 import runpy
+import shutil
 import sys
 import sysconfig
 import time
@@ -70,7 +71,7 @@ class Settings:
     head_dim: int = 64
     context: int = 512
     rope_theta: float = 10000.0
-    steps: int = 1200
+    steps: int = 1700
     long_share: float = 0.22  # the last share of the steps sees full-length sequences; shorter ones are cheaper
     short_length: int = 256
     tokens_per_step: int = 4096
@@ -408,8 +409,7 @@ def build_model(tokenizer: Any, settings: Settings) -> LlamaForCausalLM:
         eos_token_id=tokenizer.eos_token_id,
     )
     model = LlamaForCausalLM(config)
-    # 1.05 s a step at both lengths against 1.1 s and 1.6 s with eager, on two cores of a Xeon with AMX.
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation("eager")  # measured faster than sdpa once compiled: 0.35 against 0.44 s a step
     return model
 
 
@@ -458,6 +458,14 @@ def next_token_loss(model: Any, batch: torch.Tensor, reduction: str = "mean") ->
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction=reduction)
 
 
+def compiled_loss() -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    """Return `next_token_loss`, compiled where there is a C++ compiler: 0.35 instead of 0.6 s a step on two cores."""
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        return next_token_loss
+    compiled: Callable[[Any, torch.Tensor], torch.Tensor] = torch.compile(next_token_loss, dynamic=False)
+    return compiled
+
+
 def heldout_loss(model: Any, windows: torch.Tensor) -> float:
     """Return the mean loss over some packed held-out text, for watching the run."""
     model.eval()
@@ -477,6 +485,7 @@ def train(
     """Train the model in place and return the loss curve."""
     optimizer = make_optimizer(model, settings)
     packer = Packer(rows, settings.seed)
+    loss_of = compiled_loss()
     curve: list[dict[str, float]] = []
     recent: list[float] = []
     started = time.monotonic()
@@ -488,7 +497,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, settings)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = next_token_loss(model, batch)
+            loss = loss_of(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()

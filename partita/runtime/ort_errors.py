@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
+from partita.package import MANIFEST
 from partita.runtime.native_log import complaints
 
 STRICT = "fallback to CPU EP has been explicitly disabled"
@@ -38,7 +39,9 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if kind == NO_KERNEL:
         return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; export with another --precision")
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
-        return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; export the checkpoint again")
+        packaged = (path.parent / MANIFEST).is_file()
+        advice = "export the checkpoint again" if packaged else "check it with onnx.checker, or make it anew"
+        return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; {advice}")
     return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; try --provider cpu")
 
 

@@ -69,7 +69,7 @@ def test_closing_before_the_window_ends_leaves_nothing(tiny_package, own_temp):
 
 def test_a_session_that_cannot_be_opened_leaves_nothing(tmp_path, own_temp):
     (tmp_path / "bad.onnx").write_bytes(b"garbage" * 10)
-    with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*export the checkpoint again"):
+    with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*check it with onnx\.checker"):
         open_session(tmp_path / "bad.onnx", CPU, threads=1, observe=True)
     assert ours_in(own_temp) == []
 

@@ -18,9 +18,9 @@ REASON = Reason(
     code="pinned_by_user",
     level="node",
     title="Pinned by the user",
-    condition="a pin puts the node elsewhere, or an option of the wanted provider leaves it to the CPU by name",
-    needs="the pin that covers the node, as the request has it, or a native log line by which the provider says that it "
-    "obeys an option, e.g. `Force CPU execution for node: <node>`",
+    condition="a pin puts the node elsewhere, or an option of the wanted provider names it as one for the CPU",
+    needs="the pin that covers the node, as the request has it, or a native log line by which the provider says that "
+    "it obeys an option, e.g. `Force CPU execution for node: <node>`",
     remedy="take the node out of the option or the pin that names it",
     example=Context(
         node="lm_head/MatMul",
