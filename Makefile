@@ -84,11 +84,11 @@ demo: install ## export the embedded checkpoint, generate from it, and show the 
 test: install ## run the whole test suite, and the contract tests of every environment in ENVIRONMENTS
 	@mkdir -p build
 	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
-	@$(BIN)/python -m pytest --environments "$(ENVIRONMENTS)" --venvs $(VENVS) $(PYTEST_ARGS); \
+	@$(BIN)/python -m pytest tests --environments="$(ENVIRONMENTS)" --venvs=$(VENVS) $(PYTEST_ARGS); \
 	  code=$$?; echo $$code > build/pytest-exit-code; exit $$code
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
-	$(BIN)/python -m pytest tests/contract --environments cuda $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)
 
 check: install ## ruff, mypy --strict and the import rules; all three run even when one fails
 	@failed=; \

@@ -7,7 +7,7 @@ environment's Python, a child, which writes its reports as JSON lines; they beco
 counts, `-k`, `-x`, node ids and the failure texts are those of one session.
 
     pytest                                            all environments; one that is not there is skipped, and counted
-    pytest --environments "main webgpu"               these two
+    pytest --environments="main webgpu"               these two
     pytest "tests/contract/test_place.py" -k openvino    one of them
     .venvs/webgpu/bin/python -m pytest tests/contract --inside webgpu    without the main environment
 """

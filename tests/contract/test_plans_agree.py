@@ -8,7 +8,7 @@ from tests.conftest import DEMO_CHECKPOINT, require_dry_run
 from tests.contract.cases import cases
 from tests.contract.commands import honoured
 from tests.contract.expectations import ENVIRONMENTS
-from tests.contract.plans import differences
+from tests.contract.plans import Report, differences
 
 MODELS = ("demo", "llama", "qwen3", "gemma3_text")
 COMBINATIONS = [
@@ -53,5 +53,5 @@ def test_the_comparison_finds_what_differs(environment, _, partita, packages, tm
 
 
 def test_phases_that_are_missing_are_a_difference():
-    empty = {"phases": [], "cache": None}
+    empty: Report = {"phases": [], "cache": None}
     assert differences(empty, {"phases": [{"name": "decode"}], "cache": None})

@@ -13,6 +13,7 @@ from partita.partition_reports.facts import AssignedNode
 from partita.providers.resolve import parse_chain
 from partita.runtime import pins
 from partita.runtime.pins import Pin, check_pins, marked_model, parse_pins
+from partita.runtime.session import Opening
 from tests.conftest import require_dry_run
 
 CHAIN = parse_chain("cuda,cpu")
@@ -76,7 +77,7 @@ def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch, tiny_pa
 
     monkeypatch.setattr(pins, "ort_build", Old)
     with pytest.raises(ProviderError, match=r"--pin needs ONNX Runtime 1\.27 or newer; 1\.26\.4 would ignore it"):
-        pins.pinned_opening(tiny_package() / "model.onnx", pins.Opening(), [Pin(CPU, "lm_head")])
+        pins.pinned_opening(tiny_package() / "model.onnx", Opening(), [Pin(CPU, "lm_head")])
 
 
 class Placed:

@@ -142,7 +142,8 @@ def test_tokens_and_times_of_the_steps_add_up(open_runner):
     )
     assert facts.finish_reason == "length"
     assert (facts.tokenizer_load_seconds, facts.notes) == (1.5, ("a note",))
-    assert facts.memory.peak_rss_bytes >= facts.memory.rss_after_load_bytes > 0
+    peak, after = facts.memory.peak_rss_bytes, facts.memory.rss_after_load_bytes
+    assert peak is not None and after is not None and peak >= after > 0
     assert facts.memory.weight_bytes == runner.manifest.graph.weight_bytes
 
 
