@@ -328,11 +328,13 @@ def main() -> None:
             sys.stdout.flush()
     except BrokenPipeError:
         _drop_stdout()
-    if getattr(sys.modules.get("partita.commands.supervise"), "in_child", False):
+    supervise = sys.modules.get("partita.commands.supervise")
+    if supervise is not None and supervise.in_child:
         # All is said and written. Some providers crash while they are unloaded (WebGPU and OpenVINO were seen to),
         # which would turn a good run into a bad exit code.
         if sys.stderr is not None:
             sys.stderr.flush()
+        supervise.say_last_word()
         os._exit(code)
     sys.exit(code)
 
@@ -361,6 +363,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return _fail(str(error), error.exit_code, debug=debug, details=getattr(error, "details", ""))
     except TyperException as error:
         return _fail(f"{error.format_message()} (see --help)", error.exit_code, debug=debug)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}; check the disk and its permissions", 1, debug=debug)
     except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
         hint = "" if debug else "; this is a bug in Partita, --debug shows where"
         return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)

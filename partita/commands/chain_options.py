@@ -15,6 +15,7 @@ from partita.providers.options import parse_options, unchecked_notes
 from partita.providers.resolve import Resolution, all_names, parse_chain
 
 MAX_THREADS = 1024
+COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,11 @@ class Target:
     """Sentences for stderr and the report."""
     own_process: bool
 
+    @property
+    def asked_names(self) -> tuple[str, ...]:
+        """ONNX Runtime's names of the chain that the user wrote; empty when it is the default."""
+        return tuple(provider.ort_name for provider in self.chain) if self.source == COMMAND_LINE else ()
+
 
 def read_chain_options(given: ChainOptions) -> Target:
     """Check every option before anything is loaded.
@@ -61,7 +67,7 @@ def read_chain_options(given: ChainOptions) -> Target:
         best = best_chain(available_ort_names())
         chain, source = best.chain, f"default: {best.reason}"
     else:
-        chain, source = parse_chain(given.provider, libraries), "command line"
+        chain, source = parse_chain(given.provider, libraries), COMMAND_LINE
     unused = [library.name for library in libraries if library not in chain]
     if unused:
         names = ", ".join(provider.name for provider in chain)

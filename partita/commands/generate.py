@@ -17,7 +17,7 @@ def run(options: GenerateOptions) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
     sampler = check_options(options)
     target = read_chain_options(options.where)
-    check_limits(options.limits, tuple(provider.ort_name for provider in target.chain))
+    check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
     if options.report is not None:

@@ -31,6 +31,7 @@ from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
 MAX_TOKENS = 1 << 24
 
 
+LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
 """Runs per phase that tell what a step copies."""
 
@@ -297,7 +298,7 @@ def _write_report(
         finish_reason=outcome.finish_reason(),
         finish_detail=str(outcome.error) if outcome.error else "stdout was closed" if outcome.closed else "",
         tokenizer_load_seconds=tokenizer_seconds,
-        notes=((ignored,) if ignored else ()) + target.notes,
+        notes=((ignored,) if ignored else ()) + ((LIMITS_NOTE,) if options.limits.given() else ()) + target.notes,
     )
     asked = Asked(
         verb="generate",

@@ -33,7 +33,7 @@ def run(options: PlaceOptions) -> int:
     """
     check_options(options)
     target = read_chain_options(options.where)
-    check_chain(options, tuple(provider.ort_name for provider in target.chain))
+    check_chain(options, target.asked_names)
     if options.report is not None:
         check_target(options.report, options.model)
     say_target(target)

@@ -73,9 +73,9 @@ def check_options(options: PlaceOptions) -> None:
 
 
 def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:
-    """Check what depends on the chain, given by ONNX Runtime's names. Raises UsageError."""
+    """Check what depends on the chain that was asked for, by ONNX Runtime's names. Raises UsageError."""
     from partita.partition_reports.limits import check_limits
 
     check_limits(options.limits, chain)
-    if options.dry_run and chain[0] != CUDA:
+    if options.dry_run and chain and chain[0] != CUDA:
         raise UsageError(f"--dry-run is for CUDA: --provider has to begin with cuda, not with {chain[0]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.partition_reports import dry_run, groups
+from partita.partition_reports.bodies import find_bodies
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.facts import MemoryFacts, RunFacts, StateFact, StepFact
@@ -117,6 +118,7 @@ def build_phase(
         by_module=groups.group(nodes, groups.module_name),
         partitions=find_partitions(index, name, nodes, times),
         copies=find_copies(index, name, nodes),
+        bodies=find_bodies(index),
         observed_runs=times.observed_runs,
         steps=speed.steps,
         tokens=speed.tokens,

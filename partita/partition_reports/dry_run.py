@@ -18,14 +18,18 @@ CPU = "CPUExecutionProvider"
 TIMING_NOTE = "no time is given: this was a dry run, in which no device computes"
 BY_VALUES = frozenset({
     "BeamSearch", "Compress", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero", "Optional",
-    "OptionalGetElement", "Sampling", "Scan", "SequenceAt", "SequenceMap", "SplitToSequence", "StringNormalizer",
+    "OptionalGetElement",
+    "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap", "SplitToSequence", "StringNormalizer",
     "StringSplit", "Unique", "WhisperBeamSearch",
 })  # fmt: skip
 """Operators whose output sizes depend on the values of their inputs, or on which body runs and how often."""
 SIZE_INPUTS: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,),
     "BlackmanWindow": (0,),
     "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
+    "CropAndResize": (3,),
     "DFT": (1, 2),
     "Expand": (1,),
     "HammingWindow": (0,),

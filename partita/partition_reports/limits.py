@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.errors import UsageError
-from partita.partition_reports.records import NodePlacement, Phase
+from partita.partition_reports.records import Phase
 from partita.partition_reports.wording import plural
 
 CPU = "CPUExecutionProvider"
@@ -62,23 +62,38 @@ def over_cpu_nodes(phases: Sequence[Phase], limits: Limits) -> str:
     """The sentence about the phase with most nodes on the CPU; empty when the limit is met."""
     if limits.max_cpu_nodes is None:
         return ""
-    per_phase = [(phase, [node for node in phase.nodes if node.provider == CPU]) for phase in phases]
-    phase, nodes = max(reversed(per_phase), key=lambda entry: len(entry[1]))
-    if len(nodes) <= limits.max_cpu_nodes:
-        return ""
-    return f"{NODES} {limits.max_cpu_nodes}: {plural(len(nodes), 'node')} on {CPU} in {phase.name}: {name_nodes(nodes)}"
+    per_phase = [(phase, cpu_nodes(phase)) for phase in phases]
+    phase, names = max(reversed(per_phase), key=lambda entry: len(entry[1]))
+    unknown = [node.name for node in phase.nodes if node.provider is None]
+    head = f"{NODES} {limits.max_cpu_nodes}: "
+    if len(names) > limits.max_cpu_nodes:
+        return f"{head}{plural(len(names), 'node')} on {CPU} in {phase.name}: {name_some(names)}"
+    if len(names) + len(unknown) > limits.max_cpu_nodes:
+        return f"{head}cannot be confirmed in {phase.name}: nobody says where these run: {name_some(unknown)}"
+    return ""
+
+
+def cpu_nodes(phase: Phase) -> list[str]:
+    """Nodes on the CPU provider with their operators, those in bodies of control flow included."""
+    on_cpu = [node for node in phase.nodes if node.provider == CPU]
+    main = [f"{node.name} ({node.op_type})" if node.op_type else node.name for node in on_cpu]
+    return [*main, *(phase.bodies.cpu_nodes if phase.bodies else ())]
 
 
 def over_copies(phases: Sequence[Phase], limits: Limits) -> str:
     """The sentence about Memcpy nodes; empty when the limit is met."""
     phase = repeated_phase(phases)
-    copies = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
-    if limits.max_copies is None or len(copies) <= limits.max_copies:
+    names = [copy.name for copy in phase.copies if copy.kind == "memcpy_node"]
+    if limits.max_copies is None:
         return ""
-    return (
-        f"{COPIES} {limits.max_copies}: {plural(len(copies), 'Memcpy node')} in {phase.name}: "
-        f"{name_some([copy.name for copy in copies])}"
-    )
+    inside = phase.bodies.copies if phase.bodies else 0
+    if len(names) + (inside or 0) > limits.max_copies:
+        names += [f"{inside} in bodies of control flow"] if inside else []
+        count = plural(sum(copy.kind == "memcpy_node" for copy in phase.copies) + (inside or 0), "Memcpy node")
+        return f"{COPIES} {limits.max_copies}: {count} in {phase.name}: {name_some(names)}"
+    if inside is None:
+        return f"{COPIES} {limits.max_copies}: cannot be confirmed in {phase.name}: bodies are not counted"
+    return ""
 
 
 def over_bytes(phases: Sequence[Phase], limits: Limits) -> str:
@@ -88,6 +103,8 @@ def over_bytes(phases: Sequence[Phase], limits: Limits) -> str:
         return ""
     total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
     unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
+    if phase.bodies and phase.bodies.copies != 0:
+        unknown.append("those in bodies of control flow")
     head = f"{BYTES} {limits.max_copy_bytes_per_token}: "
     if total > limits.max_copy_bytes_per_token:
         more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
@@ -100,11 +117,6 @@ def over_bytes(phases: Sequence[Phase], limits: Limits) -> str:
             f"{name_some(unknown)}"
         )
     return ""
-
-
-def name_nodes(nodes: Sequence[NodePlacement]) -> str:
-    """Nodes with their operators."""
-    return name_some([f"{node.name} ({node.op_type})" if node.op_type else node.name for node in nodes])
 
 
 def name_some(names: Sequence[str]) -> str:

@@ -238,6 +238,17 @@ class Copy(Record):
     source: Source
 
 
+class Bodies(Record):
+    """Nodes in the bodies of If, Loop and Scan. They are in no other figure of the phase."""
+
+    nodes: int
+    """Those that ONNX Runtime lists; it can leave out nodes of a provider that prefers another layout."""
+    cpu_nodes: tuple[str, ...]
+    """Those on the CPU provider, with their operators."""
+    copies: int | None
+    """Memcpy nodes, from the log; null when the log was not at INFO."""
+
+
 class Phase(Record):
     """Placement, partitions, copies and time of prefill or decode."""
 
@@ -264,6 +275,8 @@ class Phase(Record):
     step_p99_ms: float | None
     overhead_p50_ms: float | None
     """Median time per step outside the session run."""
+    bodies: Bodies | None = None
+    """Null when the file has no control flow."""
     timing_note: str
     """Which steps the figures cover, e.g. whether observed steps are in them."""
 

@@ -53,6 +53,8 @@ class Plugin:
     """Module to import, e.g. onnxruntime_qnn; its `get_library_path()` names the library."""
     path_options: tuple[tuple[str, str], ...] = ()
     """Provider options whose default is a path that the module knows: (option, name of the function that says it)."""
+    answers: tuple[tuple[str, str], ...] = ()
+    """Provider options that the plugin gets unless the user gives them: (option, value)."""
     yields_to: tuple[str, ...] = ()
     """When the user gives one of these options, no path is added: they answer the same question."""
     ignores: tuple[str, ...] = ()

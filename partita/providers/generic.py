@@ -90,6 +90,8 @@ def check_library(path: Path) -> Path:
     """The absolute path of a file that begins as a shared library does. Raises UsageError when it does not."""
     if path.is_dir():
         raise UsageError(f"--provider-library: {path} is a folder; give the library file in it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--provider-library: {path} is no file; give the library file")
     try:
         with path.open("rb") as file:
             start = file.read(4)

@@ -70,4 +70,4 @@ def ask_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
     """Library and answered options, as the plugin's module gives them."""
     module = importlib.import_module(plugin.module)
     options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}
-    return Path(str(module.get_library_path())), options
+    return Path(str(module.get_library_path())), {**dict(plugin.answers), **options}

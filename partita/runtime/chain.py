@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from partita.errors import PartitaError, ProviderError
+from partita.errors import PartitaError, ProviderError, UsageError
 from partita.partition_reports.facts import SessionFacts
-from partita.partition_reports.records import ChainEntry
+from partita.partition_reports.records import ChainEntry, Fallback
 from partita.partition_reports.refused import refused_nodes
 from partita.partition_reports.views._refusal import render_refusal
 from partita.partition_reports.wording import plural
@@ -34,6 +34,8 @@ from partita.runtime.session import NativeFailureError, Opening, Session, open_n
 DROPPED = re.compile(r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported")
 """Logged, and nothing more, when a provider loses every node because the layout transformer knows no such opset."""
 MOST_NAMED = 5
+WHOLE = 20_000
+"""Characters of a message that patterns look through: OpenVINO names the cause at the end of a C++ signature."""
 CUDA = "CUDAExecutionProvider"
 
 
@@ -52,10 +54,12 @@ def open_session(
     `model` is opened in place of the file, with the weights beside it.
     A provider that cannot start is left out when the chain goes on after it; the session's `resolutions` say so.
     Raises ProviderError when no provider of the chain starts, some node fits none of them, or a pin does not hold;
+    UsageError when the chain cannot be kept to, or a pin fits no node;
     PackageError when the file is damaged; ResourceError when memory runs out.
     """
     chain = registered(resolutions)
-    opening = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
+    check_order(chain)
+    opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
     while True:
         active = active_of(chain)
         if not active:
@@ -74,13 +78,61 @@ def open_session(
             continue
         try:
             session.resolutions = settle(chain, session)
-            session.pins = check_pins(session, pins)
+            refuse_strays(path, session)
+            check_pinned_providers(session.resolutions, pins)
+            session.pins = check_pins(session, marks)
             if CUDA in session.registered and not os.environ.get(BUILD_VARIABLE):
                 ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes the dry run's libraries for CUDA
         except BaseException:
             session.close()
             raise
         return session
+
+
+def check_order(chain: Sequence[Resolution]) -> None:
+    """Raise UsageError for a chain that ONNX Runtime cannot keep to.
+
+    With a plugin in the chain it registers the CPU provider last, wherever it stands; and a library that is named twice
+    is one provider.
+    """
+    active = active_of(chain)
+    names = ort_names(active)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--provider: {twice} is in the chain twice, under two names; name it once")
+    plugin = next((entry.provider.name for entry in active if entry.library is not None), None)
+    if plugin is not None and CPU in names[:-1]:
+        raise UsageError(
+            f"--provider: cpu stands before another provider, and beside the plugin {plugin} ONNX Runtime always tries "
+            "it last; put cpu at the end"
+        )
+
+
+def refuse_strays(path: Path, session: Session) -> None:
+    """Raise ProviderError when a node is on the CPU provider although the chain does not name it.
+
+    ONNX Runtime's own ban does not see nodes in the bodies of If, Loop and Scan (1.27; 1.31 does).
+    """
+    active = active_of(session.resolutions)
+    if CPU in ort_names(active):
+        return
+    strays = [node for node in session.assigned() or () if node.provider == CPU]
+    if strays:
+        rows = refused_nodes(opened_facts(path, session, session.resolutions), entries(session.resolutions))
+        raise not_all_on(path, active, rows)
+
+
+def check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
+    """Raise ProviderError when a pin asks for a provider of the chain that is not there."""
+    for pin in pins:
+        for entry in chain:
+            if entry.provider.name == pin.provider.name and entry.status != "active":
+                raise ProviderError(f"--pin {pin.text}: {nothing_left([entry])}")
+
+
+def entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
+    """The chain as a report has it."""
+    return tuple(chain_entry(resolution) for resolution in chain)
 
 
 def open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
@@ -145,7 +197,7 @@ def left_out(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) 
 
 def said(failure: NativeFailureError) -> list[str]:
     """What ONNX Runtime said when it failed, most telling text first."""
-    return [one_line(str(failure)), *(one_line(line) for line in complaints(failure.log))]
+    return [one_line(text, WHOLE) for text in (str(failure), *complaints(failure.log))]
 
 
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
@@ -245,14 +297,19 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
         settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
-        rows = refused_nodes(opened_facts(path, session, settled), tuple(map(chain_entry, settled)))
+        rows = refused_nodes(opened_facts(path, session, settled), entries(settled))
     finally:
         session.close()
     if not active_of(settled):
         # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
         dropped = any(name in session.registered for name in ort_names(settled))
         return ProviderError(f"{path}: {nothing_left(settled)}", details=render_refusal(rows) if dropped else "")
-    names = ", ".join(resolution.provider.name for resolution in active_of(settled))
+    return not_all_on(path, active_of(settled), rows)
+
+
+def not_all_on(path: Path, active: Sequence[Resolution], rows: Sequence[Fallback]) -> ProviderError:
+    """The refusal, with its table."""
+    names = ", ".join(resolution.provider.name for resolution in active)
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
     more = ", …" if len(counted) > MOST_NAMED else ""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ def run_children(
     waiting = list(enumerate(requests))[::-1]
     running: list[tuple[int, Child]] = []
     outcomes: dict[int, ChildOutcome] = {}
-    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+    with tempfile.TemporaryDirectory(prefix="partita-") as folder, ended_cleanly():
         try:
             while waiting or running:
                 while waiting and len(running) < slots:
@@ -77,6 +78,25 @@ def run_children(
             for _, child in running:
                 child.kill()
     return tuple(outcomes[index] for index in range(len(requests)))
+
+
+@contextmanager
+def ended_cleanly() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this process by an exception, so that children and temporary files go with it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Child:

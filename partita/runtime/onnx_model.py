@@ -116,6 +116,8 @@ def parse(path: Path) -> onnx.ModelProto:
             raise PackageError(
                 f"{path}: a folder without a manifest.json, so no package; name an ONNX file or a package"
             )
+        if path.exists() and not path.is_file():
+            raise PackageError(f"{path}: no regular file; name an ONNX file or a package")
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT_BYTES:
             raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights beside it")

@@ -7,6 +7,7 @@ differ by version and provider; does not know what a buffer is for.
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -95,7 +96,7 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
     size = math.prod(shape) * kind.itemsize
     try:
         raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
         raise buffer_error(size, HOST_MEMORY) from error
     skip = -raw.ctypes.data % ALIGNMENT_BYTES
     array = raw[skip : skip + size].view(kind).reshape(shape)
@@ -119,14 +120,22 @@ def device_buffer(
             buffer = Buffer(value, None, dtype, memory, size)
             buffer.clear()
             return buffer
-        session = keeper()
-        binding = session.io_binding()
-        binding.bind_ortvalue_input("x", host_buffer(shape, dtype).value)
-        binding.bind_output("y", "gpu", device_id)
-        session.run_with_iobinding(binding)
-        return Buffer(binding.get_outputs()[0], None, dtype, memory, size, keeps=session)
+        value, session = kept(keeper, host_buffer(shape, dtype), device_id)
+        return Buffer(value, None, dtype, memory, size, keeps=session)
     except NATIVE_ERRORS as error:
-        raise buffer_error(size, memory, error) from error
+        # The frames hold what is left of the keeper; it has to go before its device does.
+        traceback.clear_frames(error.__traceback__)
+        raise buffer_error(size, memory, error) from error.with_traceback(None)
+
+
+def kept(keeper: Callable[[], Any], zeros: Buffer, device_id: int) -> tuple[Any, Any]:
+    """A device tensor of the shape and dtype of `zeros`, and the session that keeps its memory."""
+    session = keeper()
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", zeros.value)
+    binding.bind_output("y", "gpu", device_id)
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0], session
 
 
 def keeper_model(dtype: str, rank: int) -> bytes:

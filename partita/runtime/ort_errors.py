@@ -13,12 +13,15 @@ from partita.errors import GenerationError, PackageError, PartitaError, Provider
 from partita.package import MANIFEST
 from partita.runtime.native_log import complaints
 
+OUR_OWN = "Could not write a profile"
+"""What ONNX Runtime says when a session that was to be profiled could not be opened."""
 STRICT = "fallback to CPU EP has been explicitly disabled"
 HEAD = re.compile(r"^(Error in execution: )?(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Error in execution: )?")
 SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
 MEMORY = re.compile(r"bad_alloc|out of memory|failed to allocate|BFCArena.*(fail|not enough)", re.IGNORECASE)
 FILE_TROUBLE = re.compile(
-    r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset",
+    r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset|"
+    r"ShapeInferenceError|TypeInferenceError|is not a registered function/op|Failed to load model",
     re.IGNORECASE,
 )
 LONGEST = 400
@@ -26,13 +29,15 @@ LONGEST = 400
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
 PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
 NO_KERNEL = "NotImplemented"
+LACKS = re.compile(r"device does not support|shader_helper|not supported by the device", re.IGNORECASE)
+OTHER_PRECISION = "export with another --precision, or name another provider"
 AGAIN = "export the checkpoint again, and if that does not help, report it with the package's manifest"
 
 
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
     """What to raise when a session cannot be opened. `log` are the native lines of the attempt."""
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
-    said = [one_line(line) for line in complaints(log)]
+    said = [one_line(line) for line in complaints(log) if OUR_OWN not in line]
     extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
     if MEMORY.search(text):
         return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free some, or export it smaller")
@@ -42,7 +47,8 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         packaged = (path.parent / MANIFEST).is_file()
         advice = "export the checkpoint again" if packaged else "check it with onnx.checker, or make it anew"
         return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; {advice}")
-    return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; try --provider cpu")
+    advice = "try --provider cpu" if list(chain) != ["CPUExecutionProvider"] else "check the model"
+    return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; {advice}")
 
 
 def blames_provider(error: Exception) -> bool:
@@ -58,6 +64,8 @@ def run_error(file: str, error: Exception) -> PartitaError:
     kind, text = type(error).__name__, one_line(str(error))
     if MEMORY.search(text):
         return ResourceError(f"{file}: memory ran out in a run: {text}; free some, or export a smaller --max-length")
+    if LACKS.search(text):
+        return ProviderError(f"{file}: the device cannot run it: {text}; {OTHER_PRECISION}")
     if kind in PROVIDER_TROUBLE:
         return ProviderError(f"{file}: the provider failed in a run: {text}; try --provider cpu")
     return GenerationError(f"{file}: a run failed: {text}; {AGAIN}")
@@ -66,13 +74,15 @@ def run_error(file: str, error: Exception) -> PartitaError:
 def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
     """What to raise when a buffer cannot be allocated."""
     said = f" ({one_line(str(error))})" if error is not None else ""
+    if error is not None and not MEMORY.search(str(error)):
+        return ProviderError(f"no buffer of {size_bytes:,} bytes in {memory} memory{said}; {OTHER_PRECISION}")
     return ResourceError(
         f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}; free some, or export with a smaller "
         "--max-length or --batch-size"
     )
 
 
-def one_line(text: str) -> str:
-    """A message of ONNX Runtime on one line, without its status head and source paths."""
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """A message of ONNX Runtime on one line of at most `longest` characters, without status head and source paths."""
     flat = HEAD.sub("", " ".join(SOURCE_PATH.sub("", text).split())).rstrip(". ")
-    return flat if len(flat) <= LONGEST else f"{flat[: LONGEST - 1]}…"
+    return flat if len(flat) <= longest else f"{flat[: longest - 1]}…"

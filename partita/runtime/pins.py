@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partita.errors import ProviderError, UsageError
 from partita.providers.base import Provider
 from partita.runtime.model_file import graph_node
-from partita.runtime.ort_registry import ort_build
+from partita.runtime.ort_registry import CPU, ort_build
 from partita.runtime.session import Opening, Session
 
 LAYER = "layer_ann"
@@ -26,6 +26,7 @@ NEEDED = (1, 27)
 """First version seen to have it; older ones accept the key and ignore it."""
 RANGE = re.compile(r"(\d+)-(\d+)")
 MOST_NAMED = 5
+UNLISTED = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +84,22 @@ def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ..
     return tuple(pins)
 
 
-def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> Opening:
-    """The opening with every pin in it: the model with marked nodes, and the rules for the marks.
+def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[Opening, dict[str, Pin]]:
+    """The opening with every pin in it, the model with marked nodes and the rules for the marks; and each marked node.
 
     Raises ProviderError when this ONNX Runtime has no layer assignment, UsageError when a pin matches no module or two
     pins claim one node.
     """
     if not pins:
-        return opening
+        return opening, {}
     version = ort_build().version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
         raise ProviderError(
             f"--pin needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; install a newer one"
         )
     rules = "; ".join(f"{pin.provider.ort_name}(={mark(index)})" for index, pin in enumerate(pins))
-    model = marked_model(opening.model or path, pins)
-    return replace(opening, model=model, config={**opening.config, RULES: rules})
+    model, marks = marked_model(opening.model or path, pins)
+    return replace(opening, model=model, config={**opening.config, RULES: rules}), marks
 
 
 def mark(index: int) -> str:
@@ -106,13 +107,13 @@ def mark(index: int) -> str:
     return f"partita_pin_{index}"
 
 
-def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> bytes:
-    """The ONNX file with the layer name of its pin on each pinned node."""
+def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict[str, Pin]]:
+    """The ONNX file with the layer name of its pin on each pinned node, and these nodes by name."""
     import onnx
 
     raw = source if isinstance(source, bytes) else source.read_bytes()
     model = onnx.load_from_string(raw)
-    used: set[int] = set()
+    marks: dict[str, Pin] = {}
     modules: set[str] = set()
     for node in model.graph.node:
         module = graph_node(node).module
@@ -126,11 +127,11 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> bytes:
                 raise UsageError(f"--pin {first.text} and --pin {second.text} both claim {module}; pin it once")
         if claims:
             node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=mark(claims[0])))
-            used.update(claims)
-    for index, pin in enumerate(pins):
-        if index not in used:
+            marks[node.name] = pins[claims[0]]
+    for pin in pins:
+        if pin not in marks.values():
             raise UsageError(no_module(pin, modules))
-    return bytes(model.SerializeToString())
+    return bytes(model.SerializeToString()), marks
 
 
 def no_module(pin: Pin, modules: Collection[str]) -> str:
@@ -142,23 +143,22 @@ def no_module(pin: Pin, modules: Collection[str]) -> str:
     return f"--pin {pin.text}: no module of this model matches; some that exist: {hint or 'none has a name'}"
 
 
-def check_pins(session: Session, pins: Sequence[Pin]) -> dict[str, str]:
-    """Every pinned node and its pin. Raises ProviderError when one is not on its provider.
+def check_pins(session: Session, marks: Mapping[str, Pin]) -> dict[str, str]:
+    """Every pinned node that is left, and its pin as it was written. Raises ProviderError when one is elsewhere.
 
-    Nodes that were optimised away do not count.
+    Nodes that were optimised away do not count. The list of nodes can miss those of a provider (see
+    `Session.assigned`), but never those of the CPU provider: a node that it lacks is not on the CPU.
     """
-    found: dict[str, str] = {}
     listed = {node.name: node.provider for node in session.assigned() or ()}
-    planned = {name for stream in session.plan or () for name in stream}
-    for pin in pins:
-        pinned = [name for name in listed.keys() | planned if pin.covers(name.partition("/")[0])]
-        # The list can miss nodes, but not those of the CPU provider: what it misses is not elsewhere.
-        wrong = sorted(name for name in pinned if listed.get(name, pin.provider.ort_name) != pin.provider.ort_name)
+    left = listed.keys() | {name for stream in session.plan or () for name in stream}
+    for pin in {pin.text: pin for pin in marks.values()}.values():
+        pinned = sorted(name for name, other in marks.items() if other == pin and name in left)
+        otherwise = UNLISTED if pin.provider.ort_name == CPU else pin.provider.ort_name
+        wrong = [name for name in pinned if listed.get(name, otherwise) != pin.provider.ort_name]
         if wrong or not pinned:
             where = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
             raise ProviderError(
                 f"--pin {pin.text} does not hold: {where if pinned else 'none of its nodes is in the plan'}; "
                 f"{pin.provider.name} has no kernel for them, or they were merged with others"
             )
-        found.update(dict.fromkeys(pinned, pin.text))
-    return found
+    return {name: pin.text for name, pin in marks.items() if name in left}

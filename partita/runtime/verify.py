@@ -17,6 +17,7 @@ from partita.errors import PackageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
+from partita.runtime.chain import idle_providers
 from partita.runtime.feed import Feed
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
@@ -107,7 +108,10 @@ def replay(
         check_answer(folder, answer, runner)
         limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
         compared = [*compare_prompt(runner, answer, limit), *compare_decode(runner, answer, limit)]
-        active = [r.provider.ort_name for r in runner.resolutions if r.status == "active"]
+        idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
+        active = [
+            r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
+        ]
     provider = ", ".join(active)
     verification = Verification(
         status="verified",

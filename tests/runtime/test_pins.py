@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,24 +82,50 @@ def test_an_onnxruntime_without_layer_assignment_is_refused(monkeypatch, tiny_pa
 
 
 class Placed:
-    """A session that has these nodes on these providers."""
+    """A session that has these nodes on these providers, and `unlisted` ones in its plan only."""
 
-    plan = ()
-
-    def __init__(self, **nodes: str) -> None:
-        self.nodes = nodes
+    def __init__(self, nodes: dict[str, str], unlisted: tuple[str, ...] = ()) -> None:
+        self.nodes, self.plan = nodes, (unlisted,)
 
     def assigned(self):
-        return tuple(AssignedNode(name.replace("__", "/"), "MatMul", "", ep, 0) for name, ep in self.nodes.items())
+        return tuple(AssignedNode(name, "MatMul", "", ep, 0) for name, ep in self.nodes.items())
+
+
+ON_CPU, ON_CUDA = Pin(CPU, "lm_head"), Pin(CUDA, "lm_head")
+
+
+def check(session: Placed, pin: Pin, *nodes: str) -> dict[str, str]:
+    return check_pins(session, dict.fromkeys(nodes, pin))  # type: ignore[arg-type]
 
 
 def test_a_pin_that_does_not_hold_is_an_error_with_the_nodes():
-    session = Placed(lm_head__MatMul="CUDAExecutionProvider", model__Cast="CPUExecutionProvider")
+    session = Placed({"lm_head/MatMul": "CUDAExecutionProvider", "model/Cast": "CPUExecutionProvider"})
     with pytest.raises(ProviderError, match=r"--pin cpu:lm_head does not hold: 1 of 1 nodes .*: lm_head/MatMul"):
-        check_pins(session, [Pin(CPU, "lm_head")])
-    check_pins(session, [Pin(CUDA, "lm_head")])
+        check(session, ON_CPU, "lm_head/MatMul")
+    assert check(session, ON_CUDA, "lm_head/MatMul") == {"lm_head/MatMul": "cuda:lm_head"}
     with pytest.raises(ProviderError, match="none of its nodes is in the plan"):
-        check_pins(session, [Pin(CPU, "embed_tokens")])
+        check(session, ON_CPU, "gone/MatMul")
+
+
+def test_a_node_that_the_list_lacks_is_not_on_the_cpu():
+    session = Placed({}, unlisted=("lm_head/MatMul",))
+    with pytest.raises(ProviderError, match="--pin cpu:lm_head does not hold"):
+        check(session, ON_CPU, "lm_head/MatMul")
+    assert check(session, ON_CUDA, "lm_head/MatMul")
+
+
+def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
+    from partita.providers.resolve import resolve
+    from partita.runtime.chain import open_session
+    from partita.runtime.ort_registry import available_ort_names
+
+    names = available_ort_names()
+    if "CUDAExecutionProvider" not in names or Path("/dev/nvidia0").exists():
+        pytest.skip("needs an ONNX Runtime with CUDA on a machine without")
+    with pytest.raises(ProviderError, match=r"--pin cuda:lm_head: cuda: library_missing: lib"):
+        open_session(
+            tiny_package() / "model.onnx", resolve(CHAIN, names), threads=1, observe=False, pins=[Pin(CUDA, "lm_head")]
+        )
 
 
 def test_the_real_plan_keeps_to_a_pin(tiny_package, tmp_path):

@@ -6,7 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from partita.partition_reports.groups import OUTSIDE_LAYERS
-from partita.partition_reports.records import BoundaryTensor, Copy, Fallback, GroupShare, Partition, Phase, Report
+from partita.partition_reports.records import (
+    Bodies,
+    BoundaryTensor,
+    Copy,
+    Fallback,
+    GroupShare,
+    Partition,
+    Phase,
+    Report,
+)
 from partita.partition_reports.verdict import merge_phases, phase_names
 from partita.partition_reports.views._tables import NAME, ROWS, Column, Page
 from partita.partition_reports.wording import (
@@ -51,6 +60,17 @@ def show_providers(page: Page, phases: Sequence[Phase], *, timed: bool) -> None:
         if len(same[0].providers) > 1:
             for entry in same[0].providers:
                 page.line(f"{short_provider(entry.provider)} in {phase_names(same)}: {tally(entry.op_types)}")
+        if same[0].bodies is not None:
+            told = say_bodies(same[0].bodies)
+            page.line(f"Bodies of control flow, in no other figure of {phase_names(same)}: {told}")
+
+
+def say_bodies(bodies: Bodies) -> str:
+    """What is in the bodies of If, Loop and Scan."""
+    on_cpu = plural(len(bodies.cpu_nodes), "node") + " on CPU"
+    names = f" ({', '.join(bodies.cpu_nodes)})" if bodies.cpu_nodes else ""
+    copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
+    return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}."
 
 
 def provider_groups(phase: Phase) -> tuple[GroupShare, ...]:

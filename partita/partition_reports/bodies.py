@@ -1,0 +1,35 @@
+"""Nodes in the bodies of If, Loop and Scan: the plan and the report's node list hold the main graph only. Pure.
+
+ONNX Runtime's assignment list has them without saying so, and its log has the copies that it inserts into them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from partita.partition_reports.records import Bodies
+from partita.partition_reports.session_index import SessionIndex
+
+CPU = "CPUExecutionProvider"
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+ADDED = re.compile(r"Add Memcpy(FromHost after|ToHost before) ")
+AT_INFO = re.compile(r"^\[I:")
+
+
+def find_bodies(index: SessionIndex) -> Bodies | None:
+    """What is in bodies and not in the main graph; None when the file has no control flow.
+
+    A listed node counts when neither the file's main graph nor the plan has its name.
+    """
+    if not any(node.op_type in CONTROL_FLOW for node in index.exported.values()):
+        return None
+    main = set(index.exported) | set(index.order)
+    listed = [node for node in index.facts.assigned or () if node.name not in main]
+    inserted = {line for line in index.facts.log if ADDED.search(line)}
+    in_plan = sum(name.startswith("Memcpy") for name in index.order)
+    logged = any(AT_INFO.match(line) for line in index.facts.log)
+    return Bodies(
+        nodes=len(listed),
+        cpu_nodes=tuple(f"{node.name} ({node.op_type})" for node in listed if node.provider == CPU),
+        copies=max(len(inserted) - in_plan, 0) if logged else None,
+    )
