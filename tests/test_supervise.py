@@ -41,6 +41,25 @@ def command(package: Path, plugin: Path, *options: object) -> list[str]:
     return [sys.executable, "-m", "partita", *map(str, [*words, *options])]
 
 
+LEAVES = "#include <stdlib.h>\n__attribute__((constructor)) static void bye(void) { exit(0); }\n"
+KILLS = "#include <signal.h>\n__attribute__((constructor)) static void die(void) { raise(SIGKILL); }\n"
+
+
+@pytest.mark.parametrize(("source", "code", "words"), [(LEAVES, 3, "with exit code 0"), (KILLS, 1, "SIGKILL")])
+def test_no_other_end_of_native_code_passes_for_success(
+    package: Path, tmp_path: Path, source: str, code: int, words: str
+) -> None:
+    temporary = tmp_path / "temp"
+    temporary.mkdir()
+    done = subprocess.run(
+        command(package, library(tmp_path, source)),
+        capture_output=True, text=True, env={**child_environment(), "TMPDIR": str(temporary)}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize(("source", "name"), [(ABORTS, "SIGABRT"), (FAULTS, "SIGSEGV")])
 def test_a_native_crash_is_one_line_and_exit_code_3(package: Path, tmp_path: Path, source: str, name: str) -> None:
     words = command(package, library(tmp_path, source))

@@ -68,3 +68,29 @@ def layered(path: Path) -> Path:
         entry.key, entry.value = "layer_ann", "block"
     onnx.save(model, path)
     return path
+
+
+def branches(path: Path) -> Path:
+    """If with a Scaler in either body: nodes for the CPU that are not in the main graph."""
+    inputs = [
+        helper.make_tensor_value_info("x", FLOAT, [ROWS, WIDTH]),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="layer/MatMul"),
+        helper.make_node("If", ["c"], ["y"], name="branch/If", then_branch=body("then"), else_branch=body("else")),
+    ]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, [ROWS, WIDTH])]
+    graph = helper.make_graph(nodes, "contract", inputs, outputs, [weight("w")])
+    imports = [helper.make_opsetid("", OPSET), helper.make_opsetid(ML, 3)]
+    onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=LATEST_IR), path)
+    return path
+
+
+def body(name: str) -> onnx.GraphProto:
+    """A body of `branches`: Scaler, Relu on the outer h."""
+    nodes = [
+        helper.make_node("Scaler", ["h"], [f"{name}_s"], name=f"{name}/Scaler", domain=ML, offset=[0.5], scale=[2.0]),
+        helper.make_node("Relu", [f"{name}_s"], [f"{name}_y"], name=f"{name}/Relu"),
+    ]
+    return helper.make_graph(nodes, name, [], [helper.make_tensor_value_info(f"{name}_y", FLOAT, [ROWS, WIDTH])])
