@@ -7,6 +7,7 @@ a usage error and `report show` stay fast and load neither torch nor onnxruntime
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -323,6 +324,8 @@ def main() -> None:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
     code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options)
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # again, while Python unloads torch, it would change the code
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -85,8 +85,9 @@ def say_target(target: Target) -> None:
         note(f"note: {line}")
 
 
-def say_resolutions(resolutions: Sequence[Resolution]) -> None:
-    """A note on stderr for each provider of the chain that is not used."""
+def say_chain(target: Target, resolutions: Sequence[Resolution]) -> None:
+    """Notes on stderr once a model is open: what is known of the chain, and each provider of it that is not used."""
+    say_target(target)
     for entry in resolutions:
         if entry.status != "active":
             note(f"note: {entry.provider.name} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")

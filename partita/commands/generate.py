@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.commands.chain_options import Target, read_chain_options, say_target
+from partita.commands.chain_options import Target, read_chain_options
 from partita.commands.generate_options import GenerateOptions, check_options, read_prompts
 from partita.commands.report_file import check_target
 from partita.commands.supervise import supervised
@@ -22,7 +22,6 @@ def run(options: GenerateOptions) -> int:
     manifest = read_manifest(options.package)
     if options.report is not None:
         check_target(options.report, options.package)
-    say_target(target)
     return supervised(lambda: _generate(options, target, prompts, manifest, sampler), target)
 
 

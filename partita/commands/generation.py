@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from partita.commands.chain_options import Target, say_resolutions
+from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import GenerateOptions
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
@@ -21,7 +21,7 @@ from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import idle_providers
-from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
+from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
 from partita.runtime.runner import Runner, Step, load_runner
@@ -85,7 +85,9 @@ def run_generation(
         options.package, target.chain, threads=options.where.threads, observe=options.report is not None,
         manifest=manifest, options=target.options, pins=pins,
     ) as runner:  # fmt: skip
-        say_resolutions(runner.resolutions)
+        rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
+        check_prompts(runner, ids)  # before the notes: an error is one line
+        say_chain(target, runner.resolutions)
         for name in sorted({name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}):
             note(f"note: {name} is in the chain and took no node; place shows why")
         if runner.manifest.verification.status == "unverified":
@@ -93,7 +95,6 @@ def run_generation(
         ignored = chunk_note(options, runner, max(map(len, ids)))
         if ignored:
             note(f"note: {ignored}")
-        rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
         outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
         _finish_output(options, outcome, runner.steps)
         _say_timings(runner, outcome)

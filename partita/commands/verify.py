@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from partita.commands.chain_options import ChainOptions, Target, read_chain_options, say_resolutions, say_target
+from partita.commands.chain_options import ChainOptions, Target, read_chain_options, say_chain
 from partita.commands.supervise import supervised
 from partita.commands.terminal import print_json, write_stdout
 from partita.errors import ParityError
@@ -16,7 +17,6 @@ def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
     target = read_chain_options(where)
     manifest = read_manifest(package)
     check_files(package, manifest, hashes=True)
-    say_target(target)
     return supervised(lambda: check(package, target, where.threads, as_json=as_json), target)
 
 
@@ -27,7 +27,7 @@ def check(package: Path, target: Target, threads: int | None, *, as_json: bool) 
 
     pins = parse_pins(target.pins, target.chain)
     result = replay(
-        package, target.chain, threads=threads, options=target.options, pins=pins, told=say_resolutions
+        package, target.chain, threads=threads, options=target.options, pins=pins, told=partial(say_chain, target)
     )
     if as_json:
         print_json(result.model_dump(mode="json"))

@@ -84,8 +84,8 @@ class Session:
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
         self._assigned = assigned_nodes(native)
-        self._input_infos = by_name(native.get_inputs(), native.get_input_memory_infos())
-        self._output_infos = by_name(native.get_outputs(), native.get_output_memory_infos())
+        self._inputs_in = places(native.get_inputs(), native.get_input_memory_infos())
+        self._outputs_in = places(native.get_outputs(), native.get_output_memory_infos())
         self.plan = read_plan(plan_path(folder))
         if not observe:
             folder.cleanup()
@@ -103,17 +103,17 @@ class Session:
     @property
     def wanted_memory(self) -> dict[str, str]:
         """Where the session wants each input and output: memory info name by port name."""
-        return {name: str(info.name) for name, info in (*self._input_infos.items(), *self._output_infos.items())}
+        return {name: place.memory for name, place in (*self._inputs_in.items(), *self._outputs_in.items())}
 
     def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
         """A zeroed buffer for the input `name`, in the memory the session wants it in."""
-        info = self._input_infos[name]
-        memory = str(info.name)
+        place = self._inputs_in[name]
+        memory = place.memory
         owner = next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
         if memory == HOST_MEMORY or owner is None:
             # A memory that no provider's record names is copied into in every run: slower, and right.
             return host_buffer(shape, dtype)
-        return device_buffer(shape, dtype, memory, int(info.device_id), lambda: self._keeper(owner, dtype, len(shape)))
+        return device_buffer(shape, dtype, memory, place.device_id, lambda: self._keeper(owner, dtype, len(shape)))
 
     def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
         """A small session on a provider, through which its memory can be had; made once per dtype and rank."""
@@ -177,9 +177,19 @@ def port_info(port: Any) -> PortInfo:
     return PortInfo(str(port.name), str(port.type), tuple(port.shape or ()))
 
 
-def by_name(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Any]:
-    """Memory info of each port."""
-    return {port.name: info for port, info in zip(ports, infos, strict=True)}
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A memory, as plain data: ONNX Runtime's own object is gone with its session."""
+
+    memory: str
+    device_id: int
+
+
+def places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
+    """The memory of each port."""
+    return {
+        str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)
+    }
 
 
 class Binding:
