@@ -1,12 +1,16 @@
 """What `--report` costs once its observation window is over, and what the loop itself costs per step.
 
-Each round opens the package twice, with and without observation, in alternating order, and decodes the same prompt;
-the steps of the window are left out on both sides.
+Two runners of one package stand side by side and take their steps in turn, so that a machine that slows down slows both
+down. The one that was loaded first was seen to be up to 3 % slower, with or without a report, so every round has both
+orders, and the square root of the ratio of their ratios is what the report costs.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +19,16 @@ from partita.runtime.generate import generate
 from partita.runtime.runner import Step, load_runner
 from partita.runtime.sampling import make_sampler
 
+PAUSE_SECONDS = 0.02
+"""Between steps: the threads of the other session spin for a while before they sleep."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Medians over the rounds."""
 
     slowdown: float
-    """Median step with a report over median step without, minus 1."""
+    """Median session run with a report over median session run without, minus 1."""
     slowdowns: tuple[float, ...]
     """The same of every round."""
     overhead_us: float
@@ -30,26 +37,45 @@ class Cost:
 
 
 def measure(package: Path, prompt: list[int], new_tokens: int, rounds: int) -> Cost:
-    """Compare `rounds` pairs of runs."""
-    slowdowns, overheads, steps = [], [], []
-    for number in range(rounds):
-        order = (True, False) if number % 2 else (False, True)
-        runs = {observe: _decode(package, prompt, new_tokens, observe=observe) for observe in order}
-        window = sum(step.observed for step in runs[True])
-        late = {observe: [s.run_seconds + s.overhead_seconds for s in run[window:]] for observe, run in runs.items()}
-        slowdowns.append(statistics.median(late[True]) / statistics.median(late[False]) - 1)
-        overheads.append(statistics.median(s.overhead_seconds for s in runs[False][window:]))
-        steps.append(statistics.median(late[False]))
+    """Compare `rounds` pairs of pairs."""
+    slowdowns = []
+    for _ in range(rounds):
+        ratios = [side_by_side(package, prompt, new_tokens, observed_first=first) for first in (True, False)]
+        slowdowns.append(math.sqrt(ratios[0] / ratios[1]) - 1)
+    alone = decode_alone(package, prompt, new_tokens)
     return Cost(
         statistics.median(slowdowns),
         tuple(slowdowns),
-        1e6 * statistics.median(overheads),
-        1e3 * statistics.median(steps),
+        1e6 * statistics.median(step.overhead_seconds for step in alone),
+        1e3 * statistics.median(step.run_seconds + step.overhead_seconds for step in alone),
     )
 
 
-def _decode(package: Path, prompt: list[int], new_tokens: int, *, observe: bool) -> list[Step]:
-    """Decode steps of one fresh run."""
-    with load_runner(package, parse_chain("cpu"), observe=observe) as runner:
+def side_by_side(package: Path, prompt: list[int], new_tokens: int, *, observed_first: bool) -> float:
+    """Median ratio of the session runs of the runner loaded first to those of the second, observed ones left out."""
+    sampler = make_sampler(temperature=0.0)
+    pairs: list[tuple[Step, ...]] = []
+    with ExitStack() as stack:
+        runners = [
+            stack.enter_context(load_runner(package, parse_chain("cpu"), observe=observe))
+            for observe in (observed_first, not observed_first)
+        ]
+        loops = [generate(runner, [prompt], max_new_tokens=new_tokens, sampler=sampler) for runner in runners]
+        for number in range(new_tokens):
+            steps: dict[int, Step] = {}
+            for index in (0, 1) if number % 2 else (1, 0):
+                time.sleep(PAUSE_SECONDS)
+                step = next(loops[index], None)
+                if step is not None:
+                    steps[index] = step
+            if len(steps) == 2:
+                pairs.append((steps[0], steps[1]))
+    free = [pair for pair in pairs if pair[0].phase == "decode" and not any(step.observed for step in pair)]
+    return statistics.median(first.run_seconds / second.run_seconds for first, second in free)
+
+
+def decode_alone(package: Path, prompt: list[int], new_tokens: int) -> list[Step]:
+    """Decode steps of one fresh run without a report."""
+    with load_runner(package, parse_chain("cpu")) as runner:
         steps = generate(runner, [prompt], max_new_tokens=new_tokens, sampler=make_sampler(temperature=0.0))
         return [step for step in steps if step.phase == "decode"]
