@@ -10,10 +10,10 @@ from typing import Any
 from partita.commands.chain_options import ChainOptions
 from partita.errors import UsageError
 from partita.partition_reports.limits import Limits
+from partita.providers.cuda import PROVIDER as CUDA
 
 MAX_RUNS = 1000
 RUNS = 3
-CUDA = "CUDAExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +77,5 @@ def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:
     from partita.partition_reports.limits import check_limits
 
     check_limits(options.limits, chain)
-    if options.dry_run and chain and chain[0] != CUDA:
+    if options.dry_run and chain and chain[0] != CUDA.ort_name:
         raise UsageError(f"--dry-run is for CUDA: --provider has to begin with cuda, not with {chain[0]}")

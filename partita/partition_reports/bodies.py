@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
+from partita.partition_reports.facts import CPU
 from partita.partition_reports.records import Bodies
 from partita.partition_reports.session_index import SessionIndex
 
-CPU = "CPUExecutionProvider"
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 ADDED = re.compile(r"Add Memcpy(FromHost after|ToHost before) ")
 AT_INFO = re.compile(r"^\[I:")

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partita.partition_reports.facts import GraphNode, RunFacts
+from partita.partition_reports.facts import CPU, GraphNode, RunFacts
 from partita.partition_reports.placement import choose_provider
 from partita.partition_reports.session_index import SessionIndex
 from partita.partition_reports.timing import NodeTimes
 
-CPU = "CPUExecutionProvider"
 TIMING_NOTE = "no time is given: this was a dry run, in which no device computes"
 BY_VALUES = frozenset({
     "BeamSearch", "Compress", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero", "Optional",

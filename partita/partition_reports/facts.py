@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+CPU = "CPUExecutionProvider"
+"""ONNX Runtime's name of the provider that is in every build and every session."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:

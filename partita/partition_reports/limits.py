@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.errors import UsageError
+from partita.partition_reports.facts import CPU
 from partita.partition_reports.records import Phase
 from partita.partition_reports.wording import plural
 
-CPU = "CPUExecutionProvider"
 MOST_NAMED = 20
 NODES, COPIES, BYTES = "--max-cpu-nodes", "--max-copies", "--max-copy-bytes-per-token"
 

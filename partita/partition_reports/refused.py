@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.partition_reports.facts import SessionFacts
+from partita.partition_reports.facts import CPU, SessionFacts
 from partita.partition_reports.fallbacks import explain_node
 from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.reasons.base import name_in, names_a_node
 from partita.partition_reports.records import ChainEntry, Fallback
 from partita.partition_reports.session_index import EVERY_PHASE, SessionIndex, index_session
 
-CPU = "CPUExecutionProvider"
 Stray = tuple[str, str | None, str]
 """Name, operator and provider of a node that is not on the chain."""
 

@@ -14,6 +14,13 @@ CPU_PREFERRED = LogPattern(
 )
 """Logged on behalf of every provider that asks ONNX Runtime which small shape computations belong on the CPU."""
 
+DROPPED = LogPattern(
+    "version_mismatch",
+    r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported",
+)
+"""Logged, and nothing more, when a provider that prefers another layout loses every node: ONNX Runtime's layout
+transformer does not know the opset of the model."""
+
 START_PATTERNS: tuple[LogPattern, ...] = (
     # A library that is there but does not fit comes first: the same line also says that it failed to load.
     LogPattern("version_mismatch", r"(?P<why>\S+: undefined symbol: [^\s,]+)"),

@@ -23,8 +23,6 @@ from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 
-DEFAULT_CHAIN = "cpu"
-"""The chain when the user names none and nothing better was looked for."""
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
 NEAR = 0.8
 """How alike a name must be to one of ours to be taken for a slip of the pen."""

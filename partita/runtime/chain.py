@@ -15,28 +15,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.partition_reports.facts import SessionFacts
+from partita.partition_reports.facts import CPU, SessionFacts
 from partita.partition_reports.records import ChainEntry, Fallback
 from partita.partition_reports.refused import refused_nodes
 from partita.partition_reports.views._refusal import render_refusal
 from partita.partition_reports.wording import plural
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
+from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution
 from partita.providers.start import Failure, explain
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.native_log import captured_output, complaints
 from partita.runtime.ort_buffers import NATIVE_ERRORS
 from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_error
-from partita.runtime.ort_registry import CPU, register_library
+from partita.runtime.ort_registry import register_library
 from partita.runtime.pins import Pin, check_pins, pinned_opening
 from partita.runtime.session import NativeFailureError, Opening, Session, open_native
 
-DROPPED = re.compile(r"(?P<provider>\w+) cannot be used with this model due to its ONNX opset not being supported")
-"""Logged, and nothing more, when a provider loses every node because the layout transformer knows no such opset."""
 MOST_NAMED = 5
 WHOLE = 20_000
 """Characters of a message that patterns look through: OpenVINO names the cause at the end of a C++ signature."""
-CUDA = "CUDAExecutionProvider"
 
 
 def open_session(
@@ -81,8 +79,8 @@ def open_session(
             refuse_strays(path, session)
             check_pinned_providers(session.resolutions, pins)
             session.pins = check_pins(session, marks)
-            if CUDA in session.registered and not os.environ.get(BUILD_VARIABLE):
-                ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes the dry run's libraries for CUDA
+            if not os.environ.get(BUILD_VARIABLE):
+                ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes a dry run's libraries for real
         except BaseException:
             session.close()
             raise
@@ -242,10 +240,10 @@ def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...
         lines = [line for line in complaints(log) if STRICT not in line]
         return unavailable(resolution, explain(provider, lines))
     for line in log:
-        dropped = DROPPED.search(line)
+        dropped = re.search(DROPPED.pattern, line)
         if dropped and dropped["provider"] == provider.ort_name:
             remedy = "give the model another opset, or use another version of ONNX Runtime"
-            why = Failure("version_mismatch", one_line(line[dropped.start() :]), remedy)
+            why = Failure(DROPPED.reason, one_line(line[dropped.start() :]), remedy)
             return unavailable(resolution, why)
     return resolution
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-CPU = "CPUExecutionProvider"
+from partita.partition_reports.facts import CPU
+
 NATIVE = ort.capi.onnxruntime_pybind11_state
 STRICT_KEY = "session.disable_cpu_ep_fallback"
 OFFERED: dict[Path, tuple[str, ...]] = {}

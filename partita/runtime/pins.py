@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partita.errors import ProviderError, UsageError
+from partita.partition_reports.facts import CPU
 from partita.providers.base import Provider
 from partita.runtime.model_file import graph_node
-from partita.runtime.ort_registry import CPU, ort_build
+from partita.runtime.ort_registry import ort_build
 from partita.runtime.session import Opening, Session
 
 LAYER = "layer_ann"

@@ -18,14 +18,14 @@ from typing import Any
 
 import onnxruntime as ort
 
-from partita.partition_reports.facts import AssignedNode
+from partita.partition_reports.facts import CPU, AssignedNode
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan
 from partita.runtime.native_log import Captured, captured_output
 from partita.runtime.ort_buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
 from partita.runtime.ort_errors import run_error
-from partita.runtime.ort_registry import CPU, STRICT_KEY, preload_libraries, provider_options
+from partita.runtime.ort_registry import STRICT_KEY, preload_libraries, provider_options
 
 INFO, WARNING, FATAL = 1, 2, 4
 
