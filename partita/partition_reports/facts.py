@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 CPU = "CPUExecutionProvider"
 """ONNX Runtime's name of the provider that is in every build and every session."""
@@ -117,6 +118,63 @@ class StateFact:
     """Times the address differed from the step before."""
 
 
+Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
+"""What became of an experiment: the provider took the node, left it to another, its session failed to open, its process
+was killed by a signal, it gave no answer in time, or ONNX Runtime does not accept such a model at all."""
+Factor = Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
+"""What an experiment changed: nothing, shapes fixed, element types, the opset, an attribute at its default, an input
+left out or made constant, or several of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One experiment: a model of one node, tried on the wanted provider alone."""
+
+    factor: Factor
+    change: str
+    """What is different from the node as it is, e.g. `float32 in place of int64`; empty for as_is."""
+    outcome: Outcome
+    said: str
+    """What was logged or raised, in one line; empty when nothing was."""
+    cached: bool = False
+    """Known from an earlier run with the same ONNX Runtime, device and options."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProbe:
+    """What experiments tell of one node that is not on the wanted provider."""
+
+    node: str
+    trials: tuple[Trial, ...]
+    """In the order they were made; the first has nothing changed."""
+    unprobed: str = ""
+    """Why there are no experiments, or not all of them, e.g. the budget; empty when they are complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedPart:
+    """The smallest part of a graph that the wanted provider does not open, found by bisection."""
+
+    nodes: tuple[str, ...]
+    said: str
+    """What it said of this part, in one line."""
+    minimal: bool
+    """Every smaller part that was tried opens; False when the time was up before."""
+    tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbingFacts:
+    """What probing took, over all sessions of a run."""
+
+    seconds: float
+    budget_seconds: float
+    experiments: int
+    """Tried now; those that were known from before are not in it."""
+    cached: int
+    crashes: int
+
+
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
     """Everything observed about one ONNX Runtime session."""
@@ -146,6 +204,15 @@ class SessionFacts:
     """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
+    optimised: tuple[GraphNode, ...] | None = None
+    """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down; None
+    when it was not asked for or could not be had."""
+    optimised_why: str = ""
+    """Why there is none, or why it is not used, in one sentence."""
+    probes: Mapping[str, NodeProbe] = field(default_factory=dict)
+    """By node; empty when nothing was probed."""
+    rejected: RejectedPart | None = None
+    """Of a provider that did not open the graph as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,5 +259,7 @@ class RunFacts:
     finish_reason: str | None
     """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
     finish_detail: str = ""
+    probing: ProbingFacts | None = None
+    """None when probing was off, or there was nothing to probe."""
     notes: tuple[str, ...] = field(default=())
     """Anything the observer wants said in the report, one sentence each."""

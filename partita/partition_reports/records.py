@@ -14,10 +14,12 @@ SCHEMA = "partita.report/1"
 
 Source = Literal[
     "model_file",  # the ONNX file of the package
+    "optimised_model",  # the graph as ONNX Runtime runs it, written by a second session
     "plan_file",  # session.node_partition_config_file: final execution plan, after fusion and Memcpy insertion
     "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
     "profile",  # ONNX Runtime's profile of the observation window
     "native_log",  # ONNX Runtime's own log lines
+    "probe",  # experiments: one node at a time on the wanted provider, in a child process
     "memory_info",  # where the session wants its inputs and outputs
     "binding",  # addresses of the buffers that were bound
     "clock",  # our own clock around the session run
@@ -227,7 +229,7 @@ class Copy(Record):
     """A tensor that moves between devices."""
 
     kind: Literal["memcpy_node", "session_input", "session_output"]
-    direction: Literal["host_to_device", "device_to_host", "unknown"]
+    direction: Literal["host_to_device", "device_to_host", "host_to_host", "device_to_device", "unknown"]
     name: str
     """Memcpy node, or graph input or output."""
     tensor: str | None = None
@@ -235,7 +237,29 @@ class Copy(Record):
     bytes_per_run: int | None
     host_us_per_run: float | None
     """Wait and copy together: the host cannot tell them apart."""
+    caused_by: tuple[str, ...] = ()
+    """Nodes on the other side that make the copy necessary: they read or write the tensor on another provider."""
     source: Source
+
+
+class PhaseCost(Record):
+    """What leaving the wanted provider costs in one run of the phase, and per token. Null where it is not known."""
+
+    partitions: int
+    crossings: int
+    """Tensors that one partition hands to another."""
+    crossing_bytes_per_run: int | None
+    copies: int
+    """Memcpy nodes, and inputs and outputs that are bound in another memory."""
+    copy_bytes_per_run: int | None
+    copy_bytes_at_least: int
+    """Of the copies whose size is known."""
+    host_wait_us_per_run: float | None
+    """Host time in Memcpy nodes: wait and copy together."""
+    tokens_per_run: int | None
+    """New tokens over all rows of one observed run; null where there are no tokens."""
+    copy_bytes_per_token: float | None
+    host_wait_us_per_token: float | None
 
 
 class Bodies(Record):
@@ -261,6 +285,7 @@ class Phase(Record):
     by_module: tuple[GroupShare, ...]
     partitions: tuple[Partition, ...]
     copies: tuple[Copy, ...]
+    cost: PhaseCost | None = None
     observed_runs: int
     steps: int
     """Steps that the speed figures cover; `timing_note` says which."""
@@ -281,6 +306,65 @@ class Phase(Record):
     """Which steps the figures cover, e.g. whether observed steps are in them."""
 
 
+class Trial(Record):
+    """One experiment: a model of this one node, tried on the wanted provider alone."""
+
+    factor: Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
+    """What was changed."""
+    change: str
+    """In words, e.g. `float32 in place of int64`; empty for as_is."""
+    outcome: Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
+    said: str
+    """What was logged or raised; empty when nothing was."""
+    cached: bool
+    """Known from an earlier run with the same ONNX Runtime, device and options."""
+
+
+class FallbackCost(Record):
+    """What it costs that a node is not on the wanted provider."""
+
+    copies: tuple[str, ...]
+    """Memcpy nodes that are there because of this node; one copy can have several causes."""
+    copy_bytes_per_run: int | None
+    """Null when the size of one of them is not known."""
+    copy_wait_us_per_run: float | None
+    """Wait and copy together."""
+    host_us_per_run: float | None
+    """Time of the node itself."""
+    time_share: float | None
+    """Part of the phase's node time, 0 .. 1."""
+    harmless: bool | None
+    """It causes no copy and takes next to no time; null when that cannot be told."""
+    why: str
+    """The ground for `harmless`, in words."""
+
+
+class RejectedPart(Record):
+    """The smallest part of a graph that the wanted provider does not open, found by bisection."""
+
+    file: str
+    provider: str
+    nodes: tuple[str, ...]
+    evidence: str
+    minimal: bool
+    """Every smaller part that was tried opens; false when the time was up before."""
+    tries: int
+
+
+class Probing(Record):
+    """What the experiments took."""
+
+    seconds: float
+    budget_seconds: float
+    experiments: int
+    """Tried in this run."""
+    cached: int
+    """Known from before."""
+    crashes: int
+    unprobed: tuple[str, ...]
+    """Nodes for which experiments are missing."""
+
+
 class Fallback(Record):
     """A node that is not on the provider its user wanted most, and why."""
 
@@ -296,6 +380,12 @@ class Fallback(Record):
     remedy: str
     module: str | None
     source_line: str | None
+    trials: tuple[Trial, ...] = ()
+    """Experiments on this node, first the one with nothing changed."""
+    unprobed: str = ""
+    """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    cost: FallbackCost | None = None
+    """Null for a node of a refusal, which never ran."""
 
 
 class CacheState(Record):
@@ -388,6 +478,9 @@ class Report(Record):
     chain: tuple[ChainEntry, ...]
     phases: tuple[Phase, ...]
     fallbacks: tuple[Fallback, ...]
+    rejected: tuple[RejectedPart, ...] = ()
+    probing: Probing | None = None
+    """Null when probing was off, or nothing called for it."""
     cache: Cache | None
     """null for a model that is no package."""
     memory: Memory
