@@ -22,6 +22,7 @@ from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import idle_providers
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
+from partita.runtime.optimised import with_optimised
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
 from partita.runtime.runner import Runner, Step, load_runner
@@ -116,7 +117,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     from partita.commands.place_run import place
 
     placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits)
-    report, error = place(placing, target)
+    report, error = place(placing, target, whole=False)
     over = limits_error(report)
     if error is not None:
         raise error
@@ -301,6 +302,8 @@ def _write_report(
         tokenizer_load_seconds=tokenizer_seconds,
         notes=((ignored,) if ignored else ()) + ((LIMITS_NOTE,) if options.limits.given() else ()) + target.notes,
     )
+    if outcome.error is None and not outcome.interrupted:
+        facts = with_optimised(facts, [entry.session for entry in runner.graphs])
     asked = Asked(
         verb="generate",
         chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),

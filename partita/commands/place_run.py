@@ -36,14 +36,15 @@ FAILED_DRY = (
 
 
 def place(
-    options: PlaceOptions, target: Target, played: DryRunFacts | None = None
+    options: PlaceOptions, target: Target, played: DryRunFacts | None = None, *, whole: bool = True
 ) -> tuple[Report, PartitaError | None]:
     """Open, run, report. The second value is why a run failed, which takes nothing from the report.
 
-    `played`: the device of a dry run. Raises PackageError, UsageError, ProviderError, ResourceError.
+    `played`: the device of a dry run. `whole`: False where only the limits are looked at.
+    Raises PackageError, UsageError, ProviderError, ResourceError.
     """
     pins = parse_pins(target.pins, target.chain)
-    where = Where(target.chain, target.options, pins, options.where.threads, options.runs)
+    where = Where(target.chain, target.options, pins, options.where.threads, options.runs, whole)
     package: PackageFacts | None = None
     model: ModelFacts | None = None
     models: dict[str, OnnxModel] = {}

@@ -7,7 +7,8 @@ and no report.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import takewhile
 
 NO_MODULE = "no module"
 LAYER_ITSELF = "layer (no submodule)"
@@ -17,6 +18,13 @@ def module_of(name: str, modules: Collection[str]) -> str | None:
     """The part of `name` before its first slash, if that is one of the known `modules`."""
     head, slash, _ = name.partition("/")
     return head if slash and head in modules else None
+
+
+def common_module(modules: Iterable[str | None]) -> str | None:
+    """The path that all of `modules` begin with; None when there is none, or one of them is unknown."""
+    paths = [module.split(".") if module else [] for module in modules]
+    alike = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in alike) or None
 
 
 def layer_of(module: str | None) -> int | None:

@@ -42,6 +42,8 @@ def sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
     known: list[Source] = ["plan_file"] if index.order_source == "plan_file" else []
     if name in index.exported:
         known.append("model_file")
+    if index.optimised is not None and name in index.optimised.nodes:
+        known.append("optimised_model")
     return (*known, *(source for source in index.claims[name]))
 
 

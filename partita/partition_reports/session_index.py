@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.partition_reports import naming, native_log
+from partita.partition_reports import fusion, naming, native_log
 from partita.partition_reports.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.partition_reports.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.partition_reports.records import PhaseName, Source
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -42,23 +43,35 @@ class SessionIndex:
     graph_log: tuple[str, ...]
     """Native log lines that give a reason away and name no node."""
     memcpy: dict[str, native_log.MemcpyLine]
-    """What the native log says of each Memcpy node of the order; empty when lines and nodes cannot be matched."""
+    """What each Memcpy node of the order copies: from the optimised graph, else from the native log; empty when neither
+    can be matched with the nodes."""
+    optimised: OptimisedGraph | None
+    """The graph as it runs; None when it is not known."""
+    compiled: dict[str, tuple[AssignedNode, ...]]
+    """Listed nodes behind each node of the order that is a compiled subgraph."""
+    stands_for: dict[str, tuple[str, ...]]
+    """Exported nodes that a node of the order took the place of."""
 
     def op_type(self, name: str) -> str | None:
-        """Operator of a node: as run, else as exported, else as assigned."""
-        known = self.ran.get(name) or self.exported.get(name) or self.assigned.get(name) or self.memcpy.get(name)
+        """Operator of a node: as run, else as optimised, as exported or as assigned."""
+        if name in self.compiled:
+            return fusion.COMPILED
+        optimised = self.optimised.nodes.get(name) if self.optimised else None
+        graphs = self.ran.get(name) or optimised or self.exported.get(name)
+        known = graphs or self.assigned.get(name) or self.memcpy.get(name)
         return known.op_type if known else None
 
     def module(self, name: str) -> str | None:
-        """Module path of a node, where the file or the name tells."""
+        """Module path of a node, where the file or the name tells; else what its exported nodes have in common."""
         node = self.exported.get(name)
-        return node.module if node else naming.module_of(name, self.modules)
+        if node is not None:
+            return node.module
+        by_name = naming.module_of(name, self.modules)
+        return by_name or naming.common_module(self.exported[each].module for each in self.replaces(name))
 
     def replaces(self, name: str) -> tuple[str, ...]:
-        """Exported nodes that left the graph and that `name` is called after."""
-        if name in self.exported:
-            return ()
-        return tuple(head for head in naming.replaced_by(name, self.exported) if head not in self.present)
+        """Exported nodes that left the graph and that `name` took the place of."""
+        return self.stands_for.get(name, ())
 
 
 def index_session(facts: SessionFacts) -> SessionIndex:
@@ -67,6 +80,12 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     assigned = {node.name: node for node in facts.assigned or ()}
     events, bodies = without_bodies(facts.events)
     order, order_source = execution_order(facts, events)
+    present = frozenset(order)
+    compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
+    tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
+    optimised = index_graph(facts.optimised, tensors) if facts.optimised is not None else None
+    inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
+    logged = native_log.memcpy_lines(facts.log, order, {event.name: event.op_type for event in events})
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -76,13 +95,25 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         bodies=bodies - {event.name for event in events},
         ran={event.name: event for event in events},
         order=order,
-        present=frozenset(order),
+        present=present,
         order_source=order_source,
-        claims=collect_claims(facts, events, order),
+        claims=collect_claims(facts, events, order, compiled),
         log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
         graph_log=native_log.lines_about_the_graph(facts.log, facts.patterns),
-        memcpy=native_log.memcpy_lines(facts.log, order, {event.name: event.op_type for event in events}),
+        memcpy=logged if optimised is None else copied_tensors(optimised),
+        optimised=optimised,
+        compiled=compiled,
+        stands_for=fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs),
     )
+
+
+def copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
+    """What each Memcpy node of an optimised graph copies, by the name that the file has for it."""
+    return {
+        name: native_log.MemcpyLine(node.op_type, graph.original(node.inputs[0]))
+        for name, node in graph.nodes.items()
+        if node.op_type in MEMCPY_OPS and node.inputs
+    }
 
 
 def without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
@@ -131,13 +162,20 @@ def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple
     return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
 
 
-def collect_claims(facts: SessionFacts, events: tuple[NodeEvent, ...], order: tuple[str, ...]) -> dict[str, Claims]:
+def collect_claims(
+    facts: SessionFacts,
+    events: tuple[NodeEvent, ...],
+    order: tuple[str, ...],
+    compiled: Mapping[str, tuple[AssignedNode, ...]],
+) -> dict[str, Claims]:
     """Which provider each source names for each node of `order`, strongest source first."""
     said: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
     for event in events:
         said["profile"].setdefault(event.name, set()).add(event.provider)
     for node in facts.assigned or ():
         said["assignment"].setdefault(node.name, set()).add(node.provider)
+    for name, nodes in compiled.items():
+        said["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
     for name, provider in native_log.placements(facts.log, order).items():
         said["native_log"].setdefault(name, set()).add(provider)
     return {

@@ -27,6 +27,7 @@ from partita.runtime.evidence import parse_profile
 from partita.runtime.feed import Feed
 from partita.runtime.inputs import SEED, Shape, make_values
 from partita.runtime.onnx_model import OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.optimised import with_optimised
 from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer
 from partita.runtime.ort_errors import one_line
 from partita.runtime.ort_registry import available_ort_names
@@ -54,6 +55,8 @@ class Where:
     threads: int | None
     runs: int
     """Session runs per phase."""
+    whole: bool = True
+    """Also open what only a report needs; False where nothing but the placement is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             finish_reason=None,
             notes=(*model.notes, *failure_notes(len(steps), where.runs, error)),
         )
-        return Placed(facts, session.resolutions, error)
+        return Placed(with_graphs(facts, (session,), where, error), session.resolutions, error)
 
 
 def run_session(
@@ -229,7 +232,16 @@ def place_package(folder: Path, where: Where) -> Placed:
         error = run_package(runner, where.runs)
         let_go(error)
         facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
+        facts = with_graphs(facts, [entry.session for entry in runner.graphs], where, error)
         return Placed(replace(facts, finish_reason=None), runner.resolutions, error)
+
+
+def with_graphs(
+    facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None
+) -> RunFacts:  # fmt: skip
+    """The facts with the graphs as ONNX Runtime runs them; not where memory has run out already."""
+    wanted = where.whole and not isinstance(error, ResourceError)
+    return with_optimised(facts, sessions) if wanted else facts
 
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:

@@ -28,6 +28,9 @@ from partita.runtime.ort_errors import run_error
 from partita.runtime.ort_registry import STRICT_KEY, preload_libraries, provider_options
 
 INFO, WARNING, FATAL = 1, 2, 4
+WEIGHTS_FILE = "weights.data"
+SMALL_BYTES = 1024
+"""Constants up to this size stay in the file of an optimised graph."""
 
 
 class NativeFailureError(Exception):
@@ -48,12 +51,18 @@ class Opening:
     """Profile the first runs and keep the log at INFO."""
     quiet: bool = False
     """With `observe`: keep the log at WARNING all the same."""
+    explain: bool = False
+    """Keep the log at INFO without profiling anything."""
+    optimise: bool = True
+    """Let ONNX Runtime fold and fuse nodes; an experiment on one node wants it as it is."""
     strict: bool = False
     """Fail rather than let the CPU provider take a node."""
     model: bytes | None = None
     """The model to open in place of the file; its weights are still those beside the file."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further entries of the session configuration."""
+    optimised: Path | None = None
+    """Where ONNX Runtime writes the graph as it runs it; the weights go into `WEIGHTS_FILE` beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +81,24 @@ class Session:
 
     def __init__(
         self, native: Any, path: Path, resolutions: tuple[Resolution, ...], log: tuple[str, ...],
-        folder: tempfile.TemporaryDirectory[str], observe: bool, load_seconds: float,
+        folder: tempfile.TemporaryDirectory[str], opening: Opening, load_seconds: float,
     ) -> None:  # fmt: skip
         self.path, self.log, self.load_seconds = path, log, load_seconds
         self.resolutions = resolutions
         """What became of each provider of the chain; `chain` completes it."""
+        self.active, self.opening = resolutions, opening
+        """On what it was opened, and how: to open another like it."""
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.pins: dict[str, str] = {}
         """Nodes that are pinned, and the pin as the user wrote it; `chain` completes it."""
-        self.profiling = observe
+        self.profiling = opening.observe
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
         self._assigned = assigned_nodes(native)
         self._inputs_in = places(native.get_inputs(), native.get_input_memory_infos())
         self._outputs_in = places(native.get_outputs(), native.get_output_memory_infos())
         self.plan = read_plan(plan_path(folder))
-        if not observe:
+        if not opening.observe:
             folder.cleanup()
 
     @property
@@ -187,9 +198,7 @@ class Place:
 
 def places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
     """The memory of each port."""
-    return {
-        str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)
-    }
+    return {str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)}
 
 
 class Binding:
@@ -278,9 +287,7 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
             finally:
                 ort.set_default_logger_severity(WARNING)
         native.disable_fallback()
-        return Session(
-            native, path, tuple(active), captured.lines, folder, opening.observe, time.perf_counter() - began
-        )
+        return Session(native, path, tuple(active), captured.lines, folder, opening, time.perf_counter() - began)
     except NATIVE_ERRORS as error:
         folder.cleanup()
         raise NativeFailureError(error, captured.lines) from error
@@ -291,7 +298,7 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
 
 def log_level(opening: Opening) -> int:
     """Severity from which ONNX Runtime's log is kept."""
-    return INFO if opening.observe and not opening.quiet else WARNING
+    return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
 
 
 def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
@@ -316,6 +323,8 @@ def session_options(
     options = ort.SessionOptions()
     options.log_severity_level = log_level(opening)
     options.intra_op_num_threads = opening.threads or 0
+    if not opening.optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     config = {
         "session.node_partition_config_file": str(plan_path(folder)),
         "session.record_ep_graph_assignment_info": "1",
@@ -325,6 +334,10 @@ def session_options(
         config[STRICT_KEY] = "1"
     if opening.model is not None:
         config["session.model_external_initializers_file_folder_path"] = str(weights)
+    if opening.optimised is not None:
+        options.optimized_model_filepath = str(opening.optimised)
+        config["session.optimized_model_external_initializers_file_name"] = WEIGHTS_FILE
+        config["session.optimized_model_external_initializers_min_size_in_bytes"] = str(SMALL_BYTES)
     for key, value in config.items():
         options.add_session_config_entry(key, value)
     if opening.observe:
