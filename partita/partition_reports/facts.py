@@ -116,6 +116,8 @@ class StateFact:
     """Past and present are one buffer, compared by address at every step of the observation window."""
     address_changes: int
     """Times the address differed from the step before."""
+    checked_steps: int | None = None
+    """Steps at which the addresses were compared; None when nobody counted."""
 
 
 Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
@@ -138,6 +140,8 @@ class Trial:
     """What was logged or raised, in one line; empty when nothing was."""
     cached: bool = False
     """Known from an earlier run with the same ONNX Runtime, device and options."""
+    parts: tuple[Factor, ...] = ()
+    """What was changed together, of a combined one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +209,8 @@ class SessionFacts:
     pins: Mapping[str, str] = field(default_factory=dict)
     """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
     optimised: tuple[GraphNode, ...] | None = None
-    """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down; None
-    when it was not asked for or could not be had."""
+    """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down.
+    None when it was not asked for or could not be had."""
     optimised_why: str = ""
     """Why there is none, or why it is not used, in one sentence."""
     probes: Mapping[str, NodeProbe] = field(default_factory=dict)

@@ -55,7 +55,7 @@ PROVIDER = Provider(
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>Failed to finalize QNN graph\. .*)"),
         LogPattern(
-            "attribute_unsupported", r"Unsupported nodes in QNN EP: \{ name: (?P<node>[^,]+), type: (?P<op>\w+)"
+            "no_kernel_op", r"Unsupported nodes in QNN EP: \{ name: (?P<node>[^,]+), type: (?P<op>\w+)"
         ),
     ),
     start_patterns=(

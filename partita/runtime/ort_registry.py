@@ -10,6 +10,7 @@ import contextlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,18 @@ def register_library(name: str, path: Path) -> tuple[str, ...]:
         ort.register_execution_provider_library(name, str(path))
         OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in native_devices()[before:]))
     return OFFERED[path]
+
+
+@cache
+def all_operator_schemas() -> tuple[Any, ...]:
+    """Schemas of every operator that this build knows, its own domains included; empty where it cannot list them."""
+    listing = getattr(NATIVE, "get_all_operator_schema", None)
+    return tuple(listing()) if listing else ()
+
+
+def operator_schemas(domain: str, op_type: str) -> tuple[Any, ...]:
+    """ONNX Runtime's schemas of one operator, in no order."""
+    return tuple(entry for entry in all_operator_schemas() if entry.name == op_type and entry.domain == domain)
 
 
 def preload_libraries() -> None:

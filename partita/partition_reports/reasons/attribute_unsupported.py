@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.reasons.base import Context, Finding, Reason, logged, probed
 from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when the provider logged that it does not take this node as it is."""
-    return logged(context, "attribute_unsupported")
+    """Applies when the provider logged that it does not take this node as it is, or an experiment shows it."""
+    return logged(context, "attribute_unsupported") or probed(context, "attribute_unsupported")
 
 
 REASON = Reason(
@@ -18,8 +18,11 @@ REASON = Reason(
     title="Attributes or inputs not supported",
     condition="the wanted provider has a kernel for the operator and looked at the node, but does not take "
     "its attributes, its optional inputs or its shapes",
-    needs="a native log line by which the provider turns the node down by name, e.g. `CUDA kernel not "
-    "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`",
+    needs="a native log line by which the provider turns the node down by name, e.g. `CUDA kernel not supported. "
+    "Fallback "
+    "to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: the node alone is taken "
+    "without an "
+    "attribute or an optional input, with an input as a constant or with another rank, and nothing else changed",
     remedy="export the model with other attributes for this operator; the evidence says which ones where "
     "the provider does",
     example=Context(

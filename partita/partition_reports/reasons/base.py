@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from partita.partition_reports.facts import LogPattern
+from partita.partition_reports.facts import LogPattern, NodeProbe, RejectedPart
+from partita.partition_reports.probes import conclude
 from partita.partition_reports.records import ChainEntry
 
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
@@ -47,6 +48,10 @@ class Context:
     """Native log lines that a pattern without a node's name fits: they are about a whole graph."""
     pin: str | None = None
     """The user's pin that covers the node, as it was written, e.g. cpu:lm_head."""
+    probe: NodeProbe | None = None
+    """Experiments on the node, or on one that it replaces."""
+    rejected: RejectedPart | None = None
+    """The smallest part of the graph that the wanted provider does not open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,12 @@ def logged(context: Context, code: str) -> Finding | None:
             if line is not None:
                 return Finding("logged", line.strip())
     return None
+
+
+def probed(context: Context, code: str) -> Finding | None:
+    """A finding when experiments on the node show this very reason."""
+    shown = conclude(context.probe) if context.wanted.status == "active" else None
+    return Finding("probed", shown.evidence) if shown is not None and shown.code == code else None
 
 
 def names_a_node(pattern: LogPattern) -> bool:

@@ -1,15 +1,25 @@
-"""The wanted provider looked for a kernel for the node and found none."""
+"""The wanted provider has no kernel for the operator, whatever its types, version and attributes."""
 
 from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.probes import conclude
+from partita.partition_reports.reasons.base import Context, Finding, Reason, logged, probed
 from partita.partition_reports.records import ChainEntry
+
+FINER = frozenset({"no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"})
+"""What a missing kernel turns out to be when something about the node is changed."""
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when the provider logged that its registry has no kernel for this node."""
-    return logged(context, "no_kernel_op")
+    """Applies when experiments find nothing that the provider takes, or when it logged that it has no kernel.
+
+    Such a line does not tell the operator from its version or its types, so an experiment that does goes before it.
+    """
+    shown = conclude(context.probe)
+    if shown is not None and shown.code in FINER:
+        return None
+    return probed(context, "no_kernel_op") or logged(context, "no_kernel_op")
 
 
 REASON = Reason(

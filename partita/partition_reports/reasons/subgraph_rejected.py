@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.facts import LogPattern
-from partita.partition_reports.reasons.base import Context, Finding, Reason, about_the_graph, logged
+from partita.partition_reports.facts import LogPattern, RejectedPart
+from partita.partition_reports.reasons.base import Context, Finding, Reason, about_the_graph, logged, probed
 from partita.partition_reports.records import ChainEntry
+
+MOST_NAMED = 5
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when the provider logged that it rejects this node's subgraph, or takes only a part of the graph.
+    """Applies when the provider failed over the graph or over this node alone, or logged that it rejects a part.
 
     A line about the graph names no node: that this node is in what was left over only follows from where it runs.
     """
+    if context.rejected is not None:
+        return Finding("probed", whole_graph(context.rejected, context))
     if not context.exported:
         return None
+    alone = probed(context, "subgraph_rejected")
+    if alone is not None:
+        return alone
     about_node = logged(context, "subgraph_rejected")
     if about_node is not None:
         return about_node
@@ -21,13 +28,24 @@ def decide(context: Context) -> Finding | None:
     return Finding("derived", about_graph.evidence) if about_graph is not None else None
 
 
+def whole_graph(part: RejectedPart, context: Context) -> str:
+    """What bisection found, and whether this node is in it."""
+    more = len(part.nodes) - MOST_NAMED
+    named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    size = "the smallest part that fails alone" if part.minimal else "the smallest failing part found in time"
+    here = "this node is in it" if context.node in part.nodes else "the graph fails as a whole, this node with it"
+    return f"the provider fails over this graph; {size} is {named}: {part.said}; {here}"
+
+
 REASON = Reason(
     code="subgraph_rejected",
     level="node",
     title="Subgraph not taken",
-    condition="the wanted provider compiles subgraphs and said that it takes only some of this graph, or none; the log "
-    "does not say which node is in the way",
-    needs="a native log line in which the provider says how much of the graph it takes, and a node that is elsewhere",
+    condition="the wanted provider fails over the graph or over the node itself, or it compiles subgraphs and said "
+    "that it takes only some of this graph, or none",
+    needs="bisection that ends at the smallest part that the provider does not open; or an experiment in which the "
+    "node "
+    "alone makes it fail; or a native log line in which it says how much of the graph it takes",
     remedy="look at the nodes at the border of its partitions: one of them, or one of their types, is what it lacks",
     example=Context(
         node="model.layers.0.mlp/Mul",

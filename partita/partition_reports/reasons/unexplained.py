@@ -11,7 +11,8 @@ def decide(context: Context) -> Finding:
     entry = context.wanted
     if entry.status == "unavailable":
         return Finding("none", entry.evidence or f"{entry.provider} is unavailable ({entry.reason})", entry.remedy)
-    return Finding("none", "no source says why the node is not on the wanted provider")
+    why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
+    return Finding("none", f"no source says why the node is not on the wanted provider{why}")
 
 
 REASON = Reason(

@@ -1,0 +1,111 @@
+"""Bisection: the smallest part of a graph that a provider does not open, when it names none.
+
+Parts are cut out of the graph and opened alone. First the shortest beginning that fails, then the latest start of it,
+then node by node and in halves: the result is one node, or a few that fail only together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from partita.partition_reports.facts import RejectedPart
+from partita.runtime.probes.cases import CannotProbeError, Graph, part_model
+from partita.runtime.probes.lab import Lab
+
+REJECTED = frozenset({"failed", "crashed", "timed_out"})
+
+
+class OutOfTimeError(Exception):
+    """The budget is spent."""
+
+
+@dataclass(slots=True)
+class Search:
+    """One bisection, and what it knows so far."""
+
+    graph: Graph
+    lab: Lab
+    tries: int = 0
+    said: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """What was said of each part that failed."""
+
+    def fails(self, names: Sequence[str]) -> bool:
+        """Whether the provider does not open this part. Raises OutOfTimeError."""
+        part = tuple(names)
+        if not part:
+            return False
+        if part in self.said:
+            return True
+        try:
+            model = part_model(self.graph, part)
+        except CannotProbeError:
+            return False
+        (answer,) = self.lab.try_all([model], one_node=False)
+        if answer is None:
+            raise OutOfTimeError
+        self.tries += 1
+        if answer.outcome in REJECTED:
+            self.said[part] = answer.said
+        return answer.outcome in REJECTED
+
+
+def find_rejected(graph: Graph, lab: Lab) -> RejectedPart | None:
+    """The smallest part that is rejected; None when the whole graph, cut out in the same way, is not."""
+    search = Search(graph, lab)
+    best: tuple[str, ...] = tuple(graph.nodes)
+    minimal = False
+    try:
+        if not search.fails(best):
+            return None
+        best = shortest_beginning(search, best)
+        best = latest_start(search, best)
+        best = without_others(search, best)
+        minimal = True
+    except OutOfTimeError:
+        if not search.said:
+            return None
+        best = min(search.said, key=len)
+    return RejectedPart(best, search.said[best], minimal, search.tries)
+
+
+def shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest beginning of `names`, which fail, that fails too."""
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if search.fails(names[:middle]):
+            high = middle
+        else:
+            low = middle
+    return names[:high]
+
+
+def latest_start(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The shortest end of `names`, which fail, that fails too."""
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if search.fails(names[middle:]):
+            low = middle
+        else:
+            high = middle
+    return names[low:]
+
+
+def without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names` without everything that can go while they still fail, in pieces that get smaller."""
+    size = max(len(names) // 2, 1)
+    while len(names) > 1:
+        for start in range(0, len(names), size):
+            kept = names[:start] + names[start + size :]
+            if kept and search.fails(kept):
+                names = kept
+                break
+        else:
+            if size == 1:
+                break
+            size = max(size // 2, 1)
+            continue
+        size = min(size, max(len(names) // 2, 1))
+    return names

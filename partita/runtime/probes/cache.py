@@ -1,0 +1,124 @@
+"""Answers of earlier experiments, per ONNX Runtime build, provider, options and device.
+
+A file of JSON per such combination in the user's cache folder. A file that cannot be read or written costs time, never
+a report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from partita.partition_reports.facts import Outcome
+from partita.providers.cuda_dry_run.devices import PREFIX
+from partita.providers.resolve import Resolution
+from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build
+
+FORMAT = 1
+"""To be raised when experiments are made otherwise, so that old answers count for nothing."""
+FOLDER_VARIABLE = "PARTITA_CACHE_DIR"
+DRIVER_VARIABLES = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "CUDA_VISIBLE_DEVICES")
+MOST_ANSWERS = 20_000
+
+
+class Cache:
+    """Answers of one combination; `save` writes them."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.answers = read(path) if path is not None else {}
+        self.new: dict[str, tuple[Outcome, str]] = {}
+
+    def get(self, key: str) -> tuple[Outcome, str] | None:
+        """A known answer."""
+        return self.new.get(key) or self.answers.get(key)
+
+    def put(self, key: str, outcome: Outcome, said: str) -> None:
+        """Remember an answer."""
+        self.new[key] = (outcome, said)
+
+    def save(self) -> None:
+        """Write new answers beside those that others have written meanwhile."""
+        if self.path is None or not self.new:
+            return
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            merged = {**read(self.path), **self.new}
+            kept = dict(list(merged.items())[-MOST_ANSWERS:])
+            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".probes-")
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"format": FORMAT, "answers": kept}, file)
+            Path(name).replace(self.path)
+
+
+def read(path: Path) -> dict[str, tuple[Outcome, str]]:
+    """The answers in a file; none when it cannot be read, or is not ours."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            return {}
+        answers = {str(key): (value[0], str(value[1])) for key, value in raw["answers"].items()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return {}
+    return {key: answer for key, answer in answers.items() if answer[0] in get_args(Outcome)}
+
+
+def cache_for(resolution: Resolution) -> Cache:
+    """The cache of one provider on this machine, or on the device that a dry run plays."""
+    folder = cache_folder()
+    if folder is None:
+        return Cache(None)
+    text = json.dumps(identity(resolution), sort_keys=True)
+    return Cache(folder / f"{resolution.provider.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
+
+
+def cache_folder() -> Path | None:
+    """Where answers are kept; None when the user's variable is empty, which turns the cache off."""
+    given = os.environ.get(FOLDER_VARIABLE)
+    if given is not None:
+        return Path(given) / "probes" if given else None
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA")
+        return Path(base) / "partita" / "probes" if base else None
+    base = os.environ.get("XDG_CACHE_HOME")
+    with suppress(RuntimeError):
+        return (Path(base) if base else Path.home() / ".cache") / "partita" / "probes"
+    return None
+
+
+def identity(resolution: Resolution) -> Mapping[str, Any]:
+    """Everything that an answer may depend on, besides the model."""
+    build = asdict(ort_build())
+    build.pop("folder")
+    provider = resolution.provider
+    return {
+        "format": FORMAT,
+        "build": build,
+        "provider": provider.ort_name,
+        "options": dict(resolution.options),
+        "library": stamp(resolution.library),
+        "devices": [asdict(entry) for entry in ep_devices()],
+        "hardware": list(hardware_kinds()),
+        "variables": {
+            name: value for name, value in os.environ.items() if name in DRIVER_VARIABLES or name.startswith(PREFIX)
+        },
+    }
+
+
+def stamp(library: Path | None) -> list[Any]:
+    """Path, size and time of a plugin library."""
+    if library is None:
+        return []
+    try:
+        status = library.stat()
+    except OSError:
+        return [str(library)]
+    return [str(library), status.st_size, status.st_mtime_ns]

@@ -1,0 +1,327 @@
+"""A part of a graph as a model of its own: one node for an experiment, several for a bisection.
+
+Inputs keep type, shape and, where they are constants of the graph, that they are constants: small ones with their
+values, large ones as zeros, which no placement was seen to depend on. Names are made plain, so that nodes that differ
+in their names only give the same model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.runtime.onnx_model import OnnxModel, all_nodes
+from partita.runtime.probes.schemas import element_names
+from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
+
+if TYPE_CHECKING:
+    import onnx
+
+NODE = "probe"
+ZEROS = "zeros.bin"
+"""File of zeros beside the models of a batch; it has holes in place of bytes."""
+
+
+class CannotProbeError(Exception):
+    """No model can be made of this node; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model's main graph, ready to be cut into parts."""
+
+    proto: onnx.ModelProto
+    folder: Path
+    """Where weights outside the file lie."""
+    nodes: Mapping[str, onnx.NodeProto]
+    constants: Mapping[str, onnx.TensorProto]
+    types: Mapping[str, onnx.TypeProto]
+    """As the file has them."""
+    fixed: Mapping[str, onnx.TypeProto]
+    """With the sizes of the run."""
+
+    def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
+        """The graph with types of outputs that a run has shown, by node, where nothing else tells them."""
+        seen = dict(seen_types(self, outputs))
+        return replace(self, types={**seen, **self.types}, fixed={**seen, **self.fixed})
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one input of an experiment is."""
+
+    name: str
+    kind: onnx.TypeProto
+    constant: onnx.TensorProto | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One node with everything that an experiment needs."""
+
+    node: onnx.NodeProto
+    feeds: tuple[Feed, ...]
+    """One for each name that the node or its bodies read."""
+    fixed: Mapping[str, onnx.TypeProto]
+    """The same inputs with the sizes of the run, where they are known."""
+    opsets: Mapping[str, int]
+    ir_version: int
+    functions: tuple[onnx.FunctionProto, ...] = field(default=())
+
+    def feed(self, name: str) -> Feed | None:
+        """The feed of an input; None for one that is left out."""
+        return next((feed for feed in self.feeds if feed.name == name), None)
+
+    def with_feed(self, changed: Feed) -> Case:
+        """The case with one feed in place of the one of that name."""
+        return replace(self, feeds=tuple(changed if feed.name == changed.name else feed for feed in self.feeds))
+
+
+def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
+    proto = model.proto
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.op_type == "Constant" and node.output:
+            value = next((entry.t for entry in node.attribute if entry.name == "value"), None)
+            if value is not None:
+                constants[node.output[0]] = value
+    return Graph(
+        proto=proto,
+        folder=model.path.parent,
+        nodes={node.name: node for node in proto.graph.node},
+        constants=constants,
+        types=tensor_types(proto),
+        fixed=tensor_types(proto, sizes),
+    )
+
+
+def seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
+    """Types of tensors from what their nodes were seen to make, written as float32[1,12]."""
+    for name, texts in outputs.items():
+        node = graph.nodes.get(name)
+        made = [output for output in node.output if output] if node is not None else []
+        if len(made) == len(texts):
+            for output, text in zip(made, texts, strict=True):
+                kind = read_type(text)
+                if kind is not None:
+                    yield output, kind
+
+
+def read_type(text: str) -> onnx.TypeProto | None:
+    """The type written as float32[1,12]; None for what cannot be read."""
+    import onnx
+
+    name, _, rest = text.partition("[")
+    spelled = {"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())
+    sizes = [part for part in rest.rstrip("]").split(",") if part]
+    if spelled not in element_names() or not all(part.isdecimal() for part in sizes):
+        return None
+    return tensor_type(onnx.TensorProto.DataType.Value(spelled), [int(part) for part in sizes])
+
+
+def node_case(graph: Graph, name: str) -> Case:
+    """The case of one node. Raises CannotProbeError when a type is not known."""
+    import onnx
+
+    original = graph.nodes.get(name)
+    if original is None:
+        raise CannotProbeError("it is not in the ONNX file")
+    node = onnx.NodeProto()
+    node.CopyFrom(original)
+    node.name, node.doc_string = NODE, ""
+    del node.metadata_props[:]
+    plain = {old: f"i{position}" for position, old in enumerate(dict.fromkeys(reads(original)))}
+    rename(node, plain)
+    outputs = {old: f"o{position}" for position, old in enumerate(original.output) if old}
+    for position, old in enumerate(original.output):
+        node.output[position] = outputs.get(old, "")
+    feeds = tuple(make_feed(graph, old, new) for old, new in plain.items())
+    fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
+    return Case(
+        node, feeds, fixed, {entry.domain: entry.version for entry in graph.proto.opset_import},
+        graph.proto.ir_version, called(graph.proto, [original]),
+    )  # fmt: skip
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node reads: its inputs, and what its bodies take from outside."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            yield from outer_names(body)
+
+
+def outer_names(body: onnx.GraphProto) -> Iterator[str]:
+    """Names that a body takes from the graphs around it."""
+    known = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
+    for node in body.node:
+        yield from (name for name in reads(node) if name not in known)
+        known.update(node.output)
+    yield from (port.name for port in body.output if port.name not in known)
+
+
+def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Give the inputs of a node other names; in its bodies only where they mean the same."""
+    for position, old in enumerate(node.input):
+        node.input[position] = names.get(old, old)
+    for attribute in node.attribute:
+        for body in (attribute.g, *attribute.graphs):
+            inner = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
+            inner |= {name for entry in body.node for name in entry.output}
+            visible = {old: new for old, new in names.items() if old not in inner}
+            for entry in body.node:
+                rename(entry, visible)
+            for port in body.output:
+                port.name = visible.get(port.name, port.name)
+
+
+def make_feed(graph: Graph, old: str, new: str) -> Feed:
+    """The feed that stands for the tensor `old` of the graph. Raises CannotProbeError."""
+    constant = graph.constants.get(old)
+    if constant is not None:
+        return Feed(new, tensor_type(constant.data_type, constant.dims), light_constant(constant, new, graph.folder))
+    kind = graph.types.get(old) or graph.fixed.get(old)
+    if kind is None:
+        raise CannotProbeError(f"the type of its input {old!r} is not known")
+    return Feed(new, kind)
+
+
+def light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
+    """A constant with its values when they are few, else with zeros."""
+    import onnx
+
+    if is_small(tensor):
+        copy = onnx.TensorProto()
+        copy.CopyFrom(tensor)
+        copy.name, copy.doc_string = name, ""
+        return copy
+    if tensor.external_data and size_of(tensor.data_type, tensor.dims) <= SMALL_BYTES:
+        copy = onnx.TensorProto()
+        copy.CopyFrom(tensor)
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(copy, str(folder))
+        except (OSError, ValueError):
+            return zeros(name, tensor.data_type, tensor.dims)
+        del copy.external_data[:]
+        copy.data_location = onnx.TensorProto.DEFAULT
+        copy.name = name
+        return copy
+    return zeros(name, tensor.data_type, tensor.dims)
+
+
+def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
+    """A constant of zeros: from the file of zeros when it is large."""
+    import onnx
+
+    length = size_of(element, sizes)
+    tensor = onnx.TensorProto(name=name, data_type=element, dims=list(sizes))
+    if length <= SMALL_BYTES:
+        tensor.raw_data = bytes(length)
+        return tensor
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", ZEROS), ("offset", "0"), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def size_of(element: int, sizes: Sequence[int]) -> int:
+    """Bytes of a tensor. Types of less than a byte are packed."""
+    import math
+
+    import onnx
+
+    count = math.prod(sizes)
+    name = onnx.TensorProto.DataType.Name(element)
+    if name in ("INT4", "UINT4", "FLOAT4E2M1"):
+        return (count + 1) // 2
+    if name in ("INT2", "UINT2"):
+        return (count + 3) // 4
+    return count * int(onnx.helper.tensor_dtype_to_np_dtype(element).itemsize)
+
+
+def case_model(case: Case) -> onnx.ModelProto:
+    """The model of one experiment. Outputs have no type: ONNX Runtime infers it, also where it was changed."""
+    import onnx
+
+    graph = onnx.GraphProto(name=NODE)
+    graph.node.add().CopyFrom(case.node)
+    add_feeds(graph, case.feeds)
+    for name in case.node.output:
+        if name:
+            graph.output.add(name=name)
+    return finish(graph, case.opsets, case.ir_version, case.functions)
+
+
+def part_model(graph: Graph, names: Sequence[str]) -> onnx.ModelProto:
+    """The model of several nodes, in the sizes of the run. Raises CannotProbeError when a type is not known."""
+    import onnx
+
+    chosen = [graph.nodes[name] for name in names]
+    made = {output for node in chosen for output in node.output if output}
+    part = onnx.GraphProto(name=NODE)
+    part.node.extend(chosen)
+    needed = dict.fromkeys(name for node in chosen for name in reads(node) if name not in made)
+    feeds = []
+    for name in needed:
+        feed = make_feed(graph, name, name)
+        if feed.constant is None and is_fixed(graph.fixed.get(name)):
+            feed = replace(feed, kind=graph.fixed[name])
+        feeds.append(feed)
+    add_feeds(part, feeds)
+    outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in reads(node)}
+    outside |= {port.name for port in graph.proto.graph.output}
+    read_inside = {name for node in chosen for name in reads(node)}
+    for name in sorted(made):
+        if name in outside or name not in read_inside:
+            part.output.add(name=name)
+    opsets = {entry.domain: entry.version for entry in graph.proto.opset_import}
+    return finish(part, opsets, graph.proto.ir_version, called(graph.proto, chosen))
+
+
+def add_feeds(graph: onnx.GraphProto, feeds: Sequence[Feed]) -> None:
+    """Constants as initializers, the others as inputs."""
+    for feed in feeds:
+        if feed.constant is not None:
+            graph.initializer.add().CopyFrom(feed.constant)
+        else:
+            graph.input.add(name=feed.name, type=feed.kind)
+
+
+def finish(
+    graph: onnx.GraphProto, opsets: Mapping[str, int], ir_version: int, functions: Sequence[onnx.FunctionProto]
+) -> onnx.ModelProto:
+    """The model around a graph."""
+    import onnx
+
+    model = onnx.ModelProto(ir_version=ir_version)
+    model.graph.CopyFrom(graph)
+    model.functions.extend(functions)
+    for domain, version in sorted(opsets.items()):
+        model.opset_import.add(domain=domain, version=version)
+    return model
+
+
+def called(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
+    """Functions of the file, all of them, when one of the nodes calls one."""
+    names = {(function.domain, function.name) for function in proto.functions}
+    inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
+    calls = any((node.domain, node.op_type) in names for node in (*nodes, *inner))
+    return tuple(proto.functions) if calls else ()
+
+
+def fingerprint(model: onnx.ModelProto) -> str:
+    """The same for models that are the same."""
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+
+
+def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:
+    """Length of the file of zeros that these models read."""
+    lengths = [
+        int(entry.value) for model in models for tensor in model.graph.initializer
+        for entry in tensor.external_data if entry.key == "length"
+    ]  # fmt: skip
+    return max(lengths, default=0)

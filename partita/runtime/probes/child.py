@@ -1,0 +1,154 @@
+"""The child process of experiments: `python -m partita.runtime.probes.child`, JSON in, a line of JSON per model out.
+
+Each model is opened on one provider, with ONNX Runtime's CPU provider behind it, and not run: what is asked is who
+takes the node. A model may crash this process or hang it; the lines that were written by then stand, and the alarm that
+ends a hang comes from the operating system.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from partita.partition_reports.facts import CPU, LogPattern
+
+if TYPE_CHECKING:
+    from partita.providers.resolve import Resolution
+    from partita.runtime.session import NativeFailureError, Session
+
+NOBODY = "NotImplemented"
+"""ONNX Runtime's exception for a node that no provider of the session has a kernel for."""
+REFUSED = frozenset({"InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile"})
+ILLEGAL = re.compile(
+    r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|opset|not a registered "
+    r"function/op|IR version|is not currently registered",
+    re.IGNORECASE,
+)
+STARTUP = "start"
+
+
+def main() -> None:
+    """Read the request, answer for one model after the other, and leave without running anybody's destructors."""
+    request = json.load(sys.stdin)
+    warnings.simplefilter("ignore")
+    os.dup2(2, 1)  # native code prints to stdout
+    with Path(request["answers"]).open("a", encoding="utf-8") as out:
+        experiment(request, out)
+    os._exit(0)
+
+
+def experiment(request: Mapping[str, Any], out: TextIO) -> None:
+    """Answer for every model of the request, or say why none could be tried."""
+    say(out, {"begun": STARTUP})
+    set_alarm(request["start_seconds"])
+    try:
+        resolution = wanted_provider(request["provider"])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reads it as the finding
+        say(out, {"unusable": f"{type(error).__name__}: {error}"})
+        return
+    first = True
+    for name in request["models"]:
+        say(out, {"begun": name})
+        # The first model also starts the provider, which may take long on a GPU.
+        set_alarm(request["start_seconds"] if first else request["model_seconds"])
+        outcome, said = try_model(Path(request["folder"]) / name, resolution, request["one_node"])
+        say(out, {"model": name, "outcome": outcome, "said": said})
+        first = False
+    set_alarm(0)
+
+
+def say(out: TextIO, line: Mapping[str, Any]) -> None:
+    """Write one line at once."""
+    out.write(json.dumps(line) + "\n")
+    out.flush()
+
+
+def set_alarm(seconds: float) -> None:
+    """End this process when it is not back in time, even out of native code; 0: no alarm."""
+    if hasattr(signal, "setitimer"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
+    """The provider as this process has it: its library registered, its device found."""
+    from partita.providers.generic import generic_provider
+    from partita.providers.resolve import Resolution, known_providers
+    from partita.runtime.chain import registered
+
+    known = known_providers().get(wanted["name"]) or generic_provider(wanted["ort_name"])
+    provider = replace(known, ort_name=wanted["ort_name"], library=Path(wanted["own"]) if wanted["own"] else None)
+    library = Path(wanted["library"]) if wanted["library"] else None
+    (settled,) = registered([Resolution(provider, "active", options=wanted["options"], library=library)])
+    if settled.status != "active":
+        raise RuntimeError(f"{settled.reason}: {settled.evidence}")
+    return settled
+
+
+def try_model(path: Path, resolution: Resolution, one_node: bool) -> tuple[str, str]:
+    """Open one model: the outcome, and what was said."""
+    from partita.runtime.session import NativeFailureError, Opening, open_native
+
+    opening = Opening(explain=True, optimise=not one_node)
+    try:
+        session = open_native(path, [resolution], opening)
+    except NativeFailureError as failure:
+        return failed(failure, resolution)
+    try:
+        return opened(session, resolution, one_node)
+    finally:
+        session.close()
+
+
+def failed(failure: NativeFailureError, resolution: Resolution) -> tuple[str, str]:
+    """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed."""
+    from partita.runtime.native_log import complaints
+    from partita.runtime.ort_errors import one_line
+
+    kind, text = type(failure.error).__name__, one_line(str(failure))
+    if kind == NOBODY:
+        return "left", reason_in(failure.log, resolution.provider.node_patterns) or text
+    if kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text)):
+        return "invalid", text
+    said = [one_line(line) for line in complaints(failure.log)]
+    more = next((line for line in said if line not in text and text not in line), "")
+    return "failed", f"{text}; {more}" if more else text
+
+
+def opened(session: Session, resolution: Resolution, one_node: bool) -> tuple[str, str]:
+    """A session that was opened: the wanted provider has every node, or some are left to the CPU provider."""
+    name = resolution.provider.ort_name
+    if name not in session.registered:
+        return "failed", f"ONNX Runtime left {name} out of the session"
+    if not one_node:
+        return "taken", ""
+    # The list can lack nodes of a provider that prefers another layout, never those of the CPU provider.
+    left = [node for node in session.assigned() or () if node.provider == CPU]
+    if not left:
+        return "taken", ""
+    return "left", reason_in(session.log, resolution.provider.node_patterns)
+
+
+def reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
+    """The line in which the provider says something of the node."""
+    from partita.runtime.native_log import HEAD
+    from partita.runtime.ort_errors import one_line
+
+    for pattern in patterns:
+        for line in log:
+            if re.search(pattern.pattern, line):
+                head = HEAD.match(line)
+                return one_line(head["text"] if head else line)
+    return ""
+
+
+if __name__ == "__main__":
+    main()

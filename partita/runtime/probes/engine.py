@@ -1,0 +1,175 @@
+"""Probing a run: which nodes, in which order, how long, and what came of it, as facts for the report.
+
+Experiments come after the run and outside its process: they change nothing that is reported of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from partita.partition_reports.facts import (
+    CPU,
+    NodeProbe,
+    ProbingFacts,
+    RejectedPart,
+    RunFacts,
+    SessionFacts,
+    Trial,
+)
+from partita.partition_reports.fallbacks import nodes_to_probe
+from partita.partition_reports.session_index import index_session
+from partita.providers.resolve import Resolution
+from partita.runtime.chain import chain_entry
+from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.probes.bisect import find_rejected
+from partita.runtime.probes.cache import cache_for
+from partita.runtime.probes.cases import CannotProbeError, Case, Graph, case_model, cut_graph, fingerprint, node_case
+from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.variations import Variation, as_it_is, combined, single
+
+Sizes = Mapping[str, tuple[int, ...]]
+BUDGET = "the time for experiments was up (--probe-seconds)"
+AT_FAULT = frozenset({"initialisation_failed"})
+"""Reasons with which a provider is left out that can be the graph's fault."""
+DECIDED = frozenset({"taken", "invalid"})
+
+
+@dataclass(slots=True)
+class Subject:
+    """One distinct case, the nodes that it stands for, and its trials so far."""
+
+    case: Case
+    nodes: list[tuple[int, str]]
+    """Session and name."""
+    trials: list[Trial] = field(default_factory=list)
+    unprobed: str = ""
+
+    @property
+    def open(self) -> bool:
+        """The node as it is was not taken, and nothing tried so far was."""
+        return (
+            not self.unprobed
+            and bool(self.trials)
+            and self.trials[0].outcome not in DECIDED
+            and all(trial.outcome != "taken" for trial in self.trials)
+        )
+
+
+def probe_run(
+    facts: RunFacts,
+    resolutions: tuple[Resolution, ...],
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Sizes],
+    seconds: float,
+) -> tuple[RunFacts, tuple[Resolution, ...]]:
+    """The facts with what experiments tell, and the chain: a provider that failed over this graph has another reason.
+
+    `models` and `sizes` (of graph inputs) go by file name. `seconds`: the budget; 0: no experiments.
+    """
+    wanted = resolutions[0]
+    if seconds <= 0 or wanted.provider.ort_name == CPU:
+        return facts, resolutions
+    began = time.monotonic()
+    lab = Lab(replace(wanted, status="active"), cache_for(wanted), began + seconds)
+    if wanted.status == "active":
+        facts = probe_nodes(facts, wanted, models, sizes, lab)
+    elif wanted.reason in AT_FAULT:
+        facts, resolutions = bisect_run(facts, resolutions, models, sizes, lab)
+    lab.cache.save()
+    if not lab.experiments and not lab.cached and not any(session.probes for session in facts.sessions):
+        return facts, resolutions
+    took = ProbingFacts(time.monotonic() - began, seconds, lab.experiments, lab.cached, lab.crashes)
+    return replace(facts, probing=took), resolutions
+
+
+def probe_nodes(
+    facts: RunFacts, wanted: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
+) -> RunFacts:
+    """Experiments on every node off the wanted provider that no source explains."""
+    subjects: dict[str, Subject] = {}
+    found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
+    for number, session in enumerate(facts.sessions):
+        names = nodes_to_probe(index_session(session), chain_entry(wanted))
+        if not names or session.file not in models:
+            continue
+        graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
+        for name in names:
+            try:
+                case = node_case(graph, name)
+                key = fingerprint(case_model(case))
+            except CannotProbeError as error:
+                found[number][name] = NodeProbe(name, (), str(error))
+                continue
+            subjects.setdefault(key, Subject(case, [])).nodes.append((number, name))
+    explore(one_of_each_first(subjects.values()), lab)
+    for subject in subjects.values():
+        for number, name in subject.nodes:
+            found[number][name] = NodeProbe(name, tuple(subject.trials), subject.unprobed)
+    sessions = tuple(
+        replace(session, probes=probes) for session, probes in zip(facts.sessions, found, strict=True)
+    )  # fmt: skip
+    return replace(facts, sessions=sessions)
+
+
+def session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
+    """The graph of a session, with types that only its run has shown."""
+    return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
+
+
+def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
+    """Subjects so that every operator has had one before any has its second: the budget may not suffice for all."""
+    seen: Counter[tuple[str, str]] = Counter()
+    ranked = []
+    for subject in subjects:
+        operator = (subject.case.node.domain, subject.case.node.op_type)
+        ranked.append((seen[operator], subject))
+        seen[operator] += 1
+    return [subject for _, subject in sorted(ranked, key=lambda entry: entry[0])]
+
+
+def explore(subjects: Sequence[Subject], lab: Lab) -> None:
+    """The node as it is, then single changes, then several at once; each round only where the last left it open."""
+    run_round([(subject, (as_it_is(subject.case),)) for subject in subjects], lab)
+    run_round([(subject, single(subject.case)) for subject in subjects if subject.open], lab)
+    run_round([(subject, combined(subject.case)) for subject in subjects if subject.open], lab)
+
+
+def run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:
+    """Try variations of several subjects in one go."""
+    listed = [(subject, variation) for subject, variations in plans for variation in variations]
+    answers = lab.try_all([case_model(variation.case) for _, variation in listed])
+    for (subject, variation), answer in zip(listed, answers, strict=True):
+        if answer is None:
+            subject.unprobed = lab.unusable or BUDGET
+        else:
+            subject.trials.append(trial(variation, answer))
+
+
+def trial(variation: Variation, answer: Answer) -> Trial:
+    """One experiment as a fact."""
+    return Trial(variation.factor, variation.change, answer.outcome, answer.said, answer.cached, variation.parts)
+
+
+def bisect_run(
+    facts: RunFacts,
+    resolutions: tuple[Resolution, ...],
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Sizes],
+    lab: Lab,
+) -> tuple[RunFacts, tuple[Resolution, ...]]:
+    """The smallest part over which the wanted provider failed, where it does start for other graphs."""
+    rejected: dict[str, RejectedPart] = {}
+    for session in facts.sessions:
+        if session.file in models:
+            graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
+            part = find_rejected(graph, lab) if lab.starts() else None
+            if part is not None:
+                rejected[session.file] = part
+    if not rejected:
+        return facts, resolutions
+    sessions = tuple(replace(session, rejected=rejected.get(session.file)) for session in facts.sessions)
+    first = replace(resolutions[0], reason="subgraph_rejected")
+    return replace(facts, sessions=sessions), (first, *resolutions[1:])

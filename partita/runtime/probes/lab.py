@@ -1,0 +1,182 @@
+"""Carries experiments out: in a child process, within a time budget, and not again when the answer is known.
+
+A child that crashes or hangs over one model has answered for it; another one goes on with the next. Knows nothing of
+nodes and reasons.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.partition_reports.facts import Outcome
+from partita.providers.resolve import Resolution
+from partita.runtime.child_process import ChildOutcome, run_children
+from partita.runtime.probes.cache import Cache
+from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
+from partita.runtime.provider_child import PROBE_MODEL
+
+if TYPE_CHECKING:
+    import onnx
+
+CHILD = "partita.runtime.probes.child"
+START_SECONDS = 60.0
+"""Loading ONNX Runtime and starting the provider; a GPU may compile for a long time."""
+MODEL_SECONDS = 20.0
+LEAST_SECONDS = 0.5
+"""With less left, no child is started."""
+ALARM, OUT_OF_TIME = "SIGALRM", "gave no answer"
+"""How a child ends that was late with one model, and one that was stopped because the whole budget was spent."""
+LONGEST_SAID = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one model."""
+
+    outcome: Outcome
+    said: str
+    cached: bool = False
+
+
+class Lab:
+    """Experiments on one provider. `experiments`, `cached` and `crashes` count what was done."""
+
+    def __init__(self, resolution: Resolution, cache: Cache, deadline: float) -> None:
+        self.resolution, self.cache, self.deadline = resolution, cache, deadline
+        self.experiments = self.cached = self.crashes = 0
+        self.unusable = ""
+        """Why the provider cannot be asked at all; empty while it can."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the budget."""
+        return self.deadline - time.monotonic()
+
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+        """An answer for each model; None where the time was up before, or the provider cannot be asked."""
+        keys = [f"{'node' if one_node else 'part'}:{fingerprint(model)}" for model in models]
+        answers: dict[str, Answer] = {}
+        for key in dict.fromkeys(keys):
+            known = self.cache.get(key)
+            if known is not None:
+                answers[key] = Answer(known[0], known[1], cached=True)
+                self.cached += 1
+        waiting = {key: model for key, model in zip(keys, models, strict=True) if key not in answers}
+        if waiting:
+            self.carry_out(waiting, answers, one_node)
+        return [answers.get(key) for key in keys]
+
+    def starts(self) -> bool:
+        """Whether the provider opens a model that every provider takes."""
+        import onnx
+
+        (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
+        return answer is not None and answer.outcome == "taken"
+
+    def carry_out(self, waiting: dict[str, onnx.ModelProto], answers: dict[str, Answer], one_node: bool) -> None:
+        """Try models in children, one after the other, until all are answered or the time is up."""
+        with tempfile.TemporaryDirectory(prefix="partita-") as name:
+            folder = Path(name)
+            files = write_models(folder, waiting)
+            while files and self.seconds_left > LEAST_SECONDS and not self.unusable:
+                outcome = self.run_child(folder, tuple(files), one_node)
+                found, begun = read_answers(folder / "answers", files)
+                for key, answer in found.items():
+                    self.keep(key, answer, answers)
+                ended_over = begun if begun in files and files[begun] not in found else None
+                if ended_over is not None and outcome.ended is not None and OUT_OF_TIME not in outcome.ended:
+                    self.keep(files[ended_over], crash(outcome), answers)
+                files = {file: key for file, key in files.items() if key not in answers}
+                if not found and ended_over is None:
+                    self.unusable = self.unusable or why_unusable(outcome, folder / "answers")
+
+    def keep(self, key: str, answer: Answer, answers: dict[str, Answer]) -> None:
+        """Count an answer, and remember it unless it may be another one next time."""
+        answers[key] = answer
+        self.experiments += 1
+        if answer.outcome == "crashed":
+            self.crashes += 1
+        if answer.outcome != "timed_out":
+            self.cache.put(key, answer.outcome, answer.said)
+
+    def run_child(self, folder: Path, models: Sequence[str], one_node: bool) -> ChildOutcome:
+        """One child that tries these models."""
+        (folder / "answers").unlink(missing_ok=True)
+        provider = self.resolution.provider
+        request = {
+            "provider": {
+                "name": provider.name,
+                "ort_name": provider.ort_name,
+                "options": dict(self.resolution.options),
+                "library": str(self.resolution.library) if self.resolution.library else None,
+                "own": str(provider.library) if provider.library else None,
+            },
+            "folder": str(folder),
+            "models": list(models),
+            "answers": str(folder / "answers"),
+            "one_node": one_node,
+            "start_seconds": START_SECONDS,
+            "model_seconds": MODEL_SECONDS,
+        }
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        (outcome,) = run_children(
+            CHILD, [request], timeout_seconds=max(self.seconds_left, 1.0), environment=environment
+        )
+        return outcome
+
+
+def write_models(folder: Path, models: Mapping[str, onnx.ModelProto]) -> dict[str, str]:
+    """Write the models and the zeros that they read; file name to key."""
+    files = {f"{position}.onnx": key for position, key in enumerate(models)}
+    for name, key in files.items():
+        (folder / name).write_bytes(models[key].SerializeToString())
+    length = zeros_needed(tuple(models.values()))
+    if length:
+        with (folder / ZEROS).open("wb") as file:
+            file.truncate(length)
+    return files
+
+
+def read_answers(path: Path, files: Mapping[str, str]) -> tuple[dict[str, Answer], str]:
+    """Answers by key, and the model that was begun last."""
+    found: dict[str, Answer] = {}
+    begun = ""
+    for line in read_lines(path):
+        if "begun" in line:
+            begun = str(line["begun"])
+        elif "model" in line:
+            found[files[line["model"]]] = Answer(line["outcome"], str(line["said"])[:LONGEST_SAID])
+    return found, begun
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of JSON; one that a crash cut off is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue
+    return lines
+
+
+def crash(outcome: ChildOutcome) -> Answer:
+    """What a child's end says of the model that it was at."""
+    last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
+    ended = outcome.ended or "ended"
+    if ALARM in ended:
+        return Answer("timed_out", f"no answer within {MODEL_SECONDS:g} s{last}")
+    return Answer("crashed", f"its process {ended}{last}")
+
+
+def why_unusable(outcome: ChildOutcome, path: Path) -> str:
+    """Why a child could not try anything."""
+    told = next((str(line["unusable"]) for line in read_lines(path) if "unusable" in line), "")
+    return told or f"its process {outcome.ended or 'said nothing'}"

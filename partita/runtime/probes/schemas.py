@@ -1,0 +1,124 @@
+"""What the operator set says of an operator: its versions, its attributes, and which types go together.
+
+ONNX's own operators are described by the onnx package, ONNX Runtime's by ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from partita.runtime.ort_registry import operator_schemas
+
+PREFIX, SUFFIX = "tensor(", ")"
+SPELLED = {"float": "FLOAT", "double": "DOUBLE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One input or output of an operator."""
+
+    name: str
+    variable: str
+    """Slots with the same type variable have the same type; a fixed type stands for itself."""
+    types: tuple[int, ...]
+    """Allowed element types, as ONNX numbers them."""
+    optional: bool
+    variadic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """One version of an operator."""
+
+    since: int
+    inputs: tuple[Slot, ...]
+    attributes: Mapping[str, bool]
+    """Whether each attribute is required."""
+    defaults: Mapping[str, bytes]
+    """Default values, as serialised AttributeProto; attributes without one are missing."""
+
+    def slot(self, index: int) -> Slot | None:
+        """The slot of the input at `index`; the last slot of a variadic operator takes all that follow."""
+        if index < len(self.inputs):
+            return self.inputs[index]
+        return self.inputs[-1] if self.inputs and self.inputs[-1].variadic else None
+
+
+def find_schema(domain: str, op_type: str, version: int) -> Schema | None:
+    """The schema that is in force in this version of the operator set; None for an unknown operator."""
+    fitting = [schema for schema in history(domain, op_type) if schema.since <= version]
+    return fitting[-1] if fitting else None
+
+
+@cache
+def history(domain: str, op_type: str) -> tuple[Schema, ...]:
+    """Every version of an operator, oldest first."""
+    import onnx
+
+    known = [
+        schema for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.name == op_type and schema.domain == domain and not schema.deprecated
+    ]  # fmt: skip
+    found = {schema.since_version: read(schema) for schema in known or operator_schemas(domain, op_type)}
+    return tuple(found[since] for since in sorted(found))
+
+
+def read(schema: Any) -> Schema:
+    """A schema as plain data; onnx and ONNX Runtime describe theirs in nearly the same words."""
+    allowed = {
+        entry.type_param_str: numbers(entry.allowed_type_strs) for entry in schema.type_constraints
+    }  # fmt: skip
+    attributes = dict(schema.attributes)
+    return Schema(
+        since=int(schema.since_version),
+        inputs=tuple(read_slot(entry, allowed) for entry in schema.inputs),
+        attributes={name: bool(entry.required) for name, entry in attributes.items()},
+        defaults={name: raw for name, entry in attributes.items() if (raw := default_of(entry))},
+    )
+
+
+def read_slot(entry: Any, allowed: Mapping[str, tuple[int, ...]]) -> Slot:
+    """One formal parameter."""
+    variable = str(getattr(entry, "type_str", None) or getattr(entry, "typeStr", ""))
+    option = str(entry.option).rpartition(".")[2].lower()
+    return Slot(
+        name=str(entry.name),
+        variable=variable,
+        types=allowed.get(variable, numbers([variable])),
+        optional=option == "optional",
+        variadic=option == "variadic",
+    )
+
+
+def default_of(attribute: Any) -> bytes:
+    """The default of an attribute, serialised; empty when it has none."""
+    raw = getattr(attribute, "_default_value", None)
+    if isinstance(raw, bytes):
+        return raw
+    value = getattr(attribute, "default_value", None)
+    return bytes(value.SerializeToString()) if value is not None and value.name else b""
+
+
+def numbers(texts: Any) -> tuple[int, ...]:
+    """Element types of `tensor(float)` and the like; what is no tensor is left out."""
+    import onnx
+
+    found = []
+    for text in texts:
+        if text.startswith(PREFIX) and text.endswith(SUFFIX):
+            inner = text[len(PREFIX) : -len(SUFFIX)]
+            name = SPELLED.get(inner, inner.upper())
+            if name in element_names():
+                found.append(int(onnx.TensorProto.DataType.Value(name)))
+    return tuple(sorted(set(found)))
+
+
+@cache
+def element_names() -> frozenset[str]:
+    """ONNX's names of element types: FLOAT, INT64, …"""
+    import onnx
+
+    return frozenset(str(name) for name in onnx.TensorProto.DataType.keys())  # noqa: SIM118 - protobuf's, no mapping

@@ -1,0 +1,88 @@
+"""Type and shape of every tensor of a graph: what the file declares, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+
+SMALL_BYTES = 64 << 10
+"""Larger constants have no say in types and shapes, and stay on disk."""
+
+
+def tensor_types(
+    proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, onnx.TypeProto]:
+    """Types by tensor name, of the main graph. `inputs`: sizes of graph inputs, in place of the declared ones.
+
+    What an operator unknown to the onnx package makes has no type, unless the file declares it.
+    """
+    import onnx
+
+    light = weightless(proto)
+    if inputs is not None:
+        fix_inputs(light, inputs)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        inferred = light
+    graph = inferred.graph
+    types = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+    types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
+    return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
+
+
+def fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
+    """Give graph inputs their sizes, and forget what was derived from the old ones."""
+    for port in model.graph.input:
+        if port.name in inputs and port.type.WhichOneof("value") == "tensor_type":
+            port.type.CopyFrom(tensor_type(port.type.tensor_type.elem_type, inputs[port.name]))
+    for port in (*model.graph.value_info, *model.graph.output):
+        if port.type.WhichOneof("value") == "tensor_type":
+            for size in port.type.tensor_type.shape.dim:
+                if size.HasField("dim_param"):
+                    size.ClearField("dim_param")
+
+
+def weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which large initializers are graph inputs of the same type."""
+    import onnx
+
+    light = onnx.ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    graph = light.graph
+    graph.name = proto.graph.name or "graph"
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    declared = {port.name for port in graph.input}
+    for tensor in proto.graph.initializer:
+        if is_small(tensor):
+            graph.initializer.add().CopyFrom(tensor)
+        elif tensor.name not in declared:
+            graph.input.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    return light
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Its values are in the file, and few."""
+    return not tensor.external_data and tensor.ByteSize() <= SMALL_BYTES
+
+
+def tensor_type(element: int, sizes: object) -> onnx.TypeProto:
+    """A tensor type of these sizes."""
+    import onnx
+
+    made: onnx.TypeProto = onnx.helper.make_tensor_type_proto(element, list(sizes))  # type: ignore[call-overload]
+    return made
+
+
+def is_fixed(kind: onnx.TypeProto | None) -> bool:
+    """True for a tensor whose every size is a number."""
+    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return False
+    return all(size.HasField("dim_value") for size in kind.tensor_type.shape.dim)

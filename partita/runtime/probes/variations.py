@@ -1,0 +1,419 @@
+"""Everything that is tried on a node besides the node as it is: one factor at a time, then several together.
+
+A variation that ONNX Runtime does not accept at all is tried all the same and counts for nothing; see `Outcome`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from partita.partition_reports.facts import Factor
+from partita.runtime.probes.cases import Case, Feed, case_model, size_of, zeros
+from partita.runtime.probes.schemas import Schema, Slot, find_schema, history
+from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, tensor_type
+
+if TYPE_CHECKING:
+    import onnx
+
+FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL, FLOAT16, DOUBLE, UINT32, BFLOAT16 = 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 16
+FLOATS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
+INTEGERS = (INT32, INT64, UINT32, UINT8, INT8)
+OTHERS = (FLOAT, FLOAT16, INT32, INT64, UINT8)
+"""Element types to try, likeliest first, for floats, for integers, and for the rest."""
+TYPE_ATTRIBUTES = frozenset({"to", "dtype"})
+"""Attributes that hold an element type."""
+VALUE_ATTRIBUTES = frozenset({"value"})
+"""Attributes that hold a tensor, whose type is that of an output."""
+MOST_TYPES, MOST_VERSIONS, MOST_COMBINED = 4, 6, 36
+USUAL_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """A node as it could be instead."""
+
+    factor: Factor
+    change: str
+    case: Case
+    parts: tuple[Factor, ...] = ()
+    """Of a combined one."""
+
+
+def as_it_is(case: Case) -> Variation:
+    """Nothing changed."""
+    return Variation("as_is", "", case)
+
+
+def single(case: Case) -> tuple[Variation, ...]:
+    """Every variation in one factor."""
+    schema = schema_of(case)
+    return (
+        *static_shapes(case),
+        *other_types(case, schema),
+        *other_versions(case),
+        *other_attributes(case, schema),
+        *other_inputs(case, schema),
+    )
+
+
+def combined(case: Case) -> tuple[Variation, ...]:
+    """Several factors at once, fewest first: what no single one decides may be decided by two."""
+    found = [
+        variation
+        for start in starting_points(case)
+        for kind in (start, *(joined(start, entry) for entry in other_types(start.case, schema_of(start.case))))
+        for variation in (kind, *(joined(kind, entry) for entry in other_versions(kind.case)))
+        if len(variation.parts) > 1
+    ]
+    found.sort(key=lambda entry: len(entry.parts))
+    return tuple(found[:MOST_COMBINED])
+
+
+def starting_points(case: Case) -> Iterator[Variation]:
+    """The case with sizes fixed or not, and attributes at their defaults or not."""
+    plain = with_defaults(case, schema_of(case))
+    points = [Variation("combined", "", case)]
+    if plain is not None:
+        points.append(Variation("combined", "attributes at their defaults", plain, ("attribute", "attribute")))
+    for point in points:
+        yield point
+        yield from (joined(point, entry) for entry in static_shapes(point.case))
+
+
+def joined(before: Variation, after: Variation) -> Variation:
+    """Two changes together; the case of the second has both."""
+    change = " and ".join(part for part in (before.change, after.change) if part)
+    return Variation("combined", change, after.case, (*before.parts, after.factor))
+
+
+def schema_of(case: Case) -> Schema | None:
+    """The operator's schema in the case's operator set."""
+    node = case.node
+    return find_schema(node.domain, node.op_type, case.opsets.get(node.domain, 1))
+
+
+def static_shapes(case: Case) -> Iterator[Variation]:
+    """All sizes as they are in the run."""
+    if all(is_fixed(feed.kind) for feed in case.feeds):
+        return
+    feeds = tuple(
+        feed if is_fixed(feed.kind) or feed.name not in case.fixed else replace(feed, kind=case.fixed[feed.name])
+        for feed in case.feeds
+    )
+    if feeds != case.feeds:
+        yield Variation("static_shape", "all sizes fixed", replace(case, feeds=feeds))
+
+
+def other_types(case: Case, schema: Schema | None) -> Iterator[Variation]:
+    """Each element type of the inputs in place by another, wherever the operator allows it."""
+    present = dict.fromkeys(element_of(feed.kind) for feed in case.feeds)
+    for old in present:
+        if old is None:
+            continue
+        for new in candidates(old):
+            feeds = tuple(changed_feed(case, schema, feed, old, new) for feed in case.feeds)
+            if feeds != case.feeds:
+                yield Variation("type", swap(old, new), replace(case, feeds=feeds))
+    yield from other_output_types(case)
+    yield from one_variable(case, schema)
+
+
+def one_variable(case: Case, schema: Schema | None) -> Iterator[Variation]:
+    """The type of one type variable alone, where several have the same type."""
+    if schema is None:
+        return
+    groups: dict[str, list[Feed]] = {}
+    for position, name in enumerate(case.node.input):
+        slot, feed = schema.slot(position), case.feed(name)
+        if slot is not None and feed is not None and len(slot.types) > 1:
+            groups.setdefault(slot.variable, []).append(feed)
+    if len(groups) < 2:
+        return
+    for feeds in groups.values():
+        old = element_of(feeds[0].kind)
+        shared = sum(element_of(others[0].kind) == old for others in groups.values())
+        if old is None or shared < 2:
+            continue
+        names = [feed.name for feed in feeds]
+        for new in candidates(old):
+            changed = case
+            for feed in feeds:
+                changed = changed.with_feed(changed_feed(case, schema, feed, old, new))
+            if changed.feeds != case.feeds:
+                yield Variation("type", f"{swap(old, new)} in {listed_inputs(case, schema, names)}", changed)
+
+
+def listed_inputs(case: Case, schema: Schema, names: Sequence[str]) -> str:
+    """Inputs as the operator calls them."""
+    slots = [schema.slot(position) for position, name in enumerate(case.node.input) if name in names]
+    return " and ".join(dict.fromkeys(slot.name for slot in slots if slot is not None))
+
+
+def other_output_types(case: Case) -> Iterator[Variation]:
+    """Another element type in an attribute that decides the type of an output."""
+    for position, attribute in enumerate(case.node.attribute):
+        if attribute.name in TYPE_ATTRIBUTES and attribute.i:
+            for new in candidates(attribute.i):
+                node = copy_node(case.node)
+                node.attribute[position].i = new
+                yield Variation("type", f"{swap(attribute.i, new)} as {attribute.name}", replace(case, node=node))
+        elif attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data:
+            for new in candidates(attribute.t.data_type):
+                node = copy_node(case.node)
+                node.attribute[position].t.CopyFrom(cast(attribute.t, new))
+                change = f"{swap(attribute.t.data_type, new)} as {attribute.name}"
+                yield Variation("type", change, replace(case, node=node))
+
+
+def candidates(old: int) -> tuple[int, ...]:
+    """Element types to try in place of one."""
+    order = (*FLOATS, INT32) if old in FLOATS else (*INTEGERS[:2], FLOAT, FLOAT16, *INTEGERS[2:])
+    if old not in FLOATS and old not in INTEGERS:
+        order = OTHERS
+    return tuple(islice((entry for entry in order if entry != old), MOST_TYPES))
+
+
+def changed_feed(case: Case, schema: Schema | None, feed: Feed, old: int, new: int) -> Feed:
+    """The feed in the new type, if it has the old one and the operator allows the new one there."""
+    if element_of(feed.kind) != old or not allows(case, schema, feed.name, new):
+        return feed
+    kind = copy_type(feed.kind)
+    kind.tensor_type.elem_type = new
+    return Feed(feed.name, kind, cast(feed.constant, new) if feed.constant is not None else None)
+
+
+def allows(case: Case, schema: Schema | None, name: str, new: int) -> bool:
+    """Whether the operator takes the type at every place where the node reads `name`; unknown operators may."""
+    places = [position for position, other in enumerate(case.node.input) if other == name]
+    if schema is None:
+        return True
+    slots = [schema.slot(position) for position in places]
+    return bool(places) and all(slot is not None and new in slot.types for slot in slots)
+
+
+def element_of(kind: onnx.TypeProto) -> int | None:
+    """Element type; None for what is no tensor."""
+    return kind.tensor_type.elem_type if kind.WhichOneof("value") == "tensor_type" else None
+
+
+def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
+    """A constant in another element type; values that the type cannot hold become zeros."""
+    import numpy as np
+    import onnx
+
+    if tensor.external_data or size_of(new, tensor.dims) > SMALL_BYTES:
+        return zeros(tensor.name, new, tensor.dims)
+    try:
+        with np.errstate(all="ignore"):
+            values = onnx.numpy_helper.to_array(tensor).astype(onnx.helper.tensor_dtype_to_np_dtype(new))
+        made: onnx.TensorProto = onnx.numpy_helper.from_array(values, tensor.name)
+    except (TypeError, ValueError, KeyError):
+        return zeros(tensor.name, new, tensor.dims)
+    return made if made.data_type == new else zeros(tensor.name, new, tensor.dims)
+
+
+def other_versions(case: Case) -> Iterator[Variation]:
+    """The operator as older and newer operator sets have it."""
+    node = case.node
+    current = schema_of(case)
+    if node.domain or current is None:
+        return
+    others = [schema.since for schema in history(node.domain, node.op_type) if schema.since != current.since]
+    older = [since for since in others if since < current.since][::-1]
+    newer = [since for since in others if since > current.since]
+    for since in islice((*older, *newer), MOST_VERSIONS):
+        changed = at_version(case, since)
+        if changed is not None:
+            yield Variation("opset", f"{node.op_type} of opset {since} in place of {current.since}", changed)
+
+
+def at_version(case: Case, since: int) -> Case | None:
+    """The case in another operator set: as it is if that is legal there, else converted; None where neither works."""
+    import onnx
+
+    moved = replace(case, opsets={**case.opsets, "": since})
+    if legal(moved):
+        return moved
+    model = case_model(case)
+    del model.functions[:]
+    try:
+        converted = onnx.version_converter.convert_version(model, since)
+    except Exception:  # noqa: BLE001 - the converter is native code that raises what it likes for what it cannot convert
+        return None
+    alone = [node for node in converted.graph.node if node.op_type == case.node.op_type]
+    if len(alone) != 1 or len(converted.graph.node) != 1:
+        return None
+    kinds = {port.name: port.type for port in converted.graph.input}
+    constants = {tensor.name: tensor for tensor in converted.graph.initializer}
+    names = [name for name in dict.fromkeys(alone[0].input) if name]
+    if any(name not in kinds and name not in constants for name in names):
+        return None
+    feeds = tuple(
+        Feed(name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name))
+        for name in names
+    )
+    return replace(moved, node=alone[0], feeds=feeds)
+
+
+def legal(case: Case) -> bool:
+    """Whether the node's attributes and number of inputs fit its operator set, and the types its inputs have."""
+    schema = schema_of(case)
+    if schema is None or any(attribute.name not in schema.attributes for attribute in case.node.attribute):
+        return False
+    given = {attribute.name for attribute in case.node.attribute}
+    if any(required and name not in given for name, required in schema.attributes.items()):
+        return False
+    needed = sum(not slot.optional for slot in schema.inputs if not slot.variadic)
+    slots = [schema.slot(position) for position in range(len(case.node.input))]
+    if len(case.node.input) < needed or any(slot is None for slot in slots):
+        return False
+    return all(allowed(case, slot, name) for slot, name in zip(slots, case.node.input, strict=True))
+
+
+def allowed(case: Case, slot: Slot | None, name: str) -> bool:
+    """Whether an input has a type that its slot takes; what is left out, or is no tensor, does."""
+    feed = case.feed(name)
+    element = element_of(feed.kind) if feed is not None else None
+    return slot is None or element is None or element in slot.types
+
+
+def other_attributes(case: Case, schema: Schema | None) -> Iterator[Variation]:
+    """Each attribute that can be left out, left out."""
+    for attribute in case.node.attribute:
+        if can_go(attribute, schema):
+            node = copy_node(case.node)
+            kept = [entry for entry in node.attribute if entry.name != attribute.name]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+            yield Variation("attribute", f"without {attribute.name}={shown(attribute)}", replace(case, node=node))
+
+
+def with_defaults(case: Case, schema: Schema | None) -> Case | None:
+    """The case without any attribute that can be left out; None when that is nothing new, or one attribute only."""
+    going = {attribute.name for attribute in case.node.attribute if can_go(attribute, schema)}
+    if len(going) < 2:
+        return None
+    node = copy_node(case.node)
+    kept = [entry for entry in node.attribute if entry.name not in going]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    return replace(case, node=node)
+
+
+def can_go(attribute: onnx.AttributeProto, schema: Schema | None) -> bool:
+    """Whether an attribute may be left out, and has another value than it would have then."""
+    if schema is None or schema.attributes.get(attribute.name, True) or attribute.name in TYPE_ATTRIBUTES:
+        return False
+    default = schema.defaults.get(attribute.name)
+    return default is None or default != attribute.SerializeToString()
+
+
+def shown(attribute: onnx.AttributeProto) -> str:
+    """The value of an attribute, for people."""
+    import onnx
+
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, int):
+        return str(value)
+    try:
+        return "[" + ",".join(str(entry) for entry in value) + "]" if len(value) <= 8 else f"{len(value)} values"
+    except TypeError:
+        return "(a tensor or graph)"
+
+
+def other_inputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
+    """Each optional input left out, each input made a constant, and shapes of the usual rank."""
+    node = case.node
+    for position, name in enumerate(node.input):
+        slot = schema.slot(position) if schema is not None else None
+        if name and slot is not None and slot.optional:
+            changed = copy_node(node)
+            changed.input[position] = ""
+            while changed.input and not changed.input[-1]:
+                changed.input.pop()
+            left = set(changed.input)
+            feeds = tuple(feed for feed in case.feeds if feed.name in left)
+            yield Variation(
+                "input", f"without the optional input {slot.name}", replace(case, node=changed, feeds=feeds)
+            )
+    for position, name in enumerate(node.input):
+        feed = case.feed(name)
+        if position and feed is not None and feed.constant is None and is_fixed(case.fixed.get(name)):
+            yield Variation("input", f"{input_name(schema, position)} as a constant", constant(case, feed))
+    yield from other_ranks(case)
+
+
+def input_name(schema: Schema | None, position: int) -> str:
+    """An input as the operator calls it."""
+    slot = schema.slot(position) if schema is not None else None
+    return f"input {slot.name}" if slot is not None else f"input {position}"
+
+
+def constant(case: Case, feed: Feed) -> Case:
+    """The case with zeros in place of an input."""
+    kind = case.fixed[feed.name]
+    sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
+    return case.with_feed(Feed(feed.name, kind, zeros(feed.name, kind.tensor_type.elem_type, sizes)))
+
+
+def other_ranks(case: Case) -> Iterator[Variation]:
+    """Inputs of one shape, with fewer dimensions or with more: some providers know only some ranks."""
+    shapes = {feed.name: sizes_of(case.fixed.get(feed.name)) for feed in case.feeds if feed.constant is None}
+    known = {sizes for sizes in shapes.values() if sizes}
+    if len(known) != 1 or None in shapes.values() or len(shapes) != len(case.feeds):
+        return
+    (sizes,) = known
+    for rank in dict.fromkeys((USUAL_RANK, USUAL_RANK - 1, USUAL_RANK - 2)):
+        if len(sizes) == rank:
+            continue
+        other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
+        feeds = tuple(
+            replace(feed, kind=tensor_type(element, other)) if (element := element_of(feed.kind)) else feed
+            for feed in case.feeds
+        )
+        yield Variation("input", f"{rank} dimensions in place of {len(sizes)}", replace(case, feeds=feeds))
+
+
+def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
+    """Sizes of a tensor whose every size is known."""
+    if kind is None or not is_fixed(kind):
+        return None
+    return tuple(size.dim_value for size in kind.tensor_type.shape.dim)
+
+
+def swap(old: int, new: int) -> str:
+    """`float32 in place of int64`."""
+    return f"{type_name(new)} in place of {type_name(old)}"
+
+
+def type_name(element: int) -> str:
+    """float32 for FLOAT."""
+    import onnx
+
+    name = str(onnx.TensorProto.DataType.Name(element)).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A copy that can be changed."""
+    import onnx
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def copy_type(kind: onnx.TypeProto) -> onnx.TypeProto:
+    """A copy that can be changed."""
+    import onnx
+
+    copy = onnx.TypeProto()
+    copy.CopyFrom(kind)
+    return copy
