@@ -66,6 +66,12 @@ MaxCopyBytesOption = Annotated[
     int | None, typer.Option(help="Exit code 3 when a decode step copies more bytes than this between devices.")
 ]
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
+ProbeSecondsOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="Longest time for experiments on nodes that fell back, for the report; 0: none."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 
 
@@ -181,6 +187,7 @@ def generate(
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
     threads: ThreadsOption = None,
     report: Annotated[Path | None, typer.Option(help="Write the partition report of this run to a file.")] = None,
+    probe_seconds: ProbeSecondsOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
@@ -208,6 +215,7 @@ def generate(
                 token_ids=token_ids,
                 prefill_chunk=prefill_chunk,
                 report=report,
+                probe_seconds=probe_seconds,
                 as_json=as_json,
             )
         )
@@ -254,6 +262,7 @@ def place(
     graph_capture: Annotated[
         bool, typer.Option("--graph-capture", help="In a dry run: say whether CUDA graphs could be captured.")
     ] = False,
+    probe_seconds: ProbeSecondsOption = 60.0,
     max_cpu_nodes: MaxCpuNodesOption = None,
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
@@ -279,6 +288,7 @@ def place(
                 dry_run=dry_run,
                 device=device,
                 graph_capture=graph_capture,
+                probe_seconds=probe_seconds,
             )
         )
     )

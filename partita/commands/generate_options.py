@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.commands.chain_options import ChainOptions
+from partita.commands.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.errors import UsageError
 from partita.partition_reports.limits import Limits
 from partita.runtime.sampling import Sampler, make_sampler
@@ -38,6 +39,8 @@ class GenerateOptions:
     report: Path | None
     as_json: bool
     limits: Limits = Limits()
+    probe_seconds: float = PROBE_SECONDS
+    """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
 
 
 def check_options(options: GenerateOptions) -> Sampler:
@@ -49,6 +52,7 @@ def check_options(options: GenerateOptions) -> Sampler:
     for name, (value, most) in limits.items():
         if not 1 <= value <= most:
             raise UsageError(f"{name} is {value}; it must be between 1 and {most:,}")
+    check_probe_seconds(options.probe_seconds)
     if options.token_ids and (options.chat or options.stop):
         raise UsageError("--token-ids works without a tokenizer, so without --chat, --system and --stop")
     return make_sampler(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import GenerateOptions
+from partita.commands.probing import probe_package
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
@@ -116,7 +117,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     from partita.commands.place_options import PlaceOptions
     from partita.commands.place_run import place
 
-    placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits)
+    placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits, probe_seconds=0.0)
     report, error = place(placing, target, whole=False)
     over = limits_error(report)
     if error is not None:
@@ -324,6 +325,7 @@ def _write_report(
         limits=options.limits,
         prefill_chunk_tokens=_effective_chunk(options, runner, longest),
     )
-    report = make_report(options.package, runner.manifest, facts, runner.resolutions, asked)
+    facts, resolutions = probe_package(facts, runner.resolutions, options.package, options.probe_seconds)
+    report = make_report(options.package, runner.manifest, facts, resolutions, asked)
     json_view.write(report, options.report)
     note(f"report: {options.report} (see it with: partita report show {options.report})")

@@ -14,6 +14,8 @@ from partita.providers.cuda import PROVIDER as CUDA
 
 MAX_RUNS = 1000
 RUNS = 3
+PROBE_SECONDS = 60.0
+MAX_PROBE_SECONDS = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,8 @@ class PlaceOptions:
     device: str | None = None
     """Device profile of a dry run; None for the default one."""
     graph_capture: bool = False
+    probe_seconds: float = PROBE_SECONDS
+    """Time for experiments on nodes that fell back; 0: none."""
 
     @property
     def is_package(self) -> bool:
@@ -63,6 +67,7 @@ def check_options(options: PlaceOptions) -> None:
     """Check what can be checked without a provider. Raises UsageError."""
     if not 1 <= options.runs <= MAX_RUNS:
         raise UsageError(f"--runs is {options.runs}; it must be between 1 and {MAX_RUNS:,}")
+    check_probe_seconds(options.probe_seconds)
     if options.is_package and options.shapes:
         raise UsageError("--shape is for ONNX files; the sizes of a package are in its manifest")
     for flag, given in (("--device", options.device is not None), ("--graph-capture", options.graph_capture)):
@@ -70,6 +75,14 @@ def check_options(options: PlaceOptions) -> None:
             raise UsageError(f"{flag} is part of a dry run; add --dry-run")
     if options.dry_run and options.where.provider is None:
         raise UsageError("--dry-run needs --provider cuda, or cuda,cpu: only CUDA can be placed without its device")
+
+
+def check_probe_seconds(seconds: float) -> None:
+    """Raise UsageError for a budget that makes no sense."""
+    if not 0 <= seconds <= MAX_PROBE_SECONDS:
+        raise UsageError(
+            f"--probe-seconds is {seconds:g}; it must be between 0, for no experiments, and {MAX_PROBE_SECONDS:,}"
+        )
 
 
 def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:

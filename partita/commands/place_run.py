@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from partita.commands.chain_options import Target
 from partita.commands.place_options import PlaceOptions
+from partita.commands.probing import decode_sizes, with_probes
 from partita.commands.run_report import Asked, join, package_facts
 from partita.errors import PartitaError
 from partita.package import read_manifest, sha256_of
@@ -53,20 +54,21 @@ def place(
         manifest = read_manifest(options.model)
         placed = place_package(options.model, where)
         package = package_facts(options.model, manifest)
-        if played is not None:
-            models = package_models(options.model, placed.facts)
+        models = package_models(options.model, placed.facts)
+        inputs = {file: decode_sizes(entry) for file, entry in models.items()}
     else:
         opened = read_onnx(options.model)
         sizes = input_shapes(opened.inputs, options.shapes)
         placed = place_model(opened, sizes, where)
         model = model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}
-    facts = placed.facts
+        inputs = shapes
+    facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, options.probe_seconds)
     if played is not None:
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None:
             facts = replace(facts, notes=(*facts.notes, FAILED_DRY))
-    report = join(facts, placed.resolutions, asked(options, target), package=package, model=model, played=played)
+    report = join(facts, resolutions, asked(options, target), package=package, model=model, played=played)
     if played is not None and options.graph_capture:
         report = with_capture(report, options, placed, models)
     return report, placed.error

@@ -1,0 +1,54 @@
+"""Experiments as the verbs make them: after the run, within the user's budget, with a spinner on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from partita.commands.terminal import stderr
+from partita.partition_reports.facts import CPU, RunFacts
+from partita.providers.resolve import Resolution
+from partita.runtime.onnx_model import OnnxModel, read_onnx
+
+
+def with_probes(
+    facts: RunFacts,
+    resolutions: tuple[Resolution, ...],
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    seconds: float,
+) -> tuple[RunFacts, tuple[Resolution, ...]]:
+    """The facts and the chain with what experiments tell. Ctrl-C ends the experiments, not the report."""
+    from partita.runtime.probes.engine import probe_run
+
+    try:
+        if not stderr.is_terminal:
+            return probe_run(facts, resolutions, models, sizes, seconds)
+        with stderr.status("trying nodes that fell back, one at a time (Ctrl-C: go on without)"):
+            return probe_run(facts, resolutions, models, sizes, seconds)
+    except KeyboardInterrupt:
+        told = "experiments on nodes that fell back were interrupted, so none is in the report"
+    except OSError as error:
+        told = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
+    return replace(facts, notes=(*facts.notes, told)), resolutions
+
+
+def probe_package(
+    facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float
+) -> tuple[RunFacts, tuple[Resolution, ...]]:
+    """The same for a package, whose symbolic sizes are those of a decode step."""
+    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
+        return facts, resolutions
+    models = {session.file: read_onnx(folder / session.file) for session in facts.sessions}
+    sizes = {file: decode_sizes(model) for file, model in models.items()}
+    return with_probes(facts, resolutions, models, sizes, seconds)
+
+
+def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs of a package's graph when it reads one token."""
+    return {
+        port.name: tuple(size if isinstance(size, int) else 1 for size in port.shape)
+        for port in model.inputs
+        if port.shape is not None
+    }

@@ -1,0 +1,40 @@
+"""What a report says of the experiments: what they took, what they left open, and which part was rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.partition_reports.facts import RunFacts, SessionFacts
+from partita.partition_reports.probes import unprobed_nodes
+from partita.partition_reports.records import ChainEntry, Probing, RejectedPart
+
+
+def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:
+    """One entry per ONNX file that the wanted provider does not open."""
+    return tuple(
+        RejectedPart(
+            file=session.file,
+            provider=chain[0].provider,
+            nodes=session.rejected.nodes,
+            evidence=session.rejected.said,
+            minimal=session.rejected.minimal,
+            tries=session.rejected.tries,
+        )
+        for session in sessions
+        if session.rejected is not None and chain
+    )
+
+
+def state_probing(facts: RunFacts) -> Probing | None:
+    """What the experiments took; None when there were none."""
+    took = facts.probing
+    if took is None:
+        return None
+    return Probing(
+        seconds=took.seconds,
+        budget_seconds=took.budget_seconds,
+        experiments=took.experiments,
+        cached=took.cached,
+        crashes=took.crashes,
+        unprobed=tuple(dict.fromkeys(name for session in facts.sessions for name in unprobed_nodes(session.probes))),
+    )
