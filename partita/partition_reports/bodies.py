@@ -5,15 +5,12 @@ ONNX Runtime's assignment list has them without saying so, and its log has the c
 
 from __future__ import annotations
 
-import re
-
+from partita.partition_reports import native_log
 from partita.partition_reports.facts import CPU
 from partita.partition_reports.records import Bodies
 from partita.partition_reports.session_index import SessionIndex
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-ADDED = re.compile(r"Add Memcpy(FromHost after|ToHost before) ")
-AT_INFO = re.compile(r"^\[I:")
 
 
 def find_bodies(index: SessionIndex) -> Bodies | None:
@@ -25,9 +22,9 @@ def find_bodies(index: SessionIndex) -> Bodies | None:
         return None
     main = set(index.exported) | set(index.order)
     listed = [node for node in index.facts.assigned or () if node.name not in main]
-    inserted = {line for line in index.facts.log if ADDED.search(line)}
+    inserted = {line for line in index.facts.log if native_log.MEMCPY_ADDED.search(line)}
     in_plan = sum(name.startswith("Memcpy") for name in index.order)
-    logged = any(AT_INFO.match(line) for line in index.facts.log)
+    logged = native_log.is_at_info(index.facts.log)
     return Bodies(
         nodes=len(listed),
         cpu_nodes=tuple(f"{node.name} ({node.op_type})" for node in listed if node.provider == CPU),

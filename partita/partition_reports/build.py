@@ -8,11 +8,13 @@ from partita.partition_reports import dry_run, groups
 from partita.partition_reports.bodies import find_bodies
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
+from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
 from partita.partition_reports.facts import MemoryFacts, RunFacts, StateFact, StepFact
 from partita.partition_reports.fallbacks import find_fallbacks
 from partita.partition_reports.limits import Limits, exceeded
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, place_nodes
+from partita.partition_reports.probing import find_rejected, state_probing
 from partita.partition_reports.records import (
     Cache,
     CacheState,
@@ -64,7 +66,8 @@ def build_report(
     for name, index in phase_sessions(indexes):
         phase = build_phase(index, name, facts.steps, rows, timed=played is None)
         phases.append(phase)
-        fallbacks += find_fallbacks(index, name, phase.nodes, chain)
+        found = find_fallbacks(index, name, phase.nodes, chain)
+        fallbacks += with_costs(found, phase, chain[0], timed=played is None) if found else ()
     return Report(
         created=created,
         partita_version=partita_version,
@@ -75,6 +78,8 @@ def build_report(
         chain=chain,
         phases=tuple(phases),
         fallbacks=tuple(fallbacks),
+        rejected=find_rejected(facts.sessions, chain),
+        probing=state_probing(facts),
         cache=build_cache(facts.states) if package is not None else None,
         memory=build_memory(facts.memory),
         totals=build_totals(facts) if facts.finish_reason is not None else None,
@@ -108,16 +113,19 @@ def build_phase(
         times = dry_run.without_values(index, times)
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
+    partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
+    compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
     return Phase(
         name=name,
         file=index.facts.file,
         nodes=nodes,
-        providers=groups.by_provider(nodes),
+        providers=groups.by_provider(nodes, compiled),
         by_op_type=groups.group(nodes, groups.op_type_of),
         by_layer=groups.by_layer(nodes),
         by_module=groups.group(nodes, groups.module_name),
-        partitions=find_partitions(index, name, nodes, times),
-        copies=find_copies(index, name, nodes),
+        partitions=partitions,
+        copies=copies,
+        cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
         bodies=find_bodies(index),
         observed_runs=times.observed_runs,
         steps=speed.steps,
@@ -154,8 +162,15 @@ def build_cache(states: Sequence[StateFact]) -> Cache:
         memories=memories,
         in_place_states=sum(state.same_address for state in states),
         address_changes=sum(state.address_changes for state in states),
+        checked_steps=fewest([state.checked_steps for state in states]),
         entries=entries,
     )
+
+
+def fewest(counts: Sequence[int | None]) -> int | None:
+    """The smallest of the counts; None when there are none, or one is not known."""
+    known = [count for count in counts if count is not None]
+    return min(known) if known and len(known) == len(counts) else None
 
 
 def build_memory(memory: MemoryFacts) -> Memory:

@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.facts import RunFacts
 from partita.partition_reports.groups import UNKNOWN
+from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import ChainEntry, Check, GroupShare, Phase, ProviderShare
 from partita.partition_reports.session_index import SessionIndex
 
@@ -59,6 +61,7 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
             passed = math.isclose(whole, 1.0, abs_tol=1e-6)
             yield Check(name=f"{phase.name}: time shares per {label} sum to 1", passed=passed, detail=f"{whole:.6f}")
     yield check_partitions(phase)
+    yield from check_costs(phase)
     good = f"{len(phase.nodes)} nodes"
     nameless = [node.name for node in phase.nodes if node.provider is None]
     yield make(f"{phase.name}: every node has a provider", nameless, good, "without a known provider")
@@ -88,6 +91,36 @@ def check_partitions(phase: Phase) -> Check:
         expected += part.nodes
     detail = f"{len(phase.partitions)} partitions cover {expected} of {len(phase.nodes)} nodes"
     return Check(name=f"{phase.name}: partitions cover the plan", passed=expected == len(phase.nodes), detail=detail)
+
+
+def check_costs(phase: Phase) -> Iterator[Check]:
+    """Every Memcpy node is a copy with a cause among the nodes, and the sums of the phase are those of its parts."""
+    memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
+    missing = sorted({node.name for node in phase.nodes if is_memcpy(node)} ^ {copy.name for copy in memcpy})
+    good = f"{len(memcpy)} Memcpy nodes"
+    yield make(f"{phase.name}: every Memcpy node is a copy", missing, good, "without their other half")
+    names = {node.name for node in phase.nodes}
+    unexplained = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
+    strangers = [name for copy in memcpy for name in copy.caused_by if name not in names]
+    offenders = list(dict.fromkeys((*unexplained, *strangers)))
+    silent = sum(bool(copy.cause_unknown) for copy in memcpy)
+    good = f"{len(memcpy) - silent} have one, {silent} say why not"
+    yield make(
+        f"{phase.name}: every Memcpy node has a cause in the plan", offenders, good, "without a cause in the plan"
+    )
+    cost = phase.cost
+    if cost is None:
+        return
+    taken = sum(
+        tensor.direction == "in" and tensor.other_side != SESSION for p in phase.partitions for tensor in p.boundary
+    )
+    counted = (cost.partitions, cost.copies, cost.crossings)
+    passed = counted == (len(phase.partitions), len(phase.copies), taken)
+    detail = f"{counted[0]} partitions, {counted[1]} copies, {counted[2]} tensors handed over and {taken} taken"
+    yield Check(name=f"{phase.name}: cost counts partitions, copies and crossings", passed=passed, detail=detail)
+    known = sum(copy.bytes_per_run for copy in phase.copies if copy.bytes_per_run is not None)
+    detail = f"{cost.copy_bytes_at_least} bytes in the cost, {known} in the copies"
+    yield Check(name=f"{phase.name}: bytes copied add up", passed=cost.copy_bytes_at_least == known, detail=detail)
 
 
 def check_tokens(facts: RunFacts) -> Iterator[Check]:

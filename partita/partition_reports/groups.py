@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from partita.partition_reports import naming
 from partita.partition_reports.records import GroupShare, NodePlacement, ProviderShare
@@ -51,14 +51,25 @@ def split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) -
     return groups
 
 
-def by_provider(nodes: tuple[NodePlacement, ...]) -> tuple[ProviderShare, ...]:
-    """What each provider does, the one with most nodes first."""
+def exported_nodes(node: NodePlacement) -> int:
+    """How many nodes of the ONNX file a node of the plan stands for, itself included."""
+    return len(node.replaces) + ("model_file" in node.sources)
+
+
+def by_provider(
+    nodes: tuple[NodePlacement, ...], compiled: Mapping[str, Sequence[str]] | None = None
+) -> tuple[ProviderShare, ...]:
+    """What each provider does, the one with most nodes first. `compiled`: operators in each compiled subgraph."""
     whole = total_us(nodes)
+    inside = compiled or {}
     shares = [
         ProviderShare(
             provider=provider,
             nodes=len(members),
-            op_types=dict(Counter(op_type_of(node) for node in members).most_common()),
+            exported_nodes=sum(map(exported_nodes, members)),
+            op_types=dict(
+                Counter(op for node in members for op in inside.get(node.name, (op_type_of(node),))).most_common()
+            ),
             host_us_per_run=total_us(members),
             time_share=share(total_us(members), whole),
         )

@@ -17,6 +17,7 @@ SOME_PLACED = re.compile(r"^\s*Node\(s\) placed on \[(?P<provider>[^\]]+)\]\. Nu
 MEMCPY_ADDED = re.compile(r"Add (?P<op>MemcpyFromHost|MemcpyToHost) (after|before) (?P<tensor>.+) for \S+\s*$")
 MEMCPY_NAME = re.compile(r"Memcpy(_token_(?P<number>\d+))?")
 ONE_NODE = re.compile(r"^\s*\S+ \((?P<name>.*)\)\s*$")
+AT_INFO = re.compile(r"^\[I:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
         else:
             current = None
     return placed
+
+
+def is_at_info(lines: Iterable[str]) -> bool:
+    """True when the log was kept at INFO, so that a line at that level which is not there was not written."""
+    return any(AT_INFO.match(line) for line in lines)
 
 
 def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:

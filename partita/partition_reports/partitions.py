@@ -1,12 +1,13 @@
 """Partitions: maximal runs of consecutive nodes on one provider, and the tensors that cross their borders.
 
-Tensors come from the exported graph's edges where both ends are known by name. Tensors that only exist after fusion
-have no name in any source and are not listed.
+Tensors come from the edges of the optimised graph. Where there is none they come from the exported graph, where both
+ends are known by name; tensors that only exist after fusion have no name then and are not listed.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.partition_reports.facts import NodeEvent, PortFact
@@ -41,7 +42,8 @@ def find_partitions(
     boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
     edges = find_edges(index, nodes)
     sizes = tensor_sizes(index, times)
-    add_inner_tensors(boundaries, edges, part_of, sizes)
+    names = index.optimised.names if index.optimised is not None else {}
+    add_inner_tensors(boundaries, edges, part_of, sizes, names)
     add_session_tensors(boundaries, index, phase, edges, part_of, sizes)
     return tuple(
         Partition(
@@ -67,15 +69,17 @@ def cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
 
 
 def find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
-    """Edges of the exported graph between nodes that can be found in the execution order.
+    """Edges between the nodes of the execution order.
 
-    A fused node stands for the exported nodes it is called after.
+    Without the optimised graph a node that took the place of others has their edges.
     """
     position_of = {node.name: node.position for node in nodes}
-    position_of |= {name: node.position for node in nodes for name in node.replaces}
+    graph = index.exported if index.optimised is None else index.optimised.nodes
+    if index.optimised is None:
+        position_of |= {name: node.position for node in nodes for name in node.replaces}
     maker: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    for name, node in index.exported.items():
+    for name, node in graph.items():
         position = position_of.get(name)
         if position is None:
             continue
@@ -86,17 +90,24 @@ def find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
 
 
 def add_inner_tensors(
-    boundaries: list[list[BoundaryTensor]], edges: Edges, part_of: dict[int, int], sizes: dict[str, int]
+    boundaries: list[list[BoundaryTensor]],
+    edges: Edges,
+    part_of: dict[int, int],
+    sizes: dict[str, int],
+    names: Mapping[str, str],
 ) -> None:
-    """Tensors made in one partition and read in another: once out, once in, for each reading partition."""
+    """Tensors made in one partition and read in another: once out, once in, for each reading partition.
+
+    `names`: what the ONNX file calls tensors that have another name.
+    """
     for tensor, position in edges.maker.items():
         source = part_of[position]
         targets = dict.fromkeys(part_of[reader] for reader in edges.readers.get(tensor, ()))
         for target in targets:
             if target != source:
-                size = sizes.get(tensor)
-                boundaries[source].append(crossing(tensor, "out", str(target), size))
-                boundaries[target].append(crossing(tensor, "in", str(source), size))
+                size, name = sizes.get(tensor), names.get(tensor, tensor)
+                boundaries[source].append(crossing(name, "out", str(target), size))
+                boundaries[target].append(crossing(name, "in", str(source), size))
 
 
 def add_session_tensors(
@@ -129,13 +140,29 @@ def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
 
 
 def tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
-    """Bytes of exported tensors, from the outputs their node had in the last observed run."""
+    """Bytes of tensors, from the outputs of their node in the last observed run. Both sides of a copy have one size."""
     sizes: dict[str, int] = {}
     for name, event in times.last.items():
-        node = index.exported.get(name)
+        node = index.optimised.nodes.get(name) if index.optimised is not None else index.exported.get(name)
         if node is not None:
-            sizes.update(output_sizes(tuple(tensor for tensor in node.outputs if tensor), event))
+            made = output_sizes(tuple(tensor for tensor in node.outputs if tensor), event)
+            copied = node.inputs if name in index.memcpy else ()
+            sizes.update(made)
+            sizes.update((tensor, size) for tensor in copied for size in made.values())
+        elif name in index.compiled:
+            sizes.update(output_sizes(outputs_of(index, name), event))
     return sizes
+
+
+def outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
+    """Tensors that a compiled subgraph hands out, when there is one only: the order of several is not known."""
+    inside = index.replaces(name)
+    made = {tensor for each in inside for tensor in index.exported[each].outputs if tensor}
+    given = {port.name for port in index.facts.ports if port.direction == "output"}
+    others = index.exported.keys() - set(inside)
+    read = {tensor for each in others for tensor in index.exported[each].inputs}
+    handed = tuple(made & (given | read))
+    return handed if len(handed) == 1 else ()
 
 
 def output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from partita.partition_reports import naming
+from collections.abc import Iterator
+
+from partita.partition_reports import naming, native_log
 from partita.partition_reports.records import Disagreement, NodePlacement, PhaseName, Source
-from partita.partition_reports.session_index import Claims, SessionIndex
+from partita.partition_reports.session_index import CONTROL_FLOW, Claims, SessionIndex
 from partita.partition_reports.timing import NodeTimes
 
 
@@ -48,7 +50,7 @@ def sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
 
 
 def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreement, ...]:
-    """Nodes that two sources place differently, and nodes that no source places at all."""
+    """Nodes that two sources place differently, that no source places, or that only one of two graphs has."""
     found = []
     for name in index.order:
         claims = index.claims[name]
@@ -57,7 +59,36 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
             detail = describe(claims) if claims else "no source names a provider for this node"
             sources = tuple(claims) or (index.order_source,)
             found.append(Disagreement(phase=phase, node=name, detail=detail, sources=sources))
-    return tuple(found)
+    return (*found, *unlike_graphs(index, phase), *unlike_copies(index, phase))
+
+
+def unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+    """Nodes that only the plan has, or only the optimised graph."""
+    if index.optimised is None or index.order_source != "plan_file":
+        return
+    for names, others, detail in (
+        (index.order, index.optimised.nodes, "the plan has it, the optimised graph has not"),
+        (index.optimised.nodes, index.present, "the optimised graph has it, the plan has not"),
+    ):
+        for name in names:
+            if name not in others:
+                sources: tuple[Source, ...] = ("plan_file", "optimised_model")
+                yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
+
+
+def unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+    """Another number of Memcpy nodes in the log than in the plan.
+
+    Not asked where the file has control flow: the log then has the copies in bodies as well.
+    """
+    logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
+    planned = sum(native_log.MEMCPY_NAME.fullmatch(name) is not None for name in index.order)
+    bodies = any(node.op_type in CONTROL_FLOW for node in index.facts.graph)
+    if bodies or logged == planned or index.order_source != "plan_file" or not native_log.is_at_info(index.facts.log):
+        return
+    detail = f"the log says that {logged} were inserted, the plan has {planned}"
+    sources: tuple[Source, ...] = ("native_log", "plan_file")
+    yield Disagreement(phase=phase, node="Memcpy", detail=detail, sources=sources)
 
 
 def describe(claims: Claims) -> str:

@@ -180,7 +180,8 @@ class NodePlacement(Record):
     output_bytes: int | None
     """In the last observed run of this phase."""
     replaces: tuple[str, ...]
-    """Exported nodes that this node took the place of, where the name tells."""
+    """Exported nodes that this node took the place of: those of a compiled subgraph, or what a fused node replaced, as
+    far as the optimised graph or its name tells."""
     sources: tuple[Source, ...]
 
 
@@ -189,7 +190,10 @@ class ProviderShare(Record):
 
     provider: str
     nodes: int
+    exported_nodes: int | None = None
+    """Nodes of the ONNX file behind them: each under its own name, and those that others took the place of."""
     op_types: dict[str, int]
+    """A compiled subgraph counts with the operators of its nodes."""
     host_us_per_run: float | None
     time_share: float | None
     """Part of the phase's node time, 0 .. 1."""
@@ -233,12 +237,14 @@ class Copy(Record):
     name: str
     """Memcpy node, or graph input or output."""
     tensor: str | None = None
-    """The tensor that a Memcpy node copies, where the native log tells."""
+    """The tensor that a Memcpy node copies, where the optimised graph or the native log tells."""
     bytes_per_run: int | None
     host_us_per_run: float | None
     """Wait and copy together: the host cannot tell them apart."""
     caused_by: tuple[str, ...] = ()
-    """Nodes on the other side that make the copy necessary: they read or write the tensor on another provider."""
+    """Nodes that make a Memcpy node necessary: they read or write the tensor in host memory."""
+    cause_unknown: str = ""
+    """Why no such node can be named; empty when there are some, and for copies at the session border."""
     source: Source
 
 
@@ -409,6 +415,8 @@ class Cache(Record):
     in_place_states: int
     """States whose past and present were one buffer at every observed step."""
     address_changes: int
+    checked_steps: int | None = None
+    """Steps at which the addresses of past and present were compared; null when nobody counted."""
     entries: tuple[CacheState, ...]
     source: Source = "binding"
 

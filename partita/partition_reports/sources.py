@@ -18,6 +18,8 @@ class Kind:
     available: Callable[[RunFacts], bool]
     covers: Callable[[RunFacts, Sequence[SessionIndex]], str]
     limits: str
+    missing: Callable[[RunFacts], str] = lambda facts: ""
+    """Why it is not there; empty when there is nothing to say."""
 
 
 def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[SourceStatement, ...]:
@@ -26,11 +28,47 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
         SourceStatement(
             source=kind.source,
             available=kind.available(facts),
-            covers=kind.covers(facts, indexes) if kind.available(facts) else "nothing in this run",
+            covers=kind.covers(facts, indexes) if kind.available(facts) else nothing(kind.missing(facts)),
             limits=kind.limits,
         )
         for kind in KINDS
     )
+
+
+def nothing(why: str) -> str:
+    """What a source covers that is not there."""
+    return f"nothing in this run: {why}" if why else "nothing in this run"
+
+
+def cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Nodes and what became clear of them, per file; why a file has none."""
+    parts = []
+    for index in indexes:
+        if index.optimised is None:
+            parts.append(f"{index.facts.file}: nothing: {index.facts.optimised_why or 'it was not asked for'}")
+            continue
+        new = [name for name in index.optimised.nodes if name not in index.exported and name not in index.memcpy]
+        known = sum(bool(index.replaces(name)) for name in new)
+        parts.append(
+            f"{index.facts.file}: {len(index.optimised.nodes)} nodes, {len(index.memcpy)} of them Memcpy, {len(new)} "
+            f"that ONNX Runtime fused or inserted, of which {known} stand for exported nodes"
+        )
+    return "; ".join(parts)
+
+
+def why_not_optimised(facts: RunFacts) -> str:
+    """Why no session has an optimised graph."""
+    return "; ".join(dict.fromkeys(session.optimised_why for session in facts.sessions if session.optimised_why))
+
+
+def cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """Nodes and experiments."""
+    probes = [probe for session in facts.sessions for probe in session.probes.values()]
+    trials = sum(len(probe.trials) for probe in probes)
+    cut = sum(bool(probe.unprobed) for probe in probes)
+    parts = sum(session.rejected is not None for session in facts.sessions)
+    found = f"; {parts} rejected part(s) found by bisection" if parts else ""
+    return f"{trials} experiments on {len(probes)} nodes, incomplete for {cut} of them{found}"
 
 
 def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -41,7 +79,7 @@ def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         named = len({name for node in index.order for name in index.replaces(node)})
         parts.append(
             f"{index.facts.file}: {len(index.facts.graph)} nodes in the file, {kept} run under their own name, "
-            f"{named} live on in the name of a fused node, {len(index.order) - kept} are ONNX Runtime's own"
+            f"{named} live on in another node, {len(index.order) - kept} are ONNX Runtime's own"
         )
     return "; ".join(parts)
 
@@ -60,7 +98,9 @@ def cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Entries of the assignment lists that are still in the plan."""
     listed = sum(len(session.assigned or ()) for session in facts.sessions)
     kept = sum(name in index.assigned for index in indexes for name in index.order)
-    return f"{listed} nodes listed, {kept} of them run"
+    inside = sum(len(nodes) for index in indexes for nodes in index.compiled.values())
+    where = f", {inside} in {sum(len(index.compiled) for index in indexes)} compiled subgraphs" if inside else ""
+    return f"{listed} nodes listed, {kept} of them run{where}"
 
 
 def cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -81,12 +121,26 @@ def cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     return f"{sum(len(session.ports) for session in facts.sessions)} graph inputs and outputs"
 
 
+def cover_binding(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+    """State buffers, and at how many steps they were looked at."""
+    counts = [state.checked_steps for state in facts.states if state.checked_steps is not None]
+    steps = f" at {min(counts)} steps" if len(counts) == len(facts.states) else ""
+    return f"{len(facts.states)} state buffers, compared by address{steps}"
+
+
 KINDS = (
     Kind(
         "model_file",
         lambda facts: any(session.graph for session in facts.sessions),
         cover_model_file,
         "shows the graph before ONNX Runtime folds, fuses and inserts nodes",
+    ),
+    Kind(
+        "optimised_model",
+        lambda facts: any(session.optimised is not None for session in facts.sessions),
+        cover_optimised,
+        "written by a second session with the plan of the run: no provider, no time; not to be had of compiled nodes",
+        why_not_optimised,
     ),
     Kind(
         "plan_file",
@@ -113,15 +167,22 @@ KINDS = (
         "says which kernel was not found, not whether operator, version or type was the gap",
     ),
     Kind(
+        "probe",
+        lambda facts: any(session.probes or session.rejected for session in facts.sessions),
+        cover_probes,
+        "one node alone, with weights made up: what a provider does with its neighbours is not in it",
+        lambda facts: "no experiment was made",
+    ),
+    Kind(
         "memory_info",
         lambda facts: any(session.ports for session in facts.sessions),
         cover_ports,
-        "where ONNX Runtime wants them; copies it makes at the border are not profiled",
+        "where ONNX Runtime wants them; copies it makes at the border are not profiled, so they have no time",
     ),
     Kind(
         "binding",
         lambda facts: bool(facts.states),
-        lambda facts, indexes: f"{len(facts.states)} state buffers, compared by address",
+        cover_binding,
         "compares what was bound at the observed steps; what a kernel does inside is not visible",
     ),
     Kind(

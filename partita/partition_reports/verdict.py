@@ -68,6 +68,8 @@ def describe_cache(cache: Cache) -> str:
     if not cache.states:
         return "no cache"
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
+    if cache.checked_steps == 0:
+        return f"cache not checked: no step was observed ({where})"
     copied = cache.states - cache.in_place_states
     if copied:
         return f"cache NOT in place: {copied} of {plural(cache.states, 'state')} copied ({where})"

@@ -24,9 +24,11 @@ class Residence:
     address: int
     same: bool = True
     changes: int = 0
+    steps: int = 0
 
     def look(self, past: int, present: int) -> None:
         """Compare the addresses of one run with each other and with the run before."""
+        self.steps += 1
         self.same = self.same and past == present
         self.changes += present != self.address
         self.address = present
@@ -74,6 +76,7 @@ class KvCache:
                 size_bytes=buffer.size_bytes,
                 same_address=residence.same,
                 address_changes=residence.changes,
+                checked_steps=residence.steps,
             )
             for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True)
         )

@@ -203,6 +203,11 @@ PREFERRED = (
     "for node: model.rotary_emb/Concat because the CPU execution path is deemed faster than overhead involved with "
     "execution on other EPs  capable of executing this node"
 )
+COPIED = tuple(
+    f"[I:onnxruntime:, transformer_memcpy.cc:470 AddCopyNode] Add {which} for WebGpuExecutionProvider"
+    for which in ("MemcpyToHost before query", "MemcpyFromHost after wide", "MemcpyFromHost after det")
+)
+"""The copies in the order in which their nodes are numbered."""
 
 PATTERNS = (
     LogPattern(
@@ -239,7 +244,12 @@ def mixed_session(**changes: Any) -> SessionFacts:
         ),
         "events": events,
         "runs": windows("prefill", "decode", "decode", "decode"),
-        "log": ("[I:onnxruntime:, inference_session.cc:2767 operator()] Initializing session.", NO_KERNEL, PREFERRED),
+        "log": (
+            "[I:onnxruntime:, inference_session.cc:2767 operator()] Initializing session.",
+            NO_KERNEL,
+            PREFERRED,
+            *COPIED,
+        ),
         "patterns": PATTERNS,
         "registered": (GPU, CPU),
         "ports": (

@@ -91,7 +91,11 @@ def test_placement_and_copies_stay():
     for before, after in zip(real.phases, report.phases, strict=True):
         assert [(n.name, n.provider) for n in before.nodes] == [(n.name, n.provider) for n in after.nodes]
         assert [copy.name for copy in before.copies] == [copy.name for copy in after.copies]
-    assert report.fallbacks == real.fallbacks
+    assert [entry.model_copy(update={"cost": None}) for entry in report.fallbacks] == [
+        entry.model_copy(update={"cost": None}) for entry in real.fallbacks
+    ]
+    caused = [[entry.cost and entry.cost.copies for entry in each.fallbacks] for each in (real, report)]
+    assert caused[0] == caused[1] and any(caused[0])
     assert failed(report) == []
 
 

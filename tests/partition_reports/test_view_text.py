@@ -104,12 +104,12 @@ def test_it_has_every_section():
     sections = ("Request", "Phases", "Placement", "Partitions in", "Copies", "Fallbacks", "KV cache", "Memory")
     positions = [out.index(f"\n{title}") for title in (*sections, "Environment", "Checks", "Sources")]
     assert positions == sorted(positions)
-    assert "28 of 28 checks passed" in out
+    assert "36 of 36 checks passed" in out
 
 
 def test_failed_checks_are_shown_one_by_one():
     out = rendered(report_of(replace(recorded_facts(), prompt_tokens=6)), 200)
-    assert "27 of 28 checks passed" in out
+    assert "35 of 36 checks passed" in out
     assert "FAILED prefill: steps add up to the prompt: 5 tokens in steps, 6 in the prompt" in out
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from partita.partition_reports.cost import total_bytes as total_bytes_moved
+from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.fusion import COMPILED
 from partita.partition_reports.groups import OUTSIDE_LAYERS
 from partita.partition_reports.records import (
     Bodies,
     BoundaryTensor,
     Copy,
     Fallback,
+    FallbackCost,
     GroupShare,
+    NodePlacement,
     Partition,
     Phase,
+    PhaseCost,
+    ProviderShare,
     Report,
 )
 from partita.partition_reports.verdict import merge_phases, phase_names
@@ -57,12 +64,42 @@ def show_providers(page: Page, phases: Sequence[Phase], *, timed: bool) -> None:
     """What each provider does, and with which operators once there are several."""
     show_groups(page, "provider", phases, provider_groups, mixed=False, timed=timed)
     for same in merge_phases(tuple(phases)):
-        if len(same[0].providers) > 1:
+        if len(same[0].providers) > 1 or any(node.replaces for node in same[0].nodes):
             for entry in same[0].providers:
-                page.line(f"{short_provider(entry.provider)} in {phase_names(same)}: {tally(entry.op_types)}")
+                behind = say_behind(entry)
+                page.line(f"{short_provider(entry.provider)} in {phase_names(same)}: {behind}{tally(entry.op_types)}")
+        for line in stand_ins(same[0]):
+            page.line(line, indent=4)
         if same[0].bodies is not None:
             told = say_bodies(same[0].bodies)
             page.line(f"Bodies of control flow, in no other figure of {phase_names(same)}: {told}")
+
+
+def say_behind(entry: ProviderShare) -> str:
+    """How many nodes of the file stand behind a provider's, where it is another number."""
+    if entry.exported_nodes is None or entry.exported_nodes == entry.nodes:
+        return ""
+    return f"{plural(entry.nodes, 'node')} for {entry.exported_nodes:,} of the file: "
+
+
+def stand_ins(phase: Phase) -> list[str]:
+    """What compiled and fused nodes stand for; those that run alike nodes in every layer share a line."""
+    alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
+    for node in phase.nodes:
+        if node.replaces and node.op_type != COMPILED:
+            kinds = tuple(name.rpartition("/")[2].partition("_")[0] for name in node.replaces)
+            alike.setdefault((node.op_type or "unknown", kinds), []).append(node)
+    lines = [
+        f"{node.name}: compiled from {plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
+        for node in phase.nodes
+        if node.op_type == COMPILED
+    ]
+    lines += [
+        f"{op}: {plural(len(nodes), 'node')} in place of {' + '.join(kinds)}, e.g. {nodes[0].replaces[-1]}"
+        for (op, kinds), nodes in alike.items()
+    ]
+    left = len(lines) - ROWS
+    return [*lines[:ROWS], *([f"and {left} more"] if left > 0 else [])]
 
 
 def say_bodies(bodies: Bodies) -> str:
@@ -153,7 +190,33 @@ def show_partitions(page: Page, report: Report) -> None:
         page.table((*columns, Column("tensors in", False), Column("tensors out", False)), rows, rest)
         show_crossings(page, phase)
         runs = "per run" if phase.name == "run" else f"per run of {phase.name}"
-        page.line(f"Bytes are {runs}; only tensors named in the ONNX file; other: other partitions.")
+        page.line(f"Bytes are {runs}; other: other partitions.")
+        if phase.cost is not None:
+            page.line(say_cost(phase.cost))
+
+
+def say_cost(cost: PhaseCost) -> str:
+    """What the partitions cost in one run, and per token."""
+    whole = cost.copy_bytes_per_run is not None
+    moved = human_bytes(cost.copy_bytes_at_least) + ("" if whole else " or more")
+    parts = [
+        f"{plural(cost.crossings, 'tensor')} between partitions"
+        + (
+            " of unknown size"
+            if cost.crossing_bytes_per_run is None
+            else f" ({human_bytes(cost.crossing_bytes_per_run)})"
+        ),
+        f"{plural(cost.copies, 'copy')} ({moved})" if cost.copies else "no copy",
+    ]
+    if cost.host_wait_us_per_run:
+        parts.append(f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait")
+    line = f"Cost per run: {', '.join(parts)}"
+    if cost.copies and cost.tokens_per_run:
+        size = "-" if cost.copy_bytes_per_token is None else human_bytes(round(cost.copy_bytes_per_token))
+        line += f"; per new token ({cost.tokens_per_run} a run): {size} copied"
+        if cost.host_wait_us_per_token:
+            line += f", {decimals(cost.host_wait_us_per_token, 1e-3)} ms wait"
+    return f"{line}."
 
 
 def best_observed(phases: Sequence[Phase]) -> Phase:
@@ -222,7 +285,7 @@ def show_copies(page: Page, report: Report) -> None:
         phase = best_observed(phases_alike)
         timed = report.dry_run is None
         rows = [copy_row(copy, timed=timed) for copy in phase.copies[:ROWS]]
-        columns = [Column(phase_names(phases_alike), False), Column("direction", False), Column("bytes")]
+        columns = [Column(phase_names(phases_alike), False), Column("bytes")]
         if timed:
             columns.append(Column(TIME))
         left = phase.copies[ROWS:]
@@ -237,11 +300,21 @@ def show_copies(page: Page, report: Report) -> None:
 
 def copy_row(copy: Copy, *, timed: bool) -> tuple[str, ...]:
     """One copy."""
-    kind = copy.kind.replace("_", " ")
     way = copy.direction.replace("_", " ")
+    if copy.kind != "memcpy_node":
+        way = f"{copy.kind.replace('_', ' ')}, {way}"
     name = f"{copy.name}: {copy.tensor}" if copy.tensor else copy.name
     time = (decimals(copy.host_us_per_run, 1e-3),) if timed else ()
-    return (kind, way, human_bytes(copy.bytes_per_run), *time, name)
+    cause = say_cause(copy)
+    return (way, human_bytes(copy.bytes_per_run), *time, f"{name}, {cause}" if cause else name)
+
+
+def say_cause(copy: Copy) -> str:
+    """The nodes that make a Memcpy node necessary, or why none is named; empty for copies at the session border."""
+    if not copy.caused_by:
+        return f"cause not known: {copy.cause_unknown}" if copy.cause_unknown else ""
+    first, *others = copy.caused_by
+    return f"for {first}" + (f" and {len(others)} more" if others else "")
 
 
 def sum_up_copies(copies: Sequence[Copy]) -> str:
@@ -265,10 +338,35 @@ def show_fallbacks(page: Page, report: Report) -> None:
         groups.setdefault((entry.reason, entry.provider), []).append(entry)
     ranked = sorted(groups.items(), key=lambda item: (item[0][0] == "unexplained", -len(item[1]), item[0]))
     for (reason, provider), entries in ranked:
-        show_reason(page, reason, provider, entries)
+        show_reason(page, reason, provider, entries, report.phases)
 
 
-def show_reason(page: Page, reason: str, provider: str, entries: Sequence[Fallback]) -> None:
+def say_fallback_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
+    """What a group of fallbacks costs in one run of its phase; a copy that several of them cause counts once."""
+    names = {name for cost in costs for name in cost.copies}
+    caused = [copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name in names]
+    parts = ["no copy"]
+    if caused:
+        wait = waiting_us(caused)
+        waited = f", {decimals(wait, 1e-3)} ms wait" if wait is not None else ""
+        parts = [f"{plural(len(caused), 'copy')} ({total_bytes_of(caused)}{waited})"]
+    shares = [cost.time_share for cost in costs if cost.time_share is not None]
+    if shares:
+        parts.append(f"{percent(sum(shares))} of the node time")
+    verdicts = Counter(cost.harmless for cost in costs)
+    words = ((True, "harmless"), (False, "not harmless"), (None, "not known to be harmless"))
+    told = listing(f"{verdicts[key]} {word}" for key, word in words if verdicts[key])
+    return f"{', '.join(parts)}; {told} ({costs[0].why}{'; …' if len({cost.why for cost in costs}) > 1 else ''})"
+
+
+def total_bytes_of(copies: Sequence[Copy]) -> str:
+    """Sum of the known sizes of copies, marked when some are not known."""
+    whole = total_bytes_moved(copies)
+    known = sum(copy.bytes_per_run or 0 for copy in copies)
+    return human_bytes(known) if whole is not None else f"{human_bytes(known)} or more"
+
+
+def show_reason(page: Page, reason: str, provider: str, entries: Sequence[Fallback], phases: Sequence[Phase]) -> None:
     """All nodes that one reason sent to one provider."""
     per_phase = Counter(entry.phase for entry in entries)
     phases_by_count: dict[int, list[str]] = {}
@@ -278,6 +376,10 @@ def show_reason(page: Page, reason: str, provider: str, entries: Sequence[Fallba
     kinds = listing(sorted({entry.evidence_kind for entry in entries}))
     page.line(f"{reason}: {counts}, on {provider} (evidence: {kinds})")
     one_phase = [entry for entry in entries if entry.phase == entries[-1].phase]
+    costs = [entry.cost for entry in one_phase if entry.cost is not None]
+    if costs:
+        same = next(phase for phase in phases if phase.name == one_phase[0].phase)
+        page.line(f"cost in {same.name}: {say_fallback_cost(costs, same)}", indent=4)
     page.line(f"operators: {tally(dict(Counter(entry.op_type or 'unknown' for entry in one_phase)))}", indent=4)
     named = [f"{entry.node} ({entry.source_line})" if entry.source_line else entry.node for entry in one_phase[:ROWS]]
     more = f" and {len(one_phase) - ROWS} more" if len(one_phase) > ROWS else ""

@@ -207,9 +207,17 @@ def show_cache(page: Page, report: Report) -> None:
     page.heading("KV cache")
     where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
     page.line(f"{plural(cache.states, 'state')}, {where}")
+    if cache.checked_steps == 0:
+        page.line("No step was observed, so nothing shows whether it stayed in place.")
+        return
+    steps = (
+        "every observed step"
+        if cache.checked_steps is None
+        else f"each of {plural(cache.checked_steps, 'observed step')}"
+    )
     page.line(
-        f"{cache.in_place_states} of {cache.states} in place (past and present one buffer at every observed step), "
-        f"{plural(cache.address_changes, 'address change')}"
+        f"{cache.in_place_states} of {cache.states} in place (past and present at one address "
+        f"at {steps}), {plural(cache.address_changes, 'address change')}"
     )
     moved = [entry.name for entry in cache.entries if not entry.in_place]
     if moved:
@@ -274,7 +282,7 @@ def show_sources(page: Page, report: Report) -> None:
     page.heading("Sources")
     rows: list[tuple[str, str]] = []
     for entry in report.sources:
-        rows.append((entry.source, entry.covers if entry.available else "NOT AVAILABLE in this run"))
+        rows.append((entry.source, entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}"))
         rows.append(("", f"limit: {entry.limits}"))
     page.pairs(rows)
 

@@ -1,0 +1,131 @@
+"""What it costs that not everything runs on one provider: per phase and token, and per fallback. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.partitions import SESSION
+from partita.partition_reports.records import (
+    BoundaryTensor,
+    ChainEntry,
+    Copy,
+    Fallback,
+    FallbackCost,
+    NodePlacement,
+    Partition,
+    Phase,
+    PhaseCost,
+    PhaseName,
+)
+from partita.partition_reports.session_index import SessionIndex
+from partita.partition_reports.wording import percent, plural
+
+NEXT_TO_NOTHING = 0.01
+"""Part of a phase's node time below which a node without copies is harmless."""
+
+
+def tokens_per_run(index: SessionIndex, phase: PhaseName, rows: int) -> int | None:
+    """New tokens over all `rows` in the last observed run of a phase, the one that sizes are from; None without any."""
+    windows = [window for window in index.facts.runs if window.phase == phase]
+    last = max(windows, key=lambda window: window.run, default=None)
+    return last.tokens * rows or None if last is not None else None
+
+
+def phase_cost(
+    partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None, *, timed: bool
+) -> PhaseCost:
+    """What one run of a phase pays. `tokens`: new ones per run; `timed`: False for a dry run, which has no times."""
+    crossing = crossings(partitions)
+    moved = total_bytes(copies)
+    wait = waiting_us(copies) if timed else None
+    return PhaseCost(
+        partitions=len(partitions),
+        crossings=len(crossing),
+        crossing_bytes_per_run=total_sizes(tensor.size_bytes for tensor in crossing),
+        copies=len(copies),
+        copy_bytes_per_run=moved,
+        copy_bytes_at_least=sum(copy.bytes_per_run or 0 for copy in copies),
+        host_wait_us_per_run=wait,
+        tokens_per_run=tokens,
+        copy_bytes_per_token=per(moved, tokens),
+        host_wait_us_per_token=per(wait, tokens),
+    )
+
+
+def crossings(partitions: Iterable[Partition]) -> list[BoundaryTensor]:
+    """Tensors that one partition hands to another, once for each that takes it."""
+    borders = (tensor for part in partitions for tensor in part.boundary)
+    return [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
+
+
+def total_sizes(sizes: Iterable[int | None]) -> int | None:
+    """Their sum; None when one of them is not known."""
+    listed = list(sizes)
+    known = [size for size in listed if size is not None]
+    return sum(known) if len(known) == len(listed) else None
+
+
+def total_bytes(copies: Iterable[Copy]) -> int | None:
+    """Bytes that copies move in one run; None when the size of one of them is not known."""
+    return total_sizes(copy.bytes_per_run for copy in copies)
+
+
+def waiting_us(copies: Iterable[Copy]) -> float | None:
+    """Host time in Memcpy nodes; None when that of one is not known. Copies at the session border are in no profile."""
+    times = [copy.host_us_per_run for copy in copies if copy.kind == "memcpy_node"]
+    known = [time for time in times if time is not None]
+    return float(sum(known)) if len(known) == len(times) else None
+
+
+def per(amount: float | None, tokens: int | None) -> float | None:
+    """`amount` for each token."""
+    return amount / tokens if amount is not None and tokens else None
+
+
+def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, *, timed: bool) -> tuple[Fallback, ...]:
+    """The fallbacks of a phase, each with what it costs in one run."""
+    nodes = {node.name: node for node in phase.nodes}
+    whole = total_us(phase.nodes)
+    copies: dict[str, list[Copy]] = {}
+    for copy in phase.copies:
+        for name in copy.caused_by:
+            copies.setdefault(name, []).append(copy)
+    found = []
+    for entry in fallbacks:
+        cost = cost_of(nodes[entry.node], copies.get(entry.node, []), whole, phase, wanted, timed=timed)
+        found.append(entry.model_copy(update={"cost": cost}))
+    return tuple(found)
+
+
+def cost_of(
+    node: NodePlacement, caused: Sequence[Copy], whole: float | None, phase: Phase, wanted: ChainEntry, *, timed: bool
+) -> FallbackCost:
+    """What one node off the wanted provider costs; `caused`: copies because of it, `whole`: node time of the phase."""
+    part = share(node.host_us_per_run, whole)
+    harmless, why = judge(caused, part, phase, wanted)
+    return FallbackCost(
+        copies=tuple(copy.name for copy in caused),
+        copy_bytes_per_run=total_bytes(caused),
+        copy_wait_us_per_run=waiting_us(caused) if timed else None,
+        host_us_per_run=node.host_us_per_run,
+        time_share=part,
+        harmless=harmless,
+        why=why,
+    )
+
+
+def judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: ChainEntry) -> tuple[bool | None, str]:
+    """Whether a fallback is harmless, and the ground for it. It is not known without a time, as in a dry run."""
+    if caused:
+        return False, f"it makes {plural(len(caused), 'copy')} necessary"
+    if wanted.status != "active":
+        return None, f"nothing can run on {wanted.provider}, so one node more or less tells nothing"
+    orphans = sum(bool(copy.cause_unknown) for copy in phase.copies)
+    if orphans:
+        return None, f"the cause of {plural(orphans, 'Memcpy node')} is not known, and it may be this node"
+    if part is None:
+        return None, "it makes no copy necessary; its time is not known"
+    if part >= NEXT_TO_NOTHING:
+        return False, f"it makes no copy necessary, but takes {percent(part)} of the node time of {phase.name}"
+    return True, f"it makes no copy necessary and takes {percent(part)} of the node time of {phase.name}"
