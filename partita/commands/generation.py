@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.probing import probe_package
+from partita.commands.probing import decode_sizes, probe_package, why_refused
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
@@ -21,10 +21,11 @@ from partita.package import Manifest
 from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
-from partita.runtime.chain import idle_providers
+from partita.runtime.chain import ChainError, idle_providers
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
+from partita.runtime.onnx_model import read_onnx
 from partita.runtime.optimised import with_optimised
-from partita.runtime.pins import parse_pins
+from partita.runtime.pins import Pin, parse_pins
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
 from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.sampling import Sampler
@@ -34,6 +35,8 @@ MAX_TOKENS = 1 << 24
 
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
+REFUSAL_SECONDS = 20.0
+"""Most time for experiments before a chain is refused: somebody waits for text."""
 LIMIT_RUNS = 2
 """Runs per phase that tell what a step copies."""
 
@@ -83,10 +86,7 @@ def run_generation(
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
     ids = [_encode(options, text, prompt) for prompt in prompts]
-    with load_runner(
-        options.package, target.chain, threads=options.where.threads, observe=options.report is not None,
-        manifest=manifest, options=target.options, pins=pins,
-    ) as runner:  # fmt: skip
+    with open_package(options, target, manifest, pins) as runner:
         rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
         check_prompts(runner, ids)  # before the notes: an error is one line
         say_chain(target, runner.resolutions)
@@ -105,6 +105,19 @@ def run_generation(
     if outcome.error is not None:
         raise outcome.error
     return INTERRUPTED if outcome.interrupted else 0
+
+
+def open_package(options: GenerateOptions, target: Target, manifest: Manifest, pins: tuple[Pin, ...]) -> Runner:
+    """The runner. Raises ProviderError with what experiments tell when the chain cannot be honoured."""
+    try:
+        return load_runner(
+            options.package, target.chain, threads=options.where.threads, observe=options.report is not None,
+            manifest=manifest, options=target.options, pins=pins,
+        )  # fmt: skip
+    except ChainError as error:
+        refused = read_onnx(error.path)
+        seconds = min(options.probe_seconds, REFUSAL_SECONDS)
+        raise why_refused(error, refused, decode_sizes(refused), seconds) from error
 
 
 def check_placement(options: GenerateOptions, target: Target) -> None:

@@ -13,6 +13,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from partita.errors import PartitaError
+
 NOT_REAL = (
     "values: memory of the device reads as zeros, so no output means anything",
     "times: nothing is computed on a device, so none is given",
@@ -36,16 +38,19 @@ def main() -> None:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """What came of it: an error of ours as data, or the sentence on a run that failed, or nothing to say."""
-    from partita.errors import PartitaError
-
     try:
         failed = place_dry(request)
     except PartitaError as error:
         details = getattr(error, "details", "")
-        return {"error": {"type": type(error).__name__, "text": str(error), "details": details}}
+        return {"error": {"type": public_type(error), "text": str(error), "details": details}}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
         return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
     return {"error": None, "failed": failed}
+
+
+def public_type(error: Exception) -> str:
+    """Name of the nearest class that the parent knows."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PartitaError.__module__)
 
 
 def place_dry(request: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from partita.commands.chain_options import Target
 from partita.commands.place_options import PlaceOptions
-from partita.commands.probing import decode_sizes, with_probes
+from partita.commands.probing import decode_sizes, why_refused, with_probes
 from partita.commands.run_report import Asked, join, package_facts
 from partita.errors import PartitaError
 from partita.package import read_manifest, sha256_of
@@ -15,6 +15,7 @@ from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_node
 from partita.partition_reports.limits import repeated_phase
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, PackageFacts, Report
 from partita.partition_reports.wording import listing, plural
+from partita.runtime.chain import ChainError
 from partita.runtime.inputs import Shape, input_shapes
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.pins import parse_pins
@@ -52,14 +53,21 @@ def place(
     shapes: dict[str, dict[str, Shape]] = {}
     if options.is_package:
         manifest = read_manifest(options.model)
-        placed = place_package(options.model, where)
+        try:
+            placed = place_package(options.model, where)
+        except ChainError as error:
+            refused = read_onnx(error.path)
+            raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds) from error
         package = package_facts(options.model, manifest)
         models = package_models(options.model, placed.facts)
         inputs = {file: decode_sizes(entry) for file, entry in models.items()}
     else:
         opened = read_onnx(options.model)
         sizes = input_shapes(opened.inputs, options.shapes)
-        placed = place_model(opened, sizes, where)
+        try:
+            placed = place_model(opened, sizes, where)
+        except ChainError as error:
+            raise why_refused(error, opened, sizes, options.probe_seconds) from error
         model = model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}
         inputs = shapes

@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.commands.terminal import stderr
+from partita.errors import ProviderError
 from partita.partition_reports.facts import CPU, RunFacts
 from partita.providers.resolve import Resolution
+from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
+
+SPINNER = "trying nodes that fell back, one at a time (Ctrl-C: go on without)"
 
 
 def with_probes(
@@ -25,7 +29,7 @@ def with_probes(
     try:
         if not stderr.is_terminal:
             return probe_run(facts, resolutions, models, sizes, seconds)
-        with stderr.status("trying nodes that fell back, one at a time (Ctrl-C: go on without)"):
+        with stderr.status(SPINNER):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
         told = "experiments on nodes that fell back were interrupted, so none is in the report"
@@ -43,6 +47,23 @@ def probe_package(
     models = {session.file: read_onnx(folder / session.file) for session in facts.sessions}
     sizes = {file: decode_sizes(model) for file, model in models.items()}
     return with_probes(facts, resolutions, models, sizes, seconds)
+
+
+def why_refused(
+    error: ChainError, model: OnnxModel, sizes: Mapping[str, tuple[int, ...]], seconds: float
+) -> ProviderError:
+    """A refusal with what experiments tell of it; as it was when there is no time for them, or they are interrupted."""
+    from partita.runtime.probes.engine import probe_refusal
+
+    if seconds <= 0:
+        return error
+    try:
+        if not stderr.is_terminal:
+            return probe_refusal(error, model, sizes, seconds)
+        with stderr.status(SPINNER):
+            return probe_refusal(error, model, sizes, seconds)
+    except (KeyboardInterrupt, OSError):
+        return error
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:

@@ -30,7 +30,14 @@ CODES: Mapping[Factor, Code] = {
 }
 """The reason that a single factor shows, in the order in which it is chosen when several would help."""
 IN_COMBINATION: tuple[Factor, ...] = ("type", "opset", "attribute", "input", "static_shape")
-MOST_NAMED = 4
+MOST_NAMED = 3
+INSTEAD = " in place of "
+UNCHANGED: Mapping[str, str] = {
+    "left": "it leaves it to another",
+    "failed": "it fails over it",
+    "crashed": "it crashes over it",
+    "timed_out": "it gives no answer",
+}
 TOLD: Mapping[str, str] = {
     "left": "alone, it is left to another provider",
     "failed": "alone, it makes the provider fail",
@@ -64,11 +71,12 @@ def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
     for factor, code in CODES.items():
         helped = [trial.change for trial in others if trial.factor == factor and trial.outcome == "taken"]
         if helped:
-            return Conclusion(code, f"{opening(first)}; it is taken with {choice(helped)}{rest(others, factor)}")
+            evidence = f"with {choice(helped)} the provider takes this node, {without(first)}{rest(others, factor)}"
+            return Conclusion(code, evidence)
     for trial in others:
         if trial.factor == "combined" and trial.outcome == "taken":
             main: Factor = next((factor for factor in IN_COMBINATION if factor in trial.parts), "type")
-            evidence = f"{opening(first)}; no single change helps, it is taken with {trial.change}"
+            evidence = f"with {trial.change} the provider takes this node, with no single change, {without(first)}"
             return Conclusion(CODES[main], evidence)
     return None
 
@@ -88,17 +96,36 @@ def opening(first: Trial) -> str:
     return f"{TOLD[first.outcome]}{f' ({first.said})' if first.said else ''}"
 
 
+def without(first: Trial) -> str:
+    """What becomes of the node without a change."""
+    said = f" ({first.said})" if first.said else ""
+    return f"and as it is {UNCHANGED[first.outcome]}{said}"
+
+
 def choice(changes: Sequence[str]) -> str:
-    """The first of several changes that help."""
-    more = len(changes) - MOST_NAMED
-    listed = "; or with ".join(changes[:MOST_NAMED])
-    return f"{listed}; or with {plural(more, 'other change')}" if more > 0 else listed
+    """Changes that help, those that take the place of the same thing together; only the first few are named."""
+    together: dict[str, list[str]] = {}
+    for change in changes:
+        what, _, instead = change.partition(INSTEAD)
+        together.setdefault(instead, []).append(what)
+    parts = [f"{alternatives(what)}{INSTEAD}{instead}" if instead else alternatives(what)
+             for instead, what in together.items()]  # fmt: skip
+    return f"{parts[0]} (or {alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`, `a, b, c or 2 more`."""
+    shown = list(names[:MOST_NAMED])
+    if len(names) > MOST_NAMED:
+        shown.append(f"{len(names) - MOST_NAMED} more")
+    *most, last = shown
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def rest(others: Sequence[Trial], factor: Factor) -> str:
-    """What was tried of other kinds, and did not help."""
+    """How much of other kinds was tried, and did not help."""
     useless = [trial for trial in others if trial.factor != factor and trial.outcome not in ("taken", "invalid")]
-    return f", not by any of {plural(len(useless), 'change')} of another kind" if useless else ""
+    return f"; {plural(len(useless), 'change')} of other kinds did not help" if useless else ""
 
 
 def summary(tried: Sequence[Trial]) -> str:

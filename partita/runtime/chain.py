@@ -16,7 +16,7 @@ from pathlib import Path
 
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.partition_reports.facts import CPU, SessionFacts
-from partita.partition_reports.records import ChainEntry, Fallback
+from partita.partition_reports.records import ChainEntry
 from partita.partition_reports.refused import refused_nodes
 from partita.partition_reports.views._refusal import render_refusal
 from partita.partition_reports.wording import plural
@@ -35,6 +35,19 @@ from partita.runtime.session import NativeFailureError, Opening, Session, open_n
 MOST_NAMED = 5
 WHOLE = 20_000
 """Characters of a message that patterns look through: OpenVINO names the cause at the end of a C++ signature."""
+
+
+class ChainError(ProviderError):
+    """A chain that a model cannot be opened on, with what is known of it, for those who look for the cause."""
+
+    def __init__(
+        self, message: str, *, path: Path, chain: tuple[Resolution, ...], facts: SessionFacts | None = None,
+        details: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(message, details=details)
+        self.path, self.chain = path, chain
+        self.facts = facts
+        """Of a session with the CPU provider behind the chain; None when a provider failed and none was opened."""
 
 
 def open_session(
@@ -72,7 +85,7 @@ def open_session(
                 raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
             chain = left_out(chain, blamed, explain(blamed.provider, said(failure)))
             if not active_of(chain):
-                raise ProviderError(f"{path}: {nothing_left(chain)}") from failure.error
+                raise ChainError(f"{path}: {nothing_left(chain)}", path=path, chain=chain) from failure.error
             continue
         try:
             session.resolutions = settle(chain, session)
@@ -116,8 +129,7 @@ def refuse_strays(path: Path, session: Session) -> None:
         return
     strays = [node for node in session.assigned() or () if node.provider == CPU]
     if strays:
-        rows = refused_nodes(opened_facts(path, session, session.resolutions), entries(session.resolutions))
-        raise not_all_on(path, active, rows)
+        raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
 
 
 def check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
@@ -295,25 +307,30 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
         settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
-        rows = refused_nodes(opened_facts(path, session, settled), entries(settled))
+        facts = opened_facts(path, session, settled)
     finally:
         session.close()
     if not active_of(settled):
         # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
+        rows = refused_nodes(facts, entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
         return ProviderError(f"{path}: {nothing_left(settled)}", details=render_refusal(rows) if dropped else "")
-    return not_all_on(path, active_of(settled), rows)
+    return not_all_on(path, settled, facts)
 
 
-def not_all_on(path: Path, active: Sequence[Resolution], rows: Sequence[Fallback]) -> ProviderError:
+def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -> ChainError:
     """The refusal, with its table."""
-    names = ", ".join(resolution.provider.name for resolution in active)
+    rows = refused_nodes(facts, entries(chain))
+    names = ", ".join(resolution.provider.name for resolution in active_of(chain))
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
     more = ", …" if len(counted) > MOST_NAMED else ""
-    return ProviderError(
+    return ChainError(
         f"{path}: not all on {names}: {plural(len(rows), 'node')} would run on the CPU provider: {shown}{more}; add "
         "cpu at the end of --provider to allow it",
+        path=path,
+        chain=chain,
+        facts=facts,
         details=render_refusal(rows),
     )
 

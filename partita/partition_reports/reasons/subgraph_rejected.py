@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern, RejectedPart
+from partita.partition_reports.probes import conclude
 from partita.partition_reports.reasons.base import Context, Finding, Reason, about_the_graph, logged, probed
 from partita.partition_reports.records import ChainEntry
 
@@ -33,6 +34,9 @@ def whole_graph(part: RejectedPart, context: Context) -> str:
     more = len(part.nodes) - MOST_NAMED
     named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     size = "the smallest part that fails alone" if part.minimal else "the smallest failing part found in time"
+    shown = conclude(context.probe)
+    if shown is not None and context.node in part.nodes:
+        return f"the provider fails over this graph; {size} is {named}; {shown.evidence}"
     here = "this node is in it" if context.node in part.nodes else "the graph fails as a whole, this node with it"
     return f"the provider fails over this graph; {size} is {named}: {part.said}; {here}"
 

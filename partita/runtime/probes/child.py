@@ -110,7 +110,7 @@ def try_model(path: Path, resolution: Resolution, one_node: bool) -> tuple[str, 
 
 def failed(failure: NativeFailureError, resolution: Resolution) -> tuple[str, str]:
     """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed."""
-    from partita.runtime.native_log import complaints
+    from partita.runtime.native_log import HEAD
     from partita.runtime.ort_errors import one_line
 
     kind, text = type(failure.error).__name__, one_line(str(failure))
@@ -118,7 +118,9 @@ def failed(failure: NativeFailureError, resolution: Resolution) -> tuple[str, st
         return "left", reason_in(failure.log, resolution.provider.node_patterns) or text
     if kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text)):
         return "invalid", text
-    said = [one_line(line) for line in complaints(failure.log)]
+    said = [
+        one_line(match["text"]) for line in failure.log if (match := HEAD.match(line)) and match["severity"] in "EF"
+    ]
     more = next((line for line in said if line not in text and text not in line), "")
     return "failed", f"{text}; {more}" if more else text
 

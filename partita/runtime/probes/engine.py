@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from partita.errors import ProviderError
 from partita.partition_reports.facts import (
     CPU,
+    MemoryFacts,
     NodeProbe,
     ProbingFacts,
     RejectedPart,
@@ -19,10 +21,12 @@ from partita.partition_reports.facts import (
     SessionFacts,
     Trial,
 )
-from partita.partition_reports.fallbacks import nodes_to_probe
+from partita.partition_reports.fallbacks import explain_node, nodes_to_probe
+from partita.partition_reports.groups import UNKNOWN
+from partita.partition_reports.records import ChainEntry
 from partita.partition_reports.session_index import index_session
 from partita.providers.resolve import Resolution
-from partita.runtime.chain import chain_entry
+from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.bisect import find_rejected
 from partita.runtime.probes.cache import cache_for
@@ -34,6 +38,11 @@ Sizes = Mapping[str, tuple[int, ...]]
 BUDGET = "the time for experiments was up (--probe-seconds)"
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
+REJECTED_REMEDY = "change the part that it fails over, or name another provider; other graphs it opens"
+NOTHING_RUN = SessionFacts(
+    file="", phases=("run",), graph=(), plan=None, assigned=None, events=(), runs=(), log=(), registered=(), ports=(),
+    load_seconds=0.0,
+)  # fmt: skip
 DECIDED = frozenset({"taken", "invalid"})
 
 
@@ -83,6 +92,32 @@ def probe_run(
         return facts, resolutions
     took = ProbingFacts(time.monotonic() - began, seconds, lab.experiments, lab.cached, lab.crashes)
     return replace(facts, probing=took), resolutions
+
+
+def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
+    """The refusal with what experiments tell: why each node would not go, or over which part the provider fails."""
+    first = error.chain[0]
+    facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
+    run = RunFacts(
+        sessions=(facts,), states=(), steps=(), memory=MemoryFacts(0, 0, None, None, None), tokenizer_load_seconds=0.0,
+        first_token_seconds=None, prompt_tokens=0, new_tokens=0, finish_reason=None,
+    )  # fmt: skip
+    probed, chain = probe_run(run, error.chain, {facts.file: model}, {facts.file: sizes}, seconds)
+    (session,) = probed.sessions
+    if error.facts is not None:
+        return not_all_on(error.path, chain, session)
+    if session.rejected is None:
+        return error
+    entry = chain_entry(chain[0])
+    why = refusal_reason(session, entry)
+    return ProviderError(f"{error.path}: {first.provider.name}: {entry.reason}: {why}; {entry.remedy}")
+
+
+def refusal_reason(session: SessionFacts, wanted: ChainEntry) -> str:
+    """What is to be said of the part that is rejected."""
+    assert session.rejected is not None
+    node = session.rejected.nodes[0]
+    return explain_node(index_session(session), "run", node, None, UNKNOWN, wanted).evidence
 
 
 def probe_nodes(
@@ -162,14 +197,32 @@ def bisect_run(
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """The smallest part over which the wanted provider failed, where it does start for other graphs."""
     rejected: dict[str, RejectedPart] = {}
+    probes: dict[str, dict[str, NodeProbe]] = {}
     for session in facts.sessions:
         if session.file in models:
             graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
             part = find_rejected(graph, lab) if lab.starts() else None
             if part is not None:
                 rejected[session.file] = part
+                probes[session.file] = probe_part(graph, part, lab)
     if not rejected:
         return facts, resolutions
-    sessions = tuple(replace(session, rejected=rejected.get(session.file)) for session in facts.sessions)
-    first = replace(resolutions[0], reason="subgraph_rejected")
+    sessions = tuple(
+        replace(session, rejected=rejected.get(session.file), probes=probes.get(session.file, {}))
+        for session in facts.sessions
+    )
+    first = replace(resolutions[0], reason="subgraph_rejected", remedy=REJECTED_REMEDY)
     return replace(facts, sessions=sessions), (first, *resolutions[1:])
+
+
+def probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
+    """Experiments on the node that is rejected, when it is a single one: what about it the provider cannot do."""
+    if len(part.nodes) != 1:
+        return {}
+    (name,) = part.nodes
+    try:
+        subject = Subject(node_case(graph, name), [(0, name)])
+    except CannotProbeError as error:
+        return {name: NodeProbe(name, (), str(error))}
+    explore([subject], lab)
+    return {name: NodeProbe(name, tuple(subject.trials), subject.unprobed)}
