@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from partita.partition_reports.fusion import COMPILED
 from partita.partition_reports.groups import share, total_us
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import (
@@ -128,4 +129,9 @@ def judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: Chai
         return None, "it makes no copy necessary; its time is not known"
     if part >= NEXT_TO_NOTHING:
         return False, f"it makes no copy necessary, but takes {percent(part)} of the node time of {phase.name}"
+    if any(node.op_type == COMPILED for node in phase.nodes):
+        return (
+            None,
+            f"it takes {percent(part)} of the node time of {phase.name}; what compiled nodes copy is not visible",
+        )
     return True, f"it makes no copy necessary and takes {percent(part)} of the node time of {phase.name}"

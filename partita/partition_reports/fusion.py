@@ -59,14 +59,17 @@ def stand_ins(
     `inputs` are the graph's. An exported node that still runs under its own name is never among them.
     """
     walked = walk_all(order, exported, graph, inputs) if graph is not None else {}
+    listed = {name: in_file((node.name for node in nodes), exported) for name, nodes in compiled.items()}
+    inner = between(order, exported, listed)
+    taken = {each for claimed in walked.values() for each in claimed}
     found: dict[str, tuple[str, ...]] = {}
     for name in order:
         if name in compiled:
-            behind = in_file((node.name for node in compiled[name]), exported)
+            behind = (*listed[name], *inner[name])
         elif name in walked or name in exported:
             behind = walked.get(name, ())
         else:
-            behind = named_after(name, exported, graph)
+            behind = tuple(each for each in named_after(name, exported, graph) if each not in taken)
         left = tuple(each for each in behind if each not in order)
         if left:
             found[name] = left
@@ -86,6 +89,60 @@ def in_file(listed: Iterable[str], exported: Collection[str]) -> tuple[str, ...]
     return tuple(dict.fromkeys(names))
 
 
+def between(
+    order: Collection[str], exported: Mapping[str, GraphNode], listed: Mapping[str, tuple[str, ...]]
+) -> dict[str, list[str]]:
+    """Exported nodes that are gone and lie inside a compiled subgraph, by its name.
+
+    ONNX Runtime fused them with their neighbours before it made the list. A group of them is inside when every node
+    that it reads from, and every node that reads from it, is.
+    """
+    home = {each: name for name, nodes in listed.items() for each in nodes}
+    gone = {
+        name: node
+        for name, node in exported.items()
+        if name not in home and name not in order and node.op_type not in FOLDED
+    }
+    makers, readers = edges(exported)
+    found: dict[str, list[str]] = {name: [] for name in listed}
+    for group in connected(gone) if home else ():
+        before = {makers[tensor] for name in group for tensor in gone[name].inputs if tensor in makers}
+        after = {each for name in group for tensor in gone[name].outputs for each in readers.get(tensor, ())}
+        after -= set(group)
+        computed = {name for name in before.difference(group) if exported[name].op_type not in FOLDED}
+        homes = {home.get(name) for name in computed | after}
+        if computed and after and len(homes) == 1 and (owner := homes.pop()) is not None:
+            found[owner] += group
+    return found
+
+
+def edges(exported: Mapping[str, GraphNode]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Which exported node makes each tensor, and which ones read it."""
+    makers: dict[str, str] = {}
+    readers: dict[str, list[str]] = {}
+    for name, node in exported.items():
+        makers |= dict.fromkeys(filter(None, node.outputs), name)
+        for tensor in filter(None, node.inputs):
+            readers.setdefault(tensor, []).append(name)
+    return makers, readers
+
+
+def connected(nodes: Mapping[str, GraphNode]) -> list[list[str]]:
+    """Nodes in groups that hang together by their tensors, in the order of the file."""
+    groups: list[list[str]] = []
+    group_of: dict[str, list[str]] = {}
+    for name, node in nodes.items():
+        joined = [name]
+        tensors = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
+        for group in {id(group_of[tensor]): group_of[tensor] for tensor in tensors if tensor in group_of}.values():
+            joined = [*group, *joined]
+            groups.remove(group)
+        groups.append(joined)
+        for each in joined:
+            group_of |= dict.fromkeys(filter(None, (*nodes[each].inputs, *nodes[each].outputs)), joined)
+    return groups
+
+
 def walk_all(
     order: Collection[str], exported: Mapping[str, GraphNode], graph: OptimisedGraph, inputs: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
@@ -93,14 +150,15 @@ def walk_all(
 
     Two nodes that lay claim to the same exported node both lose their claims.
     """
-    makers = {tensor: node.name for node in exported.values() for tensor in node.outputs if tensor}
+    makers, _ = edges(exported)
+    position = {name: number for number, name in enumerate(exported)}  # the file has them in topological order
     claims: dict[str, tuple[str, ...]] = {}
     for name in order:
         node = graph.nodes.get(name)
         if node is not None and node.op_type not in MEMCPY_OPS and is_new(node, exported.get(name)):
             claimed = walk_back(node, graph, exported, makers, order, inputs)
             if claimed:
-                claims[name] = claimed
+                claims[name] = tuple(sorted(claimed, key=position.__getitem__))
     counts = Counter(each for claimed in claims.values() for each in claimed)
     return {name: claimed for name, claimed in claims.items() if all(counts[each] == 1 for each in claimed)}
 
@@ -117,8 +175,8 @@ def walk_back(
     makers: Mapping[str, str],
     order: Collection[str],
     inputs: Collection[str],
-) -> tuple[str, ...]:
-    """Exported nodes on the way from the outputs of `node` back to its inputs, in the order of the file.
+) -> set[str]:
+    """Exported nodes on the way from the outputs of `node` back to its inputs.
 
     Empty when the way leads past a node that still runs, or to a graph input that `node` does not read: then it does
     something else than the exported nodes did.
@@ -131,23 +189,31 @@ def walk_back(
         if name in passed or exported[name].op_type in FOLDED:
             continue
         if name in order and name != node.name:
-            return ()
+            return set()
         passed.add(name)
         for tensor in exported[name].inputs:
             if tensor in sources or not tensor:
                 continue
             if tensor in inputs:
-                return ()
+                return set()
             if tensor in makers:
                 waiting.append(makers[tensor])
-    return tuple(name for name in reached(passed, sources, exported) if name != node.name)
+    return reached(passed, sources, exported, makers) - {node.name}
 
 
-def reached(passed: Collection[str], sources: Collection[str], exported: Mapping[str, GraphNode]) -> list[str]:
+def reached(
+    passed: Collection[str], sources: Collection[str], exported: Mapping[str, GraphNode], makers: Mapping[str, str]
+) -> set[str]:
     """Those of `passed` that work on a source, directly or through others; what is left were constants."""
-    live, kept = set(sources), []
-    for name, node in exported.items():  # the file has them in topological order
-        if name in passed and not live.isdisjoint(node.inputs):
-            live.update(node.outputs)
-            kept.append(name)
-    return kept
+    kept: set[str] = set()
+    left = set(passed)
+    while True:
+        more = {
+            name
+            for name in left
+            if any(tensor in sources or makers.get(tensor) in kept for tensor in exported[name].inputs)
+        }
+        if not more:
+            return kept
+        kept |= more
+        left -= more
