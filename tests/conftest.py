@@ -11,7 +11,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,6 +72,19 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep what is remembered of experiments out of the user's cache folder.
+
+    An environment variable, so that child processes write there too; the pytest of another environment loads this file
+    as well and has a folder of its own.
+    """
+    folder = tmp_path_factory.mktemp("cache-")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PARTITA_CACHE_DIR", str(folder))
+        yield folder
 
 
 def require(component: str, available: bool | None = None) -> None:
