@@ -208,6 +208,8 @@ class SessionFacts:
     """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
+    budget: str = ""
+    """The memory budget of the provider that is wanted most, as the user wrote it; empty when there is none."""
     optimised: tuple[GraphNode, ...] | None = None
     """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down.
     None when it was not asked for or could not be had."""

@@ -48,6 +48,7 @@ def explain_node(
         pin=next((index.facts.pins[each] for each in names if each in index.facts.pins), None),
         probe=fullest(index.facts.probes, names),
         rejected=index.facts.rejected,
+        budget=index.facts.budget,
     )
     reason, finding = explain(context)
     origins = (index.exported[each].source for each in names if each in index.exported)

@@ -30,6 +30,12 @@ class Option:
     """The values of a `choice`."""
     off_on: tuple[str, str] = ("0", "1")
     """How this provider spells the two values of a `bool`."""
+    session_key: str = ""
+    """When not empty, ONNX Runtime itself reads the option, from this entry of the session configuration."""
+    session_suffix: str = ""
+    """What follows the value there."""
+    least: int | None = None
+    """Smallest value of an `int`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,8 @@ class Provider:
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
     preferred_attention: str
     """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
+    budget_option: str = ""
+    """The option that limits how much memory its nodes may need; empty when it has none."""
     rank: int = 0
     """Place in the default chain: of the usable providers the one with the highest rank leads. 0: only when named."""
     options: tuple[Option, ...] = ()

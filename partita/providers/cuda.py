@@ -2,8 +2,10 @@
 
 Option names were read from libonnxruntime_providers_cuda.so 1.31.1; defaults from the options that a session on it
 reports. Options that take pointers (user_compute_stream, gpu_external_alloc, …) make no sense on a command line and are
-left out, and so are those about tuning that only ROCm builds had. Libraries are what the same file names as needed
-(readelf), and cuDNN and cuFFT, which it opens when an operator needs them.
+left out, and so are those about tuning that only ROCm builds had. memory_budget_kb is none of the provider's: it is an
+entry of ONNX Runtime's session configuration (docs/annotated_partitioning in its repository), under a name of ours.
+Libraries are what the same file names as needed (readelf), and cuDNN and cuFFT, which it opens when an operator needs
+them.
 """
 
 from partita.partition_reports.facts import LogPattern
@@ -22,6 +24,7 @@ PROVIDER = Provider(
     preferred_attention="gqa",
     rank=100,
     preload=True,
+    budget_option="memory_budget_kb",
     options=(
         Option("device_id", "int", "0", "number of the GPU"),
         Option("gpu_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
@@ -44,6 +47,10 @@ PROVIDER = Provider(
         Option("fuse_conv_bias", "bool", "0", "fuse convolution and bias, which compiles at start"),
         Option("enable_cudnn", "bool", "1", "use cuDNN"),
         Option("external_data_loader_reading_threads", "int", "4", "threads that read weights from disk"),
+        Option(
+            "memory_budget_kb", "int", "", "take nodes only until their weights and outputs need this many KiB",
+            session_key="session.resource_cuda_partitioning_settings", session_suffix=",", least=1,
+        ),
         Option("sdpa_kernel", "int", "0", "bits that allow attention kernels; 0: ONNX Runtime decides"),
     ),
     libraries=(
@@ -69,6 +76,8 @@ PROVIDER = Provider(
             r"Dropping the (?P<op>ConvTranspose|NhwcConv) node: (?P<node>\S+) to CPU because (?P<why>.*)",
         ),
         CPU_PREFERRED,
+        LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),
+        LogPattern("over_budget", r"halting assignment due to budget at node: (?P<node>\S+)"),
     ),
     remedies={
         "not_in_build": "pip install onnxruntime-gpu, in an environment without another ONNX Runtime",

@@ -84,9 +84,12 @@ def check_value(text: str, option: Option, value: str) -> str:
     match option.kind:
         case "int":
             try:
-                return str(int(value))
+                whole = int(value)
             except ValueError as error:
                 raise wrong_value(text, option, "a whole number") from error
+            if option.least is not None and whole < option.least:
+                raise wrong_value(text, option, f"a whole number from {option.least}")
+            return str(whole)
         case "float":
             try:
                 number = float(value)

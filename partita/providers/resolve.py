@@ -18,7 +18,7 @@ from typing import Literal
 
 import partita.providers
 from partita.errors import UsageError
-from partita.providers.base import Provider
+from partita.providers.base import Option, Provider
 from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
@@ -42,6 +42,29 @@ class Resolution:
     """Provider options as ONNX Runtime takes them: the user's, and those that a plugin package answers itself."""
     library: Path | None = None
     """Plugin library to register under `provider.ort_name` before a session is opened; None: nothing to register."""
+
+    @property
+    def provider_options(self) -> dict[str, str]:
+        """The options that the provider itself takes."""
+        return {name: value for name, value in self.options.items() if name not in self._of_session()}
+
+    @property
+    def session_config(self) -> dict[str, str]:
+        """The options that ONNX Runtime takes for the provider, as entries of the session configuration."""
+        listed = self._of_session().items()
+        return {
+            option.session_key: f"{self.options[name]}{option.session_suffix}"
+            for name, option in listed if name in self.options
+        }  # fmt: skip
+
+    @property
+    def budget(self) -> str:
+        """The memory budget that the user gave the provider, as it was written; empty when there is none."""
+        name = self.provider.budget_option
+        return f"{self.provider.name}.{name}={self.options[name]}" if name and name in self.options else ""
+
+    def _of_session(self) -> dict[str, Option]:
+        return {option.name: option for option in self.provider.options if option.session_key}
 
 
 @cache

@@ -350,4 +350,5 @@ def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> S
         ports=(),
         load_seconds=session.load_seconds,
         patterns=chain[0].provider.node_patterns,
+        budget=chain[0].budget,
     )

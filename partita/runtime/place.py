@@ -195,6 +195,7 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
         ports=ports,
         load_seconds=session.load_seconds,
         patterns=session.resolutions[0].provider.node_patterns,
+        budget=session.resolutions[0].budget,
         pins=session.pins,
     )
 

@@ -77,7 +77,7 @@ def request_of(resolution: Resolution) -> dict[str, Any]:
     return {
         "provider": {
             "ort_name": provider.ort_name,
-            "options": dict(resolution.options),
+            "options": resolution.provider_options,
             "library": str(resolution.library) if resolution.library else None,
             "preload": provider.preload,
             "option_prefix": "" if resolution.library else provider.option_prefix,

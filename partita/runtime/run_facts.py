@@ -64,6 +64,7 @@ def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         ports=port_facts(entry, runner.last_feed(entry.phases[-1]), session.wanted_memory),
         load_seconds=session.load_seconds,
         patterns=session.resolutions[0].provider.node_patterns,
+        budget=session.resolutions[0].budget,
         pins=session.pins,
     )
 

@@ -306,13 +306,15 @@ def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | 
     plugins = any(resolution.library is not None for resolution in active)
     listed: list[Any] = []
     for resolution in active:
+        for key, value in resolution.session_config.items():
+            options.add_session_config_entry(key, value)
         provider, plugin = resolution.provider, resolution.library is not None
         prefix = "" if plugin else provider.option_prefix
-        entries = provider_options(options, provider.ort_name, resolution.options, prefix, plugin)
+        entries = provider_options(options, provider.ort_name, resolution.provider_options, prefix, plugin)
         if not plugins:
             listed += entries
         elif not plugin and provider.ort_name != CPU:
-            options.add_provider(provider.ort_name, dict(resolution.options))
+            options.add_provider(provider.ort_name, resolution.provider_options)
     return None if plugins else listed
 
 

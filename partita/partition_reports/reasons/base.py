@@ -52,6 +52,8 @@ class Context:
     """Experiments on the node, or on one that it replaces."""
     rejected: RejectedPart | None = None
     """The smallest part of the graph that the wanted provider does not open."""
+    budget: str = ""
+    """The memory budget that the user gave the wanted provider, e.g. cuda.memory_budget_kb=1000."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when the node alone is taken."""
-    return probed(context, "not_claimed")
+    """Applies when the node alone is taken, and no budget of the user's can have kept it out."""
+    return None if context.budget else probed(context, "not_claimed")
 
 
 REASON = Reason(

@@ -103,7 +103,7 @@ def identity(resolution: Resolution) -> Mapping[str, Any]:
         "format": FORMAT,
         "build": build,
         "provider": provider.ort_name,
-        "options": dict(resolution.options),
+        "options": resolution.provider_options,
         "library": stamp(resolution.library),
         "devices": [asdict(entry) for entry in ep_devices()],
         "hardware": list(hardware_kinds()),

@@ -114,7 +114,7 @@ class Lab:
             "provider": {
                 "name": provider.name,
                 "ort_name": provider.ort_name,
-                "options": dict(self.resolution.options),
+                "options": self.resolution.provider_options,
                 "library": str(self.resolution.library) if self.resolution.library else None,
                 "own": str(provider.library) if provider.library else None,
             },
