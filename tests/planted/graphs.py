@@ -1,0 +1,84 @@
+"""Graphs of the truth test: ONNX's own text format, with weights filled in.
+
+A graph text is what `onnx.parser` reads, e.g. `g (float[4,16] x) => (float[4,16] y) <float[16,16] w> { … }`. Names in
+the angle brackets that no node makes and that have no values are weights; they get fixed small numbers. Two underscores
+in the name of a node stand for a slash, which the text format does not have in names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, parser
+
+LATEST_IR = 10
+OPSET = 21
+
+
+def operators(opset: int, text: str) -> str:
+    """The graph text with a header: this opset of ONNX, and the contrib and the classic-ML operators beside it."""
+    imports = f'"" : {opset}, "com.microsoft" : 1, "ai.onnx.ml" : 3'
+    return f"<ir_version: {LATEST_IR}, opset_import: [{imports}]>\n{text}"
+
+
+def between(planted: str, *, kind: str = "float", shape: str = "4,16", extra: str = "", opset: int = OPSET) -> str:
+    """A MatMul, what is planted, a Relu: `planted` reads `h` and makes `p`. `extra`: more weights and value types."""
+    width = shape.rpartition(",")[2]
+    more = f", {extra}" if extra else ""
+    return operators(
+        opset,
+        f"g ({kind}[{shape}] x) => ({kind}[{shape}] y) <{kind}[{width},{width}] w{more}> {{\n"
+        f"  [first] h = MatMul(x, w)\n  {planted}\n  [last] y = Relu(p)\n}}",
+    )
+
+
+def image(planted: str, *, inputs: str = "", extra: str = "", opset: int = OPSET, outputs: str = "") -> str:
+    """Neg, what is planted, Neg on an image: `planted` reads `h` [1, 4, 8, 8] and makes `p` of rank 4."""
+    more = f", {inputs}" if inputs else ""
+    also = f", {outputs}" if outputs else ""
+    weights = f" <{extra}>" if extra else ""
+    return operators(
+        opset,
+        f"g (float[1,4,8,8] x{more}) => (float[1,C,H,W] y{also}){weights} {{\n"
+        f"  [first] h = Neg(x)\n  {planted}\n  [last] y = Neg(p)\n}}",
+    )
+
+
+def swap(text: str, old: str, new: str) -> str:
+    """The text with the planted cause taken out. Raises ValueError when it is not in there."""
+    if old not in text:
+        raise ValueError(f"{old!r} is not in {text!r}")
+    return text.replace(old, new)
+
+
+def build(text: str) -> onnx.ModelProto:
+    """The model of a graph text, its weights filled in."""
+    model = parser.parse_model(text)
+    for node in model.graph.node:
+        node.name = node.name.replace("__", "/")
+    made = {name for node in model.graph.node for name in node.output}
+    given = {tensor.name for tensor in model.graph.initializer}
+    random = np.random.default_rng(0)
+    for value in list(model.graph.value_info):
+        if value.name not in made | given:
+            model.graph.initializer.append(weight(value, random))
+            model.graph.value_info.remove(value)
+    return model
+
+
+def weight(value: onnx.ValueInfoProto, random: np.random.Generator) -> onnx.TensorProto:
+    """Numbers for a weight: ones where its type has no fractions, small random ones elsewhere."""
+    tensor = value.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    shape = [size.dim_value for size in tensor.shape.dim]
+    whole = np.issubdtype(dtype, np.integer) or dtype == np.bool_
+    values = np.ones(shape) if whole else random.standard_normal(shape) / 10
+    return numpy_helper.from_array(np.asarray(values).astype(dtype), value.name)
+
+
+def save(text: str, path: Path) -> Path:
+    """Write the model of a graph text."""
+    onnx.save(build(text), path)
+    return path

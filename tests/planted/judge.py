@@ -1,0 +1,175 @@
+"""Runs a planted case through the command line, and says whether what it answers is the truth.
+
+One `partita place` per case, two at a time; plain ONNX Runtime is asked about all graphs of an environment at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.contract.commands import COMMAND_SECONDS, variables
+from tests.planted.case import OPTION_PREFIX, ORT_NAMES, PLUGIN, WHEELS, Case, Run
+from tests.planted.graphs import save
+
+RAW = Path(__file__).with_name("raw.py")
+CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a case."""
+
+    case: Case
+    reason: str
+    """The code that was given, or why there is none."""
+    kind: str = ""
+    evidence: str = ""
+    remedy: str = ""
+    trials: tuple[str, ...] = ()
+    said: str = ""
+    """What the command wrote when it gave no code."""
+
+    @property
+    def right(self) -> bool:
+        """Code, evidence and remedy are as they should be."""
+        return not self.wrong
+
+    @property
+    def wrong(self) -> str:
+        """What is not, in one line."""
+        if self.reason != self.case.expected:
+            return f"{self.reason} in place of {self.case.expected}"
+        if self.kind not in self.case.kinds:
+            return f"evidence is {self.kind}, which cannot show it"
+        return "" if self.evidence and self.remedy else "it comes without evidence or remedy"
+
+
+def dry_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables of a process that sees stand-in CUDA libraries."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+
+    return child_environment(prepare(provider_library()), device(DEFAULT_DEVICE), base)
+
+
+def compile_library(definition: str, folder: Path) -> Path:
+    """The plugin that fails, compiled with a definition."""
+    compiler = next(name for name in ("cc", "gcc", "clang") if shutil.which(name))
+    path = folder / f"lib{definition.replace('=', '')}.so"
+    subprocess.run([compiler, "-shared", "-fPIC", f"-D{definition}", "-o", path, PLUGIN], check=True)
+    return path
+
+
+def environment_of(case: Case, run: Run, folder: Path) -> dict[str, str]:
+    """Environment variables of a command on this case."""
+    found = {**variables(), **run.variables}
+    if case.two_wheels:
+        name, _, version = case.two_wheels.partition(" ")
+        pretend_wheel(folder / "site", name, version)
+        found["PYTHONPATH"] = os.pathsep.join([str(folder / "site"), found["PYTHONPATH"]])
+    return found
+
+
+def pretend_wheel(site: Path, name: str, version: str) -> None:
+    """The metadata of a wheel of ONNX Runtime, as pip leaves it."""
+    info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    (info / "RECORD").write_text("onnxruntime/__init__.py,sha256=x,1\n", encoding="utf-8")
+
+
+def place_arguments(case: Case, run: Run, model: Path, folder: Path) -> list[str]:
+    """`partita place` on this case."""
+    options = [f"--provider-option={case.provider}.{key}={value}" for key, value in run.options.items()]
+    library = [f"--provider-library={case.provider}={compile_library(run.library, folder)}"] if run.library else []
+    dry = ["--dry-run"] if run.dry_run else []
+    return [
+        "-m", "partita", "place", str(model), "--provider", f"{case.provider},cpu", "--json", "--runs", "1",
+        *options, *library, *dry, *case.arguments,
+    ]  # fmt: skip
+
+
+def judge(case: Case, folder: Path) -> Verdict:
+    """Place the planted graph, and read what is said of its node."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = save(case.run.model, folder / "model.onnx")
+    done = subprocess.run(
+        [sys.executable, *place_arguments(case, case.run, model, folder)],
+        cwd=folder, env=environment_of(case, case.run, folder), stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=COMMAND_SECONDS,
+    )  # fmt: skip
+    if not done.stdout.startswith("{"):
+        return Verdict(case, f"no report, exit code {done.returncode}", said=done.stderr[-1000:])
+    report = json.loads(done.stdout)
+    rows = [row for row in report["fallbacks"] if names(case, row["node"], row["op_type"])]
+    if not rows:
+        told = [f"{row['node']}: {row['reason']}" for row in report["fallbacks"]]
+        return Verdict(case, "no reason given for the node", said=f"reasons: {told}; {done.stderr[-500:]}")
+    row = rows[0]
+    trials = tuple(f"{trial['factor']} {trial['change']}: {trial['outcome']}" for trial in row["trials"])
+    return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials)
+
+
+def names(case: Case, name: str, op_type: str | None) -> bool:
+    """Whether this is the planted node."""
+    return name == case.node if case.node else op_type == case.op_type
+
+
+def raw_request(case: Case, run: Run, model: Path, folder: Path) -> dict[str, Any]:
+    """What plain ONNX Runtime is asked."""
+    key = (case.environment, case.provider)
+    prefix = OPTION_PREFIX.get(key)
+    return {
+        "model": str(model),
+        "provider": ORT_NAMES[case.provider],
+        "wheel": WHEELS.get(key, ""),
+        "library": str(compile_library(run.library, folder)) if run.library else "",
+        "options": {} if prefix else dict(run.options),
+        "config": {f"{prefix}{name}": value for name, value in run.options.items()} if prefix else {},
+    }
+
+
+def plainly(cases: Iterable[Case], folder: Path) -> dict[tuple[str, bool], str]:
+    """Where plain ONNX Runtime has the node of each case: by name, and whether it is the control.
+
+    `taken`, `left`, or why there is no session.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Case, bool, dict[str, Any]]]] = {}
+    folder.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        for control, run in ((False, case.run), (True, case.control)):
+            if run is not None:
+                model = save(run.model, folder / f"{case.name}-{'control' if control else 'planted'}.onnx")
+                key = (run.dry_run, tuple(run.variables.items()))
+                groups.setdefault(key, []).append((case, control, raw_request(case, run, model, folder)))
+    answers: dict[tuple[str, bool], str] = {}
+    for (dry, extra), asked in groups.items():
+        base = {**variables(), **dict(extra)}
+        told = ask_plainly([request for _, _, request in asked], dry_environment(base) if dry else base)
+        for (case, control, _), one in zip(asked, told, strict=True):
+            answers[case.name, control] = placement(case, one)
+    return answers
+
+
+def ask_plainly(requests: Sequence[dict[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Answers of `raw.py`."""
+    done = subprocess.run(
+        [sys.executable, RAW], input=json.dumps(requests), env=dict(environment),
+        capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def placement(case: Case, answer: Mapping[str, Any]) -> str:
+    """Where the node of a case is. The list can miss nodes of a provider, never those of the CPU's."""
+    if "error" in answer:
+        return str(answer["error"])
+    return "left" if any(names(case, name, op) for name, op in answer["cpu"]) else "taken"

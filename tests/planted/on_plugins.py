@@ -1,0 +1,51 @@
+"""Planted causes on the OpenVINO plugin; seen with onnxruntime-ep-openvino 1.8.1 on onnxruntime 1.31.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.planted.case import Case, Run
+from tests.planted.graphs import operators, swap
+from tests.planted.on_openvino import GROUPED, NORMED, PADDED, TEXT
+
+DETERMINANT = operators(
+    21,
+    "g (float[2,4,4] x) => (float[2] y) {\n  [first] h = Neg(x)\n  [planted] p = Det(h)\n  [last] y = Neg(p)\n}",
+)
+NO_DETERMINANT = operators(
+    21,
+    "g (float[2,4,4] x) => (float[2,4,4] y) {\n  [first] h = Neg(x)\n  [planted] p = Abs(h)\n  [last] y = Neg(p)\n}",
+)
+WORDS = operators(21, "g (string[4] a, string[4] b) => (bool[4] y) {\n  [planted] y = Equal(a, b)\n}")
+
+
+def plugin(name: str, planted: str, expected: str, model: str, control: str | None, **more: Any) -> Case:
+    """A case on the OpenVINO plugin whose control is another graph."""
+    taken = None if control is None else Run(control)
+    return Case(f"plugins-{name}", "plugins", "openvino", planted, expected, Run(model), taken, **more)
+
+
+CASES: tuple[Case, ...] = (
+    plugin("gqa", "the plugin's CPU device has no GroupQueryAttention", "no_kernel_op", GROUPED, None),
+    plugin("det", "the plugin has no Det", "no_kernel_op", DETERMINANT, NO_DETERMINANT),
+    plugin(
+        "rms-norm-24", "the plugin has no RMSNormalization", "no_kernel_op", NORMED,
+        swap(swap(NORMED, "RMSNormalization", "LayerNormalization"), '"" : 24', '"" : 21'),
+    ),
+    plugin(
+        "pad-wrap", "Pad in a mode that it claims and then does not know", "attribute_unsupported",
+        PADDED, swap(PADDED, "wrap", "reflect"),
+    ),
+    plugin(
+        "pad-wrap-neighbour", "a node beside it, which goes down with the graph", "subgraph_rejected",
+        PADDED, swap(PADDED, "wrap", "reflect"), node="first",
+    ),
+    plugin(
+        "equal-strings", "Equal of strings, which is claimed and then cannot be compiled", "no_kernel_type",
+        WORDS, WORDS.replace("string[", "float["),
+    ),
+    plugin(
+        "cast-to-string", "Cast to string, which is claimed and then cannot be compiled", "no_kernel_type",
+        TEXT, swap(swap(TEXT, "to=8", "to=6"), "string[", "int32["),
+    ),
+)  # fmt: skip

@@ -1,0 +1,110 @@
+"""The truth test: on graphs whose cause is known, the reason that is given is that cause, and it is shown.
+
+A case is true by experiment: plain ONNX Runtime leaves the planted node, and takes it in the control, which differs in
+the cause alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require, require_dry_run
+from tests.contract.commands import device_is_there
+from tests.contract.expectations import ENVIRONMENTS
+from tests.planted.case import Case
+from tests.planted.cases import CASES
+from tests.planted.judge import Verdict, judge, plainly
+
+AT_A_TIME = 2
+LEAST = 40
+ENVIRONMENT_NAMES = ("main", "webgpu", "openvino", "qnn", "plugins")
+
+
+def planted(cases: tuple[Case, ...]) -> pytest.MarkDecorator:
+    """A test per case, run by the Python of its environment."""
+    return pytest.mark.parametrize(
+        "case",
+        [pytest.param(case, marks=pytest.mark.environment(case.environment), id=case.name) for case in cases],
+    )
+
+
+def needed(case: Case) -> None:
+    """Skip, or fail in CI, where the machine lacks what the case needs."""
+    if case.run.dry_run or (case.control and case.control.dry_run):
+        require_dry_run()
+    for target in ENVIRONMENTS[case.environment].targets:
+        if target.needs and target.provider == case.provider:
+            require(target.needs, device_is_there(target))
+
+
+@pytest.fixture(scope="session")
+def selected(request: pytest.FixtureRequest) -> list[Case]:
+    """The cases that this process runs."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    cases = {param["case"].name: param["case"] for param in params if isinstance(param.get("case"), Case)}
+    inside = request.config.getoption("--inside")
+    return [case for case in cases.values() if ENVIRONMENTS[case.environment].home == inside]
+
+
+@pytest.fixture(scope="session")
+def verdict_of(selected: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Verdict]:
+    """What came of a case; all of them are started with the first that is asked for."""
+    folder = tmp_path_factory.mktemp("planted")
+    started: dict[str, Future[Verdict]] = {}
+
+    def verdict(case: Case) -> Verdict:
+        if not started:
+            pool = ThreadPoolExecutor(AT_A_TIME)
+            started.update({other.name: pool.submit(judge, other, folder / other.name) for other in selected})
+            pool.shutdown(wait=False)
+        return started[case.name].result()
+
+    return verdict
+
+
+@pytest.fixture(scope="session")
+def plain_of(selected: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case, bool], str]:
+    """Where plain ONNX Runtime has the node of a case, in the planted graph or in the control."""
+    folder = tmp_path_factory.mktemp("plain")
+    answers: dict[tuple[str, bool], str] = {}
+
+    def plain(case: Case, control: bool) -> str:
+        if not answers:
+            answers.update(plainly(selected, folder))
+        return answers[case.name, control]
+
+    return plain
+
+
+@planted(CASES)
+def test_the_reason_is_the_cause(case: Case, verdict_of: Callable[[Case], Verdict]):
+    needed(case)
+    verdict = verdict_of(case)
+    assert not verdict.wrong, f"{case.planted}: {verdict.wrong}\n{verdict}"
+
+
+@planted(tuple(case for case in CASES if case.plain))
+def test_plain_onnxruntime_leaves_the_planted_node(case: Case, plain_of: Callable[[Case, bool], str]):
+    needed(case)
+    assert plain_of(case, False) != "taken", case.planted
+
+
+@planted(tuple(case for case in CASES if case.control))
+def test_plain_onnxruntime_takes_it_without_the_cause(case: Case, plain_of: Callable[[Case, bool], str]):
+    needed(case)
+    assert plain_of(case, True) == "taken", case.planted
+
+
+def test_there_are_enough_of_every_kind():
+    assert len(CASES) >= LEAST
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert {case.environment for case in CASES} == set(ENVIRONMENT_NAMES)
+
+
+def test_a_case_has_a_control_or_says_why(tmp_path: Path):
+    uncontrolled = [case.name for case in CASES if case.control is None]
+    assert len(uncontrolled) <= len(CASES) // 3, uncontrolled
