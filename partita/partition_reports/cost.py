@@ -85,7 +85,7 @@ def per(amount: float | None, tokens: int | None) -> float | None:
 
 
 def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, *, timed: bool) -> tuple[Fallback, ...]:
-    """The fallbacks of a phase, each with what it costs in one run."""
+    """The fallbacks of a phase, each with what it costs in one run; a node in a body of control flow has no figures."""
     nodes = {node.name: node for node in phase.nodes}
     whole = total_us(phase.nodes)
     copies: dict[str, list[Copy]] = {}
@@ -94,6 +94,9 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, 
             copies.setdefault(name, []).append(copy)
     found = []
     for entry in fallbacks:
+        if entry.node not in nodes:
+            found.append(entry)
+            continue
         cost = cost_of(nodes[entry.node], copies.get(entry.node, []), whole, phase, wanted, timed=timed)
         found.append(entry.model_copy(update={"cost": cost}))
     return tuple(found)

@@ -188,6 +188,7 @@ class SessionFacts:
     phases: tuple[str, ...]
     """Phases this session ran: prefill, decode or both."""
     graph: tuple[GraphNode, ...]
+    """Nodes of the main graph."""
     plan: tuple[tuple[str, ...], ...] | None
     """Node names per stream, from the plan file; None when ONNX Runtime wrote none."""
     assigned: tuple[AssignedNode, ...] | None
@@ -208,6 +209,8 @@ class SessionFacts:
     """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
     pins: Mapping[str, str] = field(default_factory=dict)
     """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
+    inner: tuple[GraphNode, ...] = ()
+    """Nodes in the bodies of If, Loop and Scan."""
     budget: str = ""
     """The memory budget of the provider that is wanted most, as the user wrote it; empty when there is none."""
     optimised: tuple[GraphNode, ...] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.facts import Trial
+from partita.partition_reports.facts import AssignedNode, Trial
 from partita.partition_reports.groups import UNKNOWN, provider_of
 from partita.partition_reports.placement import choose_provider
 from partita.partition_reports.probes import fullest
@@ -22,11 +22,29 @@ def find_fallbacks(
     if not chain:
         return ()
     wanted = chain[0]
-    return tuple(
+    main = (
         explain_node(index, phase, node.name, node.op_type, provider_of(node), wanted)
         for node in nodes
         if node.provider != wanted.provider
     )
+    inner = (
+        explain_node(index, phase, node.name, node.op_type, node.provider, wanted)
+        for node in strays_in_bodies(index, wanted.provider)
+    )
+    return (*main, *inner)
+
+
+def strays_in_bodies(index: SessionIndex, wanted: str) -> tuple[AssignedNode, ...]:
+    """Nodes in bodies of control flow that are on another provider than the wanted one.
+
+    They are in no plan and run no telling how often, so they have no place in a phase's figures.
+    """
+    listed = {
+        node.name: node
+        for node in index.facts.assigned or ()
+        if node.name in index.inner and node.name not in index.present and node.provider != wanted
+    }
+    return tuple(listed.values())
 
 
 def explain_node(
@@ -40,7 +58,7 @@ def explain_node(
         op_type=op_type,
         provider=provider,
         wanted=wanted,
-        exported=name in index.exported,
+        exported=name in index.exported or name in index.inner,
         replaces=replaces,
         log=tuple(line for each in names for line in index.log.get(each, ())),
         patterns=index.facts.patterns,
@@ -51,7 +69,8 @@ def explain_node(
         budget=index.facts.budget,
     )
     reason, finding = explain(context)
-    origins = (index.exported[each].source for each in names if each in index.exported)
+    known = (index.exported.get(each) or index.inner.get(each) for each in names)
+    origins = (node.source for node in known if node is not None)
     return Fallback(
         phase=phase,
         node=name,
@@ -81,11 +100,12 @@ def nodes_to_probe(index: SessionIndex, wanted: ChainEntry) -> tuple[str, ...]:
 
     A fused node stands for the nodes that it replaces.
     """
+    placed = [(name, choose_provider(index.claims[name]), (name, *index.replaces(name))) for name in index.order]
+    placed += [(node.name, node.provider, (node.name,)) for node in strays_in_bodies(index, wanted.provider)]
     found: list[str] = []
-    for name in index.order:
-        provider = choose_provider(index.claims[name])
+    for name, provider, names in placed:
         if provider != wanted.provider:
             told = explain_node(index, "run", name, index.op_type(name), provider or UNKNOWN, wanted)
             if told.reason in UNDECIDED:
-                found += [each for each in (name, *index.replaces(name)) if each in index.exported]
+                found += [each for each in names if each in index.exported or each in index.inner]
     return tuple(dict.fromkeys(found))

@@ -391,7 +391,7 @@ class Fallback(Record):
     unprobed: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
     cost: FallbackCost | None = None
-    """Null for a node of a refusal, which never ran."""
+    """Null for a node of a refusal, which never ran, and for one in a body of control flow."""
 
 
 class CacheState(Record):

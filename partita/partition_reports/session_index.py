@@ -24,6 +24,8 @@ class SessionIndex:
 
     facts: SessionFacts
     exported: dict[str, GraphNode]
+    inner: dict[str, GraphNode]
+    """Nodes in bodies of control flow."""
     modules: frozenset[str]
     assigned: dict[str, AssignedNode]
     events: tuple[NodeEvent, ...]
@@ -89,6 +91,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     return SessionIndex(
         facts=facts,
         exported=exported,
+        inner={node.name: node for node in facts.inner if node.name},
         modules=frozenset(node.module for node in facts.graph if node.module),
         assigned=assigned,
         events=events,

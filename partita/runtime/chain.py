@@ -337,10 +337,12 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
 
 def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
     """Facts of a session that was opened and not run."""
+    model = read_model_file(path, path.parent)
     return SessionFacts(
         file=path.name,
         phases=("decode",),
-        graph=read_model_file(path, path.parent).nodes,
+        graph=model.nodes,
+        inner=model.inner,
         plan=session.plan,
         assigned=session.assigned(),
         events=(),

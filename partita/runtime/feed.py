@@ -116,9 +116,7 @@ class Feed:
         return wide
 
 
-def moving(
-    binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache: KvCache
-) -> list[tuple[str, Buffer]]:
+def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache: KvCache) -> list[tuple[str, Buffer]]:
     """Inputs to bind anew before each run: binding copies what is not in the memory the session wants, there and then.
 
     What is written into the buffer later would not be seen (shown with WebGPU, ONNX Runtime 1.27).

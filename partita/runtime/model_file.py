@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ class ModelFile:
 
     nodes: tuple[GraphNode, ...]
     """Nodes of the main graph, in file order."""
+    inner: tuple[GraphNode, ...]
+    """Nodes in the bodies of control flow."""
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     data_files: frozenset[str]
@@ -54,6 +57,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     initializers = {tensor.name for tensor in model.graph.initializer}
     return ModelFile(
         nodes=tuple(graph_node(node) for node in model.graph.node),
+        inner=inner_nodes(model.graph),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
         data_files=frozenset(
@@ -96,6 +100,29 @@ def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         yield from (attribute.t, *attribute.tensors)
         for graph in (attribute.g, *attribute.graphs):
             yield from graph_tensors(graph)
+
+
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node of a graph, then those of the bodies in it; the main graph comes first as a whole."""
+    yield from graph.node
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from all_nodes(body)
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and the bodies in it, however deep."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (attribute.g, *attribute.graphs):
+                yield from all_graphs(body)
+
+
+def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
+    """Nodes in the bodies of control flow, however deep."""
+    return tuple(graph_node(node) for node in islice(all_nodes(graph), len(graph.node), None))
 
 
 def graph_node(node: onnx.NodeProto) -> GraphNode:

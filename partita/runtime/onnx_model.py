@@ -15,7 +15,7 @@ from partita.errors import PackageError
 from partita.package import inside
 from partita.partition_reports.facts import GraphNode
 from partita.partition_reports.wording import plural
-from partita.runtime.model_file import all_tensors, graph_node
+from partita.runtime.model_file import all_nodes, all_tensors, graph_node, inner_nodes
 
 if TYPE_CHECKING:
     import onnx
@@ -56,6 +56,8 @@ class OnnxModel:
     """Some nodes were given names: what ONNX Runtime opens has to be `proto`, not the file."""
     nodes: tuple[GraphNode, ...]
     """Of the main graph."""
+    inner: tuple[GraphNode, ...]
+    """In bodies of control flow."""
     inputs: tuple[ModelPort, ...]
     outputs: tuple[str, ...]
     constants: frozenset[str]
@@ -94,6 +96,7 @@ def describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
         proto=proto,
         renamed=named > 0,
         nodes=tuple(graph_node(node) for node in proto.graph.node),
+        inner=inner_nodes(proto.graph),
         inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
         outputs=tuple(read_port(port).name for port in proto.graph.output),
         constants=frozenset(initializers).union(
@@ -226,15 +229,6 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
     while wanted in taken:
         wanted += "_"
     return wanted
-
-
-def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Every node of a graph, then those of the bodies in it; the main graph comes first as a whole."""
-    yield from graph.node
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from all_nodes(body)
 
 
 def structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:

@@ -104,9 +104,7 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
     return Buffer(value, array, dtype, HOST_MEMORY, size)
 
 
-def device_buffer(
-    shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]
-) -> Buffer:
+def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]) -> Buffer:
     """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
 
     `keeper` opens a session of `keeper_model` on the provider of that memory: the way to get memory of a provider that

@@ -186,6 +186,7 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
         file=model.path.name,
         phases=(PHASE,),
         graph=model.nodes,
+        inner=model.inner,
         plan=session.plan,
         assigned=session.assigned(),
         events=events,

@@ -55,6 +55,7 @@ def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         file=entry.graph.file,
         phases=entry.phases,
         graph=entry.model.nodes,
+        inner=entry.model.inner,
         plan=session.plan,
         assigned=session.assigned(),
         events=events,

@@ -53,7 +53,7 @@ class Search:
 def find_rejected(graph: Graph, lab: Lab) -> RejectedPart | None:
     """The smallest part that is rejected; None when the whole graph, cut out in the same way, is not."""
     search = Search(graph, lab)
-    best: tuple[str, ...] = tuple(graph.nodes)
+    best = tuple(node.name for node in graph.proto.graph.node)
     minimal = False
     try:
         if not search.fails(best):

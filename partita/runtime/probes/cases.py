@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.runtime.onnx_model import OnnxModel, all_nodes
+from partita.runtime.model_file import all_graphs, all_nodes
+from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.schemas import element_names
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
@@ -37,6 +38,7 @@ class Graph:
     folder: Path
     """Where weights outside the file lie."""
     nodes: Mapping[str, onnx.NodeProto]
+    """Those in bodies of control flow after those of the main graph."""
     constants: Mapping[str, onnx.TensorProto]
     types: Mapping[str, onnx.TypeProto]
     """As the file has them."""
@@ -83,8 +85,8 @@ class Case:
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
     proto = model.proto
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
+    constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    for node in all_nodes(proto.graph):
         if node.op_type == "Constant" and node.output:
             value = next((entry.t for entry in node.attribute if entry.name == "value"), None)
             if value is not None:
@@ -92,7 +94,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     return Graph(
         proto=proto,
         folder=model.path.parent,
-        nodes={node.name: node for node in proto.graph.node},
+        nodes={node.name: node for node in all_nodes(proto.graph)},
         constants=constants,
         types=tensor_types(proto),
         fixed=tensor_types(proto, sizes),

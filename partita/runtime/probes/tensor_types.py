@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from partita.runtime.model_file import all_graphs
+
 if TYPE_CHECKING:
     import onnx
 
@@ -15,7 +17,7 @@ SMALL_BYTES = 64 << 10
 def tensor_types(
     proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
 ) -> dict[str, onnx.TypeProto]:
-    """Types by tensor name, of the main graph. `inputs`: sizes of graph inputs, in place of the declared ones.
+    """Types by tensor name, also of tensors in bodies. `inputs`: sizes of graph inputs, in place of the declared ones.
 
     What an operator unknown to the onnx package makes has no type, unless the file declares it.
     """
@@ -28,9 +30,10 @@ def tensor_types(
         inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         inferred = light
-    graph = inferred.graph
-    types = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
-    types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
+    types = {}
+    for graph in all_graphs(inferred.graph):
+        types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+        types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
     return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
 
 
