@@ -1,0 +1,143 @@
+"""The graph as ONNX Runtime runs it, from a second session: what it tells, and that it never harms the run."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from partita.commands.run_report import Asked, join
+from partita.errors import ResourceError
+from partita.runtime import optimised, place
+from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
+from partita.runtime.pins import parse_pins
+from partita.runtime.run_facts import run_facts
+from partita.runtime.session import NativeFailureError
+from tests.runtime.test_place import placed, port, save, where
+
+SHAPE = (2, 16, 16)
+
+
+def norm_model(path: Path) -> Path:
+    """x + y, LayerNormalization, Pow: the first two become one node that ONNX Runtime calls SkipLayerNormalization."""
+    nodes = [
+        helper.make_node("Add", ["x", "y"], ["s"], name="m.a/Add"),
+        helper.make_node("LayerNormalization", ["s", "g", "b"], ["l"], name="m.ln/LayerNormalization"),
+        helper.make_node("Pow", ["l", "two"], ["z"], name="m.o/Pow"),
+    ]
+    scale, bias = (numpy_helper.from_array(np.ones(16, np.float32), name) for name in "gb")
+    two = numpy_helper.from_array(np.array(2, np.float32), "two")
+    ports = [port("x", shape=SHAPE), port("y", shape=SHAPE)]
+    return save(path, nodes, ports, [port("z", shape=SHAPE)], [scale, bias, two])
+
+
+def session_of(result):
+    (session,) = result.facts.sessions
+    return session
+
+
+def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
+    result = placed(norm_model(tmp_path / "m.onnx"))
+    assert session_of(result).optimised_why == ""
+    assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
+    report = join(result.facts, result.resolutions, Asked("place", ("cpu",), "default", {}, None))
+    replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
+    assert replaced == {
+        "SkipLayerNormalization": ("SkipLayerNormalization", ("m.a/Add", "m.ln/LayerNormalization")),
+        "m.o/Pow": ("Pow", ()),
+    }
+    assert [check for check in report.checks if not check.passed] == [] and report.disagreements == ()
+
+
+def test_nodes_that_got_names_of_ours_have_them_in_the_optimised_graph_too(tmp_path):
+    path = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])], [port("x")], [port("y")],
+    )  # fmt: skip
+    session = session_of(placed(path))
+    assert {node.name for node in session.optimised} == {name for stream in session.plan for name in stream}
+
+
+def test_a_package_has_one_for_each_of_its_sessions(open_runner):
+    runner = open_runner(observe=True, static_shapes=True)
+    assert place.run_package(runner, 1) is None
+    facts = optimised.with_optimised(run_facts(runner), [entry.session for entry in runner.graphs])
+    for session in facts.sessions:
+        assert {node.name for node in session.optimised} == {name for stream in session.plan for name in stream}
+
+
+def test_pins_hold_in_the_second_session(tmp_path):
+    chain = where().chain
+    result = placed(norm_model(tmp_path / "m.onnx"), pins=parse_pins(["cpu:m.ln"], chain))
+    assert session_of(result).optimised is not None, session_of(result).optimised_why
+
+
+def test_it_leaves_nothing_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    placed(norm_model(tmp_path / "m.onnx"))
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_failure_becomes_a_sentence(tmp_path, monkeypatch):
+    def fails(path, active, opening):
+        raise NativeFailureError(RuntimeError("no room\nat all"), ())
+
+    monkeypatch.setattr(optimised, "open_native", fails)
+    result = placed(norm_model(tmp_path / "m.onnx"))
+    assert result.error is None and session_of(result).optimised is None
+    assert "no room at all" in session_of(result).optimised_why
+
+
+def test_a_graph_that_was_placed_otherwise_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(optimised, "read_optimised", lambda session: ((), (("Other", "m.o/Pow"),)))
+    session = session_of(placed(norm_model(tmp_path / "m.onnx")))
+    assert session.optimised is None
+    assert "1 node only in the plan of the run, 1 only in its own" in session.optimised_why
+
+
+def test_the_order_of_a_plan_does_not_matter_and_a_missing_one_does():
+    assert difference((("a", "b"), ("c",)), (("c", "b", "a"),)) == ""
+    assert difference((("a",),), (("a", "a"),)) != ""
+    assert "no plan" in difference(None, (("a",),))
+
+
+def test_weights_above_the_limit_are_not_held_once_more(open_runner, monkeypatch):
+    monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
+    runner = open_runner(observe=True)
+    (facts,) = run_facts(runner).sessions
+    known = add_optimised(facts, runner.graphs[0].session, LIMIT_BYTES + 1)
+    assert known.optimised is None and "256 MiB" in known.optimised_why
+
+
+def test_a_provider_that_compiles_has_none(open_runner, monkeypatch):
+    monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
+    runner = open_runner(observe=True)
+    session, (facts,) = runner.graphs[0].session, run_facts(runner).sessions
+    (entry,) = session.active
+    session.active = (replace(entry, provider=replace(entry.provider, compiles=True)),)
+    assert "cpu compiles" in add_optimised(facts, session, 0).optimised_why
+
+
+@pytest.mark.parametrize(("whole", "error"), [(False, None), (True, ResourceError("memory ran out"))])
+def test_no_second_session_where_it_is_not_wanted(open_runner, monkeypatch, whole, error):
+    monkeypatch.setattr(optimised, "open_native", lambda *_: pytest.fail("a second session was opened"))
+    runner = open_runner(observe=True)
+    facts = run_facts(runner)
+    assert place.with_graphs(facts, [runner.graphs[0].session], where(whole=whole), error) is facts
+
+
+def test_what_a_body_takes_from_around_it_is_read_by_its_node():
+    from partita.runtime.model_file import graph_node
+
+    flag = helper.make_tensor_value_info("f", TensorProto.BOOL, ())
+    inner = helper.make_graph([helper.make_node("Neg", ["outer"], ["n"], name="n")], "inner", [], [port("n")])
+    nested = helper.make_node("If", ["f"], ["m"], name="nested", then_branch=inner, else_branch=inner)
+    body = helper.make_graph(
+        [helper.make_node("Add", ["own", "around"], ["t"], name="t"), nested], "body", [port("own"), flag], [port("m")]
+    )
+    node = helper.make_node("Loop", ["trips", "", "x"], ["y"], name="loop", body=body)
+    assert with_captured(graph_node(node), node).inputs == ("trips", "", "x", "around", "outer")
