@@ -16,11 +16,12 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 def find_bodies(index: SessionIndex) -> Bodies | None:
     """What is in bodies and not in the main graph; None when the file has no control flow.
 
-    A listed node counts when neither the file's main graph nor the plan has its name.
+    A listed node counts when neither the file's main graph nor the plan has its name, and no compiled subgraph has it.
     """
     if not any(node.op_type in CONTROL_FLOW for node in index.exported.values()):
         return None
     main = set(index.exported) | set(index.order)
+    main |= {node.name for inside in index.compiled.values() for node in inside}
     listed = [node for node in index.facts.assigned or () if node.name not in main]
     inserted = {line for line in index.facts.log if native_log.MEMCPY_ADDED.search(line)}
     in_plan = sum(name.startswith("Memcpy") for name in index.order)
