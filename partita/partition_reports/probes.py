@@ -87,8 +87,10 @@ def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclu
         return Conclusion("subgraph_rejected", opening(first))
     if probe.unprobed or first.outcome == "timed_out":
         return None
-    tried = [trial for trial in others if trial.outcome != "invalid"]
-    return Conclusion("no_kernel_op", f"{opening(first)}; so it is {summary(tried)}")
+    left = [trial for trial in others if trial.outcome == "left"]
+    broken = sum(trial.outcome in ("failed", "crashed", "timed_out") for trial in others)
+    also = f"; {plural(broken, 'change')} ended in an error" if broken else ""
+    return Conclusion("no_kernel_op", f"{opening(first)}; {summary(left)}{also}")
 
 
 def opening(first: Trial) -> str:
@@ -104,8 +106,9 @@ def without(first: Trial) -> str:
 
 def choice(changes: Sequence[str]) -> str:
     """Changes that help, those that take the place of the same thing together; only the first few are named."""
+    whole = [change for change in changes if INSTEAD not in change or " in " not in change.partition(INSTEAD)[2]]
     together: dict[str, list[str]] = {}
-    for change in changes:
+    for change in whole or changes:
         what, _, instead = change.partition(INSTEAD)
         together.setdefault(instead, []).append(what)
     parts = [f"{alternatives(what)}{INSTEAD}{instead}" if instead else alternatives(what)
@@ -131,13 +134,13 @@ def rest(others: Sequence[Trial], factor: Factor) -> str:
 def summary(tried: Sequence[Trial]) -> str:
     """How much was tried in vain."""
     if not tried:
-        return "with every change that ONNX Runtime accepts: there is none"
+        return "nothing about it could be changed"
     names: dict[Factor, str] = {
         "static_shape": "fixed sizes", "type": "other types", "opset": "other opsets",
         "attribute": "attributes left out", "input": "other inputs", "combined": "several at once",
     }  # fmt: skip
     kinds = [name for factor, name in names.items() if any(trial.factor == factor for trial in tried)]
-    return f"with {plural(len(tried), 'change')}: {listing(kinds)}"
+    return f"so it is with {plural(len(tried), 'change')}: {listing(kinds)}"
 
 
 def fullest(probes: Mapping[str, NodeProbe], names: Sequence[str]) -> NodeProbe | None:
