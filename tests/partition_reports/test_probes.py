@@ -1,4 +1,4 @@
-"""What experiments on a node mean: which nodes call for them, which reason they show, and what a report says of them."""
+"""What experiments on a node mean: which nodes call for them, and what the report makes of them."""
 
 from __future__ import annotations
 

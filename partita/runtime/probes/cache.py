@@ -54,9 +54,13 @@ class Cache:
             merged = {**read(self.path), **self.new}
             kept = dict(list(merged.items())[-MOST_ANSWERS:])
             descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".probes-")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT, "answers": kept}, file)
-            Path(name).replace(self.path)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump({"format": FORMAT, "answers": kept}, file)
+                Path(name).replace(self.path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
 
 
 def read(path: Path) -> dict[str, tuple[Outcome, str]]:

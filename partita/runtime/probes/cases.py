@@ -8,13 +8,16 @@ in their names only give the same model.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.probes.fold import known_values
 from partita.runtime.probes.schemas import element_names
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     import onnx
 
 NODE = "probe"
+INLINED = "_inlfunc_"
+"""How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
+CALLED = re.compile(r"(?P<name>.+)__\d+")
+"""How the onnx package calls the same node."""
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
 
@@ -44,6 +51,20 @@ class Graph:
     """As the file has them."""
     fixed: Mapping[str, onnx.TypeProto]
     """With the sizes of the run."""
+    folded: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    """Tensors that are constants once the sizes are fixed."""
+
+    def find(self, name: str) -> onnx.NodeProto | None:
+        """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
+        if name in self.nodes:
+            return self.nodes[name]
+        if not name.startswith(INLINED):
+            return None
+        for own, node in self.nodes.items():
+            inner = CALLED.fullmatch(own)
+            if inner is not None and re.search(rf"_{re.escape(inner['name'])}(_|$)", name):
+                return node
+        return None
 
     def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
         """The graph with types of outputs that a run has shown, by node, where nothing else tells them."""
@@ -69,6 +90,8 @@ class Case:
     """One for each name that the node or its bodies read."""
     fixed: Mapping[str, onnx.TypeProto]
     """The same inputs with the sizes of the run, where they are known."""
+    folded: Mapping[str, onnx.TensorProto]
+    """Inputs that are constants then."""
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
@@ -84,7 +107,8 @@ class Case:
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
-    proto = model.proto
+    proto = inlined(model.proto)
+    fixed = tensor_types(proto, sizes)
     constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
     for node in all_nodes(proto.graph):
         if node.op_type == "Constant" and node.output:
@@ -97,7 +121,8 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
         nodes={node.name: node for node in all_nodes(proto.graph)},
         constants=constants,
         types=tensor_types(proto),
-        fixed=tensor_types(proto, sizes),
+        fixed=fixed,
+        folded=known_values(proto, fixed),
     )
 
 
@@ -125,28 +150,70 @@ def read_type(text: str) -> onnx.TypeProto | None:
     return tensor_type(onnx.TensorProto.DataType.Value(spelled), [int(part) for part in sizes])
 
 
+def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them."""
+    import onnx
+    import onnx.inliner
+
+    if not proto.functions:
+        return proto
+    try:
+        made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
+    except Exception:  # noqa: BLE001 - native code; with the calls left in, nodes of functions cannot be tried, others can
+        return proto
+    return made
+
+
 def node_case(graph: Graph, name: str) -> Case:
     """The case of one node. Raises CannotProbeError when a type is not known."""
     import onnx
 
-    original = graph.nodes.get(name)
+    original = graph.find(name)
     if original is None:
         raise CannotProbeError("it is not in the ONNX file")
     node = onnx.NodeProto()
     node.CopyFrom(original)
-    node.name, node.doc_string = NODE, ""
+    node.name, node.doc_string, node.domain = NODE, "", plain_domain(original.domain)
     del node.metadata_props[:]
-    plain = {old: f"i{position}" for position, old in enumerate(dict.fromkeys(reads(original)))}
+    inside = inner_names(original)
+    plain = dict(zip(dict.fromkeys(reads(original)), free_names("i", inside), strict=False))
     rename(node, plain)
-    outputs = {old: f"o{position}" for position, old in enumerate(original.output) if old}
+    outputs = dict(zip(filter(None, original.output), free_names("o", inside), strict=False))
     for position, old in enumerate(original.output):
         node.output[position] = outputs.get(old, "")
     feeds = tuple(make_feed(graph, old, new) for old, new in plain.items())
     fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
+    folded = {
+        new: light_constant(graph.folded[old], new, graph.folder) for old, new in plain.items() if old in graph.folded
+    }
     return Case(
-        node, feeds, fixed, {entry.domain: entry.version for entry in graph.proto.opset_import},
+        node, feeds, fixed, folded, {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version, called(graph.proto, [original]),
     )  # fmt: skip
+
+
+def plain_domain(domain: str) -> str:
+    """The domain as most files write it: ONNX's own has two names."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def inner_names(node: onnx.NodeProto) -> frozenset[str]:
+    """Names that are given to tensors in the bodies of a node."""
+    graphs = [inner for attribute in node.attribute for body in (attribute.g, *attribute.graphs)
+              for inner in all_graphs(body)]  # fmt: skip
+    return frozenset(
+        name for body in graphs
+        for names in (
+            (port.name for port in body.input), (tensor.name for tensor in body.initializer),
+            (name for entry in body.node for name in entry.output),
+        )
+        for name in names
+    )  # fmt: skip
+
+
+def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:
+    """`i0`, `i1`, … without those that are taken."""
+    return (name for number in itertools.count() if (name := f"{prefix}{number}") not in taken)
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from partita.partition_reports.facts import CPU, LogPattern
+from partita.runtime.probes.cases import NODE
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
@@ -32,7 +33,13 @@ ILLEGAL = re.compile(
     r"function/op|IR version|is not currently registered",
     re.IGNORECASE,
 )
+LOADING = re.compile(r"Load model from \S+ failed:\s*")
+"""Names a temporary file, which says nothing."""
+CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
+"""Where in ONNX Runtime a kernel of its CPU provider complains. Headers there serve other providers, too."""
 STARTUP = "start"
+CAST = "InsertedPrecisionFreeCast"
+"""Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
 
 
 def main() -> None:
@@ -59,7 +66,10 @@ def experiment(request: Mapping[str, Any], out: TextIO) -> None:
         say(out, {"begun": name})
         # The first model also starts the provider, which may take long on a GPU.
         set_alarm(request["start_seconds"] if first else request["model_seconds"])
-        outcome, said = try_model(Path(request["folder"]) / name, resolution, request["one_node"])
+        try:
+            outcome, said = try_model(Path(request["folder"]) / name, resolution, request["one_node"])
+        except Exception as error:  # noqa: BLE001 - not the provider's doing, so it must not be read as its crash
+            outcome, said = "invalid", f"the experiment itself failed: {type(error).__name__}: {error}"
         say(out, {"model": name, "outcome": outcome, "said": said})
         first = False
     set_alarm(0)
@@ -101,23 +111,26 @@ def try_model(path: Path, resolution: Resolution, one_node: bool) -> tuple[str, 
     try:
         session = open_native(path, [resolution], opening)
     except NativeFailureError as failure:
-        return failed(failure, resolution)
+        return failed(failure, resolution, one_node)
     try:
         return opened(session, resolution, one_node)
     finally:
         session.close()
 
 
-def failed(failure: NativeFailureError, resolution: Resolution) -> tuple[str, str]:
+def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool) -> tuple[str, str]:
     """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed."""
     from partita.runtime.native_log import HEAD
     from partita.runtime.ort_errors import one_line
 
-    kind, text = type(failure.error).__name__, one_line(str(failure))
+    kind, text = type(failure.error).__name__, LOADING.sub("", one_line(str(failure)))
+    told = reason_in(failure.log, resolution.provider.node_patterns)
     if kind == NOBODY:
-        return "left", reason_in(failure.log, resolution.provider.node_patterns) or text
+        return "left", told or text
     if kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text)):
         return "invalid", text
+    if one_node and (told or CPU_KERNEL.search(str(failure))):
+        return "left", told or text  # what failed came after the provider had left the node: the CPU's kernel, or none
     said = [
         one_line(match["text"]) for line in failure.log if (match := HEAD.match(line)) and match["severity"] in "EF"
     ]
@@ -132,11 +145,27 @@ def opened(session: Session, resolution: Resolution, one_node: bool) -> tuple[st
         return "failed", f"ONNX Runtime left {name} out of the session"
     if not one_node:
         return "taken", ""
-    # The list can lack nodes of a provider that prefers another layout, never those of the CPU provider.
-    left = [node for node in session.assigned() or () if node.provider == CPU]
-    if not left:
+    said = left_to_cpu(session, resolution.provider.compiles, name)
+    if said is None:
         return "taken", ""
-    return "left", reason_in(session.log, resolution.provider.node_patterns)
+    return "left", reason_in(session.log, resolution.provider.node_patterns) or said
+
+
+def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
+    """What shows that the node is not with the provider; None when it is.
+
+    The list of nodes can lack those of a provider that prefers another layout, and those for which ONNX Runtime puts
+    casts around the CPU provider's kernel of another type. A function without a kernel is there as its nodes.
+    """
+    listed = {node.name: node.provider for node in session.assigned() or ()}
+    if CPU in listed.values():
+        return ""
+    if listed.get(NODE) == name:
+        return None
+    planned = [node for stream in session.plan or () for node in stream]
+    if any(CAST in node for node in planned):
+        return "the CPU provider has it, between casts that ONNX Runtime inserts because it lacks the type, too"
+    return "it is not in the list of nodes that the provider takes" if compiles and NODE in planned else None
 
 
 def reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:

@@ -91,11 +91,16 @@ class Lab:
                 for key, answer in found.items():
                     self.keep(key, answer, answers)
                 ended_over = begun if begun in files and files[begun] not in found else None
-                if ended_over is not None and outcome.ended is not None and OUT_OF_TIME not in outcome.ended:
-                    self.keep(files[ended_over], crash(outcome), answers)
+                if outcome.ended is not None and OUT_OF_TIME in outcome.ended:
+                    break  # the budget is spent, which says nothing of the model that was being tried, or of the start
+                if ended_over is not None and (not found or ALARM in (outcome.ended or "")):
+                    self.keep(files[ended_over], crash(outcome, first=not found), answers)
                 files = {file: key for file, key in files.items() if key not in answers}
+                if ended_over is not None and ended_over in files:
+                    # A model that came before may have left damage behind: only a fresh child shows whose crash it is.
+                    files = {ended_over: files[ended_over], **files}
                 if not found and ended_over is None:
-                    self.unusable = self.unusable or why_unusable(outcome, folder / "answers")
+                    self.unusable = why_unusable(outcome, folder / "answers")
 
     def keep(self, key: str, answer: Answer, answers: dict[str, Answer]) -> None:
         """Count an answer, and remember it unless it may be another one next time."""
@@ -167,16 +172,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def crash(outcome: ChildOutcome) -> Answer:
-    """What a child's end says of the model that it was at."""
+def crash(outcome: ChildOutcome, *, first: bool) -> Answer:
+    """What a child's end says of the model that it was at. `first`: that model had to start the provider, too."""
     last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     ended = outcome.ended or "ended"
     if ALARM in ended:
-        return Answer("timed_out", f"no answer within {MODEL_SECONDS:g} s{last}")
+        return Answer("timed_out", f"no answer within {START_SECONDS if first else MODEL_SECONDS:g} s{last}")
     return Answer("crashed", f"its process {ended}{last}")
 
 
 def why_unusable(outcome: ChildOutcome, path: Path) -> str:
     """Why a child could not try anything."""
     told = next((str(line["unusable"]) for line in read_lines(path) if "unusable" in line), "")
-    return told or f"its process {outcome.ended or 'said nothing'}"
+    if not told and ALARM in (outcome.ended or ""):
+        told = f"the provider did not start within {START_SECONDS:g} s in the process of the experiments"
+    last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
+    return told or f"the process of the experiments {outcome.ended or 'said nothing'} while it started{last}"

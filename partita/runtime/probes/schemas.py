@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.runtime.ort_registry import operator_schemas
+
+if TYPE_CHECKING:
+    import onnx
 
 PREFIX, SUFFIX = "tensor(", ")"
 SPELLED = {"float": "FLOAT", "double": "DOUBLE"}
@@ -35,6 +38,7 @@ class Schema:
 
     since: int
     inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
     attributes: Mapping[str, bool]
     """Whether each attribute is required."""
     defaults: Mapping[str, bytes]
@@ -45,6 +49,23 @@ class Schema:
         if index < len(self.inputs):
             return self.inputs[index]
         return self.inputs[-1] if self.inputs and self.inputs[-1].variadic else None
+
+    def outputs_of(self, node: onnx.NodeProto, elements: Mapping[str, int]) -> dict[str, int]:
+        """Element types of a node's outputs that follow from those of its inputs: they share a type variable."""
+        bound = {
+            slot.variable: elements[name]
+            for position, name in enumerate(node.input)
+            if (slot := self.slot(position)) is not None and elements.get(name)
+        }
+        found = {}
+        for position, name in enumerate(node.output):
+            slot = self.outputs[min(position, len(self.outputs) - 1)] if self.outputs else None
+            if slot is not None and name:
+                only = slot.types[0] if len(slot.types) == 1 else None
+                element = bound.get(slot.variable, only)
+                if element is not None:
+                    found[name] = element
+        return found
 
 
 def find_schema(domain: str, op_type: str, version: int) -> Schema | None:
@@ -75,6 +96,7 @@ def read(schema: Any) -> Schema:
     return Schema(
         since=int(schema.since_version),
         inputs=tuple(read_slot(entry, allowed) for entry in schema.inputs),
+        outputs=tuple(read_slot(entry, allowed) for entry in schema.outputs),
         attributes={name: bool(entry.required) for name, entry in attributes.items()},
         defaults={name: raw for name, entry in attributes.items() if (raw := default_of(entry))},
     )

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from partita.runtime.model_file import all_graphs
+from partita.runtime.probes.schemas import find_schema
 
 if TYPE_CHECKING:
     import onnx
 
+MOST_ROUNDS = 8
+"""Rounds in which types spread over operators that the onnx package does not know."""
 SMALL_BYTES = 64 << 10
 """Larger constants have no say in types and shapes, and stay on disk."""
 
@@ -21,20 +24,54 @@ def tensor_types(
 
     What an operator unknown to the onnx package makes has no type, unless the file declares it.
     """
-    import onnx
 
     light = weightless(proto)
     if inputs is not None:
         fix_inputs(light, inputs)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        inferred = light
-    types = {}
+    inferred = infer(light)
+    for _ in range(MOST_ROUNDS):
+        if not spread_elements(inferred):
+            break
+        inferred = infer(inferred)
+    types: dict[str, onnx.TypeProto] = {}
     for graph in all_graphs(inferred.graph):
         types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
         types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
     return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
+
+
+def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with what the onnx package infers of its types; as it is where that fails."""
+    import onnx
+
+    try:
+        made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return model
+    return made
+
+
+def spread_elements(model: onnx.ModelProto) -> bool:
+    """Give outputs of operators that the onnx package does not know the element type that their schema gives them.
+
+    Their shapes stay unknown. Returns whether any was found.
+    """
+    graph = model.graph
+    known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+    elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
+    elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    found = False
+    for node in graph.node:
+        if not node.domain or all(elements.get(name) for name in node.output if name):
+            continue
+        schema = find_schema(node.domain, node.op_type, versions.get(node.domain, 1))
+        for name, element in schema.outputs_of(node, elements).items() if schema is not None else ():
+            if not elements.get(name):
+                elements[name] = element
+                graph.value_info.add(name=name).type.tensor_type.elem_type = element
+                found = True
+    return found
 
 
 def fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:

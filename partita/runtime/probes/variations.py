@@ -97,14 +97,21 @@ def schema_of(case: Case) -> Schema | None:
 
 def static_shapes(case: Case) -> Iterator[Variation]:
     """All sizes as they are in the run."""
-    if all(is_fixed(feed.kind) for feed in case.feeds):
+    if all(is_fixed(feed.kind) for feed in case.feeds) and not case.folded:
         return
-    feeds = tuple(
-        feed if is_fixed(feed.kind) or feed.name not in case.fixed else replace(feed, kind=case.fixed[feed.name])
-        for feed in case.feeds
-    )
+    feeds = tuple(fixed_feed(case, feed) for feed in case.feeds)
     if feeds != case.feeds:
         yield Variation("static_shape", "all sizes fixed", replace(case, feeds=feeds))
+
+
+def fixed_feed(case: Case, feed: Feed) -> Feed:
+    """The feed with the sizes of the run; as a constant when its values follow from them."""
+    folded = case.folded.get(feed.name)
+    if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
+        return Feed(feed.name, tensor_type(folded.data_type, folded.dims), folded)
+    return (
+        feed if feed.name not in case.fixed or feed.constant is not None else replace(feed, kind=case.fixed[feed.name])
+    )
 
 
 def other_types(case: Case, schema: Schema | None) -> Iterator[Variation]:
@@ -357,7 +364,9 @@ def input_name(schema: Schema | None, position: int) -> str:
 
 
 def constant(case: Case, feed: Feed) -> Case:
-    """The case with zeros in place of an input."""
+    """The case with a constant in place of an input: its values where they are known, else zeros."""
+    if feed.name in case.folded:
+        return case.with_feed(fixed_feed(case, feed))
     kind = case.fixed[feed.name]
     sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
     return case.with_feed(Feed(feed.name, kind, zeros(feed.name, kind.tensor_type.elem_type, sizes)))
