@@ -11,6 +11,8 @@ from partita.partition_reports.records import ChainEntry, Fallback, NodePlacemen
 from partita.partition_reports.records import Trial as TrialRecord
 from partita.partition_reports.session_index import SessionIndex
 
+INLINED = "_inlfunc_"
+"""How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
 UNDECIDED = frozenset({"no_kernel_op", "subgraph_rejected", "not_claimed", "unexplained"})
 """Reasons that an experiment may replace by a better one: what is logged of them does not tell type from operator."""
 
@@ -107,5 +109,7 @@ def nodes_to_probe(index: SessionIndex, wanted: ChainEntry) -> tuple[str, ...]:
         if provider != wanted.provider:
             told = explain_node(index, "run", name, index.op_type(name), provider or UNKNOWN, wanted)
             if told.reason in UNDECIDED:
-                found += [each for each in names if each in index.exported or each in index.inner]
+                found += [
+                    each for each in names if each in index.exported or each in index.inner or each.startswith(INLINED)
+                ]
     return tuple(dict.fromkeys(found))

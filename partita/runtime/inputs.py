@@ -148,8 +148,13 @@ def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
     return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
 
 
-def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """Values for one input; bfloat16 as the uint16 that stores it. Raises UsageError when they would fill no memory."""
+def make_values(
+    port: ModelPort, shape: Shape, rng: np.random.Generator, *, divides: bool = False
+) -> npt.NDArray[Any]:  # fmt: skip
+    """Values for one input; bfloat16 as the uint16 that stores it. Raises UsageError when they would fill no memory.
+
+    `divides`: something is divided by it, so integers are ones.
+    """
     width = np.dtype(FLOATS.get(port.dtype, port.dtype)).itemsize
     if math.prod(shape) * width > LARGEST_BYTES:
         raise UsageError(
@@ -158,7 +163,7 @@ def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator) -> npt.
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
     if port.dtype in INTEGERS:
-        return (np.ones if ONES.search(port.name) else np.zeros)(shape, port.dtype)
+        return (np.ones if divides or ONES.search(port.name) else np.zeros)(shape, port.dtype)
     values = rng.standard_normal(shape, dtype=np.float32) * np.float32(SCALE)
     values = np.asarray(values, np.float32)
     if port.dtype == "bfloat16":  # the upper half of a float32

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+DIVIDING = frozenset({"Div", "Mod"})
 AGAIN = "get the file again"
 
 
@@ -67,6 +68,11 @@ class OnnxModel:
     weight_bytes: int
     notes: tuple[str, ...]
     """What cannot be told apart or joined, one sentence each."""
+
+    @property
+    def divisors(self) -> frozenset[str]:
+        """Tensors by which a node of the main graph divides."""
+        return frozenset(node.inputs[1] for node in self.nodes if node.op_type in DIVIDING and len(node.inputs) > 1)
 
     def to_bytes(self) -> bytes | None:
         """The model to open in place of the file; None when the file is good as it is."""

@@ -146,7 +146,8 @@ def run_model(
     try:
         for port in model.inputs:
             buffers[port.name] = host_buffer(shapes[port.name], port.dtype)
-            buffers[port.name].host[...] = make_values(port, shapes[port.name], rng)
+            divides = port.name in model.divisors
+            buffers[port.name].host[...] = make_values(port, shapes[port.name], rng, divides=divides)
         for name in model.outputs:
             binding.bind_fresh_output(name)
         for _ in range(runs):

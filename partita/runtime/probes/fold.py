@@ -1,0 +1,83 @@
+"""Values that are known once the sizes of the inputs are: what ONNX Runtime folds into constants when shapes are fixed.
+
+Shape arithmetic such as Shape, Gather, Concat before a Reshape. A node with fixed sizes has to be tried with such
+inputs as constants, because that is what it would get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from partita.runtime.probes.tensor_types import is_fixed, is_small
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_ELEMENTS = 256
+FOLDED = frozenset({
+    "Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Equal", "Expand", "Floor", "Gather", "GatherElements", "GatherND",
+    "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Range",
+    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements", "Slice", "Split", "Squeeze",
+    "Sub", "Tile", "Unsqueeze", "Where",
+})  # fmt: skip
+"""Operators of shape arithmetic."""
+
+
+def known_values(
+    proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]
+) -> dict[str, onnx.TensorProto]:  # fmt: skip
+    """Small tensors of the main graph that follow from the sizes; constants of the file are not among them.
+
+    `fixed`: types with the sizes of the run.
+    """
+    import onnx
+
+    values: dict[str, Any] = {
+        tensor.name: onnx.numpy_helper.to_array(tensor)
+        for tensor in proto.graph.initializer
+        if is_small(tensor) and tensor.data_type != onnx.TensorProto.STRING
+    }
+    given = frozenset(values)
+    for node in proto.graph.node:
+        if node.domain:
+            continue
+        made = evaluate(proto, node, values, fixed)
+        values.update(zip(node.output, made, strict=False))
+    kept = {name: value for name, value in values.items() if name and name not in given}
+    return {name: onnx.numpy_helper.from_array(value, name) for name, value in kept.items()}
+
+
+def evaluate(
+    proto: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any], fixed: Mapping[str, onnx.TypeProto]
+) -> tuple[Any, ...]:
+    """The outputs of a node when they are known; empty otherwise."""
+    import numpy as np
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    if node.op_type in ("Shape", "Size"):
+        kind = fixed.get(node.input[0])
+        if kind is None or not is_fixed(kind):
+            return ()
+        sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
+        return (np.array(slice_of(node, sizes) if node.op_type == "Shape" else math.prod(sizes), np.int64),)
+    if node.op_type == "Constant":
+        value = next((entry.t for entry in node.attribute if entry.name == "value"), None)
+        small = value is not None and is_small(value) and value.data_type != onnx.TensorProto.STRING
+        return (onnx.numpy_helper.to_array(value),) if value is not None and small else ()
+    if node.op_type not in FOLDED or any(name and name not in values for name in node.input):
+        return ()
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    try:
+        made = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in node.input if name})
+    except Exception:  # noqa: BLE001 - a value that is not known costs an experiment, and the evaluator raises anything
+        return ()
+    return tuple(np.asarray(value) for value in made) if all(np.size(value) <= MOST_ELEMENTS for value in made) else ()
+
+
+def slice_of(node: onnx.NodeProto, sizes: list[int]) -> list[int]:
+    """The sizes from attribute start to attribute end of a Shape."""
+    limits = {entry.name: entry.i for entry in node.attribute}
+    return sizes[limits.get("start", 0) : limits.get("end", len(sizes))]
