@@ -18,7 +18,7 @@ from typing import Any
 from tests.conftest import REPOSITORY
 from tests.contract.expectations import ENVIRONMENTS, MAIN
 from tests.planted.cases import CASES
-from tests.planted.judge import judge, plainly
+from tests.planted.judge import judge, plainly, started
 
 AT_A_TIME = 2
 INSIDE = "--inside"
@@ -29,7 +29,8 @@ def inside(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
     cases = [case for case in CASES if case.environment == environment and (not wanted or case.name in wanted)]
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_A_TIME) as pool:
         folder = Path(name)
-        verdicts = list(pool.map(lambda case: judge(case, folder / case.name), cases))
+        runs = started(cases, folder, pool)
+        verdicts = [judge(case, runs[case.command].result()) for case in cases]
         plain = plainly(cases, folder / "plain")
     return [
         {

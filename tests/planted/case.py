@@ -26,6 +26,7 @@ EVIDENCE: Mapping[str, tuple[Kind, ...]] = {
     "cpu_preferred": ("logged",),
     "subgraph_rejected": ("logged", "probed", "derived"),
     "pinned_by_user": ("logged", "derived"),
+    "over_budget": ("logged", "probed"),
     "runtime_inserted": ("derived",),
     "not_claimed": ("probed", "derived"),
 }
@@ -80,7 +81,16 @@ class Case:
         """Kinds of evidence that are accepted."""
         return self.evidence or EVIDENCE[self.expected]
 
+    @property
+    def command(self) -> str:
+        """What is run; cases that differ in the node alone share one run."""
+        return repr((self.environment, self.provider, self.run, self.arguments, self.two_wheels))
 
+
+CONFIGURED: Mapping[tuple[str, str], tuple[str, str]] = {
+    ("cuda", "memory_budget_kb"): ("session.resource_cuda_partitioning_settings", "{},"),
+}
+"""Provider and option of Partita's -> entry of the session's configuration, and how it is written."""
 PLUGIN = Path(__file__).with_name("failing_plugin.c")
 """A provider library that loads and gives an error."""
 ORT_NAMES: Mapping[str, str] = {

@@ -47,7 +47,21 @@ BODY = operators(
     "else_branch = e () => (float[4,16] b) { [other] b = Neg(h) }>\n  [last] y = Relu(p)\n}",
 )
 TEXT = operators(21, "g (float[4,16] x) => (string[4,16] y) {\n  [first] h = Relu(x)\n  [planted] y = Cast<to=8>(h)\n}")
-WORDS = operators(21, "g (string[4] a, string[4] b) => (bool[4] y) {\n  [planted] y = Equal(a, b)\n}")
+WORDS = operators(
+    21,
+    "g (float[4] a, float[4] b) => (bool[4] y) {\n  [first] p = Cast<to=8>(a)\n  [second] q = Cast<to=8>(b)\n"
+    "  [planted] y = Equal(p, q)\n}",
+)
+HALVES = operators(
+    21,
+    "g (float16[4,16] x) => (float16[4,16] y) {\n"
+    "  [first] h = Sigmoid(x)\n  [asin] p = Asin(h)\n  [last] y = Relu(p)\n}",
+)
+STACK = operators(
+    21,
+    "g (float[4,256] x) => (float[4,256] y) <float[256,256] w1, float[256,256] w2, float[256,256] w3> {\n"
+    "  [first] a = MatMul(x, w1)\n  [second] b = MatMul(a, w2)\n  [planted] y = MatMul(b, w3)\n}",
+)
 WHOLE = operators(
     21,
     "g (int64[16,16] x) => (int64[16,16] y) {\n"
@@ -110,7 +124,7 @@ CASES: tuple[Case, ...] = (
         WHOLE, WHOLE.replace("int64[", "float["),
     ),
     cuda("tile-uint8", "Tile of uint8", "no_kernel_type", BYTES, BYTES.replace("uint8[", "float[")),
-    cuda("equal-strings", "Equal of strings", "no_kernel_type", WORDS, WORDS.replace("string[", "float[")),
+    cuda("equal-strings", "Equal of strings", "no_kernel_type", WORDS, WORDS.replace("to=8", "to=10")),
     cuda(
         "cast-to-string", "Cast to string: the type that CUDA's kernel does not make", "no_kernel_type",
         TEXT, swap(swap(TEXT, "to=8", "to=10"), "string[", "float16["),
@@ -139,5 +153,13 @@ CASES: tuple[Case, ...] = (
     cuda(
         "pinned", "the user pins the node's module to the CPU", "pinned_by_user",
         PINNED, PINNED, node="head/planted", arguments=("--pin", "cpu:head"), plain=False,
+    ),
+    cuda(
+        "inserted-cast", "a Cast that ONNX Runtime puts before a float16 node which only the CPU has, in float32",
+        "runtime_inserted", HALVES, None, node="InsertedPrecisionFreeCast_h",
+    ),
+    Case(
+        "cuda-over-budget", "main", "cuda", "a budget of device memory that two of three equal layers use up",
+        "over_budget", Run(STACK, {"memory_budget_kb": "1000"}, dry_run=True), Run(STACK, dry_run=True),
     ),
 )  # fmt: skip

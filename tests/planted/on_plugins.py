@@ -16,7 +16,6 @@ NO_DETERMINANT = operators(
     21,
     "g (float[2,4,4] x) => (float[2,4,4] y) {\n  [first] h = Neg(x)\n  [planted] p = Abs(h)\n  [last] y = Neg(p)\n}",
 )
-WORDS = operators(21, "g (string[4] a, string[4] b) => (bool[4] y) {\n  [planted] y = Equal(a, b)\n}")
 
 
 def plugin(name: str, planted: str, expected: str, model: str, control: str | None, **more: Any) -> Case:
@@ -39,10 +38,6 @@ CASES: tuple[Case, ...] = (
     plugin(
         "pad-wrap-neighbour", "a node beside it, which goes down with the graph", "subgraph_rejected",
         PADDED, swap(PADDED, "wrap", "reflect"), node="first",
-    ),
-    plugin(
-        "equal-strings", "Equal of strings, which is claimed and then cannot be compiled", "no_kernel_type",
-        WORDS, WORDS.replace("string[", "float["),
     ),
     plugin(
         "cast-to-string", "Cast to string, which is claimed and then cannot be compiled", "no_kernel_type",

@@ -104,11 +104,6 @@ CASES: tuple[Case, ...] = (
         "shape-int64", "int64 arithmetic on a shape: WebGPU has no Slice of int64", "no_kernel_type", SHAPES, None,
         arguments=("--shape", "N=2"),
     ),
-    Case(
-        "webgpu-shape-arithmetic", "webgpu", "webgpu",
-        "the same arithmetic, where WebGPU has kernels for int64: ONNX Runtime keeps it on the CPU",
-        "cpu_preferred", Run(SHAPES, {"enableInt64": "1"}), arguments=("--shape", "N=2"),
-    ),
     webgpu(
         "layout-transpose-25", "a Transpose that ONNX Runtime puts around a Conv, in an opset whose Transpose WebGPU "
         "lacks", "runtime_inserted", LAYOUT, None, node="Transpose",

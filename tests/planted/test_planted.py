@@ -17,7 +17,7 @@ from tests.contract.commands import device_is_there
 from tests.contract.expectations import ENVIRONMENTS
 from tests.planted.case import Case
 from tests.planted.cases import CASES
-from tests.planted.judge import Verdict, judge, plainly
+from tests.planted.judge import Outcome, Verdict, judge, plainly, started
 
 AT_A_TIME = 2
 LEAST = 40
@@ -54,14 +54,14 @@ def selected(request: pytest.FixtureRequest) -> list[Case]:
 def verdict_of(selected: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Verdict]:
     """What came of a case; all of them are started with the first that is asked for."""
     folder = tmp_path_factory.mktemp("planted")
-    started: dict[str, Future[Verdict]] = {}
+    runs: dict[str, Future[Outcome]] = {}
 
     def verdict(case: Case) -> Verdict:
-        if not started:
+        if not runs:
             pool = ThreadPoolExecutor(AT_A_TIME)
-            started.update({other.name: pool.submit(judge, other, folder / other.name) for other in selected})
+            runs.update(started(selected, folder, pool))
             pool.shutdown(wait=False)
-        return started[case.name].result()
+        return judge(case, runs[case.command].result())
 
     return verdict
 
