@@ -33,6 +33,7 @@ from partita.partition_reports.records import (
 )
 from partita.partition_reports.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.partition_reports.sources import state_sources
+from partita.partition_reports.timeline import find_timeline
 from partita.partition_reports.timing import node_time_note, node_times, step_times
 
 
@@ -85,6 +86,7 @@ def build_report(
         totals=build_totals(facts) if facts.finish_reason is not None else None,
         dry_run=played,
         exceeded=exceeded(phases, limits) if limits is not None else (),
+        timeline=find_timeline(indexes) if played is None else (),
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
         disagreements=tuple(

@@ -444,6 +444,22 @@ class Totals(Record):
     finish_detail: str
 
 
+class TimelineRun(Record):
+    """One session run of the observation window, node by node, on the host's clock."""
+
+    phase: PhaseName
+    file: str
+    run: int
+    """0-based, per file."""
+    tokens: int
+    """New tokens per row; 0 where there are no tokens."""
+    start_us: int
+    """Since the profile of this file began; runs of two files have two clocks."""
+    host_us: int
+    events: tuple[tuple[int, int, int], ...]
+    """Position of the node in the phase, start in microseconds after the run's, and host time in microseconds."""
+
+
 class Check(Record):
     """Something that has to add up, and whether it did."""
 
@@ -498,6 +514,8 @@ class Report(Record):
     """null when every device was real. Otherwise no time is given anywhere."""
     exceeded: tuple[str, ...] = ()
     """Limits of the request that were not met, one sentence each."""
+    timeline: tuple[TimelineRun, ...] = ()
+    """Runs of the observation window, in order; empty for a dry run."""
     checks: tuple[Check, ...]
     sources: tuple[SourceStatement, ...]
     disagreements: tuple[Disagreement, ...]

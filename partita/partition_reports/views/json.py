@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from partita.errors import ReportError
 from partita.partition_reports.records import SCHEMA, Report
 from partita.partition_reports.views.base import View
 
+NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
+"""A list of whole numbers over several lines; inside a string there is no line break."""
 FAMILY = SCHEMA.partition("/")[0]
 
 
 def to_text(report: Report) -> str:
     """The report as JSON, ending in a newline."""
-    return report.model_dump_json(by_alias=True, indent=1) + "\n"
+    text = report.model_dump_json(by_alias=True, indent=1)
+    return NUMBERS.sub(lambda found: f"[{','.join(found[1].split()).replace(',,', ',')}]", text) + "\n"
 
 
 def write(report: Report, path: Path) -> None:

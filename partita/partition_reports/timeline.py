@@ -1,0 +1,38 @@
+"""The observation window run by run: which node ran when, on the host's clock. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.partition_reports.records import TimelineRun
+from partita.partition_reports.session_index import SessionIndex
+
+
+def find_timeline(indexes: Sequence[SessionIndex]) -> tuple[TimelineRun, ...]:
+    """Every observed run with its nodes; what ran inside control flow is part of the node that holds it."""
+    return tuple(run for index in indexes for run in session_runs(index))
+
+
+def session_runs(index: SessionIndex) -> list[TimelineRun]:
+    """The runs of one session, in order."""
+    positions = {name: position for position, name in enumerate(index.order)}
+    events: dict[int, list[tuple[int, int, int]]] = {}
+    starts = {window.run: window.start_us for window in index.facts.runs}
+    for event in index.events:
+        if event.name in positions and event.run in starts:
+            entry = (positions[event.name], event.start_us - starts[event.run], event.host_us)
+            events.setdefault(event.run, []).append(entry)
+    return [
+        TimelineRun.model_validate(
+            {
+                "phase": window.phase,
+                "file": index.facts.file,
+                "run": window.run,
+                "tokens": window.tokens,
+                "start_us": window.start_us,
+                "host_us": window.host_us,
+                "events": tuple(events.get(window.run, ())),
+            }
+        )
+        for window in sorted(index.facts.runs, key=lambda window: window.run)
+    ]
