@@ -273,7 +273,7 @@ def light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.Te
         copy.CopyFrom(tensor)
         try:
             onnx.external_data_helper.load_external_data_for_tensor(copy, str(folder))
-        except (OSError, ValueError):
+        except (OSError, ValueError, onnx.checker.ValidationError):
             return zeros(name, tensor.data_type, tensor.dims)
         del copy.external_data[:]
         copy.data_location = onnx.TensorProto.DEFAULT
