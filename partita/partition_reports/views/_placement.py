@@ -191,7 +191,7 @@ def show_partitions(page: Page, report: Report) -> None:
         show_crossings(page, phase)
         runs = "per run" if phase.name == "run" else f"per run of {phase.name}"
         page.line(f"Bytes are {runs}; other: other partitions.")
-        if phase.cost is not None:
+        if phase.cost is not None and (phase.cost.partitions > 1 or phase.cost.copies):
             page.line(say_cost(phase.cost))
 
 
