@@ -262,7 +262,8 @@ def at_version(case: Case, since: int) -> Case | None:
         Feed(name, kinds.get(name) or tensor_type(constants[name].data_type, constants[name].dims), constants.get(name))
         for name in names
     )
-    return replace(moved, node=alone[0], feeds=feeds)
+    changed = replace(moved, node=alone[0], feeds=feeds)
+    return changed if legal(changed) else None
 
 
 def legal(case: Case) -> bool:

@@ -1,0 +1,251 @@
+"""What is tried on a node besides the node as it is: one factor at a time, legal, and told in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, numpy_helper, parser
+
+from partita.partition_reports.probes import CODES
+from partita.runtime.onnx_model import read_onnx
+from partita.runtime.probes.cases import Case, case_model, cut_graph, fingerprint, node_case
+from partita.runtime.probes.schemas import find_schema, history
+from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, single
+
+HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "ai.onnx.ml" : 3, "com.microsoft" : 1, "own" : 1]>\n'
+ATTENTION = (
+    "g (float[1,1,64] x, float[1,1,32] k, float[1,1,32] v, float[1,2,16,16] pk, float[1,2,16,16] pv, int32[1] s, "
+    "int32 t) => (float[1,1,64] y, float[1,2,16,16] nk, float[1,2,16,16] nv) {\n"
+    "  [n] y, nk, nv = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2, scale=0.5>(x, k, v, pk, pv, s, t)"
+    "\n}"
+)
+CaseOf = Callable[..., Case]
+
+
+@pytest.fixture
+def case(tmp_path) -> CaseOf:
+    """Factory: the case of the node `n` of a model text."""
+
+    def make(text: str, opset: int = 21, **sizes: tuple[int, ...]) -> Case:
+        path = tmp_path / "m.onnx"
+        onnx.save(parser.parse_model(HEAD.format(opset=opset) + text), path)
+        return node_case(cut_graph(read_onnx(path), sizes), "n")
+
+    return make
+
+
+def changes(case: Case, factor: str) -> list[str]:
+    return [variation.change for variation in single(case) if variation.factor == factor]
+
+
+def inputs(case: Case) -> list[tuple[int, list[int]]]:
+    """Element type and sizes of every input."""
+    return [
+        (feed.kind.tensor_type.elem_type, [size.dim_value for size in feed.kind.tensor_type.shape.dim])
+        for feed in case.feeds
+    ]
+
+
+def opens(case: Case) -> bool:
+    """Whether ONNX Runtime takes the model for a legal one: its CPU provider may have no kernel for it."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(case_model(case).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - its exceptions have no common class of their own
+        assert type(error).__name__ in ("NotImplemented", "InvalidGraph", "Fail"), error
+        return type(error).__name__ == "NotImplemented"
+    return True
+
+
+TEXTS = {
+    "Elu": "g (float[N,4] x) => (float[N,4] y) {\n  [n] y = Elu<alpha=2.0>(x)\n}",
+    "Clip": "g (float[4] x, float low) => (float[4] y) {\n  [n] y = Clip(x, low)\n}",
+    "Gather": "g (int64[4,4] x, int64[2] i) => (int64[2,4] y) {\n  [n] y = Gather(x, i)\n}",
+    "Squeeze": "g (float[1,4] x) => (float[4] y) <int64[1] a = {0}> {\n  [n] y = Squeeze(x, a)\n}",
+    "Softmax": "g (float[4,8] x) => (float[4,8] y) {\n  [n] y = Softmax(x)\n}",
+    "GroupQueryAttention": ATTENTION,
+}
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_variation_is_another_model_and_leaves_the_case_as_it_was(case, name):
+    plain = case(TEXTS[name], N=(2, 4))
+    before = fingerprint(case_model(as_it_is(plain).case))
+    found = [*single(plain), *combined(plain)]
+    assert found and fingerprint(case_model(plain)) == before
+    for variation in found:
+        assert variation.change and variation.case.node.op_type == plain.node.op_type
+        assert fingerprint(case_model(variation.case)) != before, variation.change
+    assert len({variation.change for variation in found}) == len(found), "each is told in words of its own"
+
+
+@pytest.mark.parametrize("name", ["Elu", "Clip", "Gather", "Squeeze", "Softmax"])
+@pytest.mark.parametrize("factor", ["static_shape", "type", "attribute", "input"])
+def test_single_variations_are_legal(case, name, factor):
+    for variation in single(case(TEXTS[name], x=(2, 4))):
+        assert variation.factor != factor or opens(variation.case), variation.change
+
+
+def test_single_variations_have_one_factor_and_reasons_know_it(case):
+    for text in TEXTS.values():
+        assert {variation.factor for variation in single(case(text))} <= set(CODES)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+def test_symbolic_sizes_are_fixed_to_those_of_the_run(case):
+    (found,) = [entry for entry in single(case(TEXTS["Elu"], x=(2, 4))) if entry.factor == "static_shape"]
+    assert found.change == "all sizes fixed" and inputs(found.case) == [(TensorProto.FLOAT, [2, 4])]
+
+
+def test_sizes_that_are_fixed_or_not_known_give_nothing_to_try(case):
+    assert changes(case(TEXTS["Softmax"]), "static_shape") == []
+    assert changes(case(TEXTS["Elu"]), "static_shape") == []
+
+
+def test_a_value_that_follows_from_the_sizes_is_a_constant_once_they_are_fixed(case):
+    text = (
+        "g (float[N,4] x) => (float[A] y) {\n  s = Shape(x)\n  p = ReduceProd<keepdims=1>(s)\n"
+        "  [n] y = Reshape(x, p)\n}"
+    )
+    (found,) = [entry for entry in single(case(text, x=(3, 4))) if entry.factor == "static_shape"]
+    (constant,) = case_model(found.case).graph.initializer
+    assert numpy_helper.to_array(constant).tolist() == [12] and opens(found.case)
+
+
+# --- types ---------------------------------------------------------------------------------------------------------
+
+
+def test_types_are_only_those_that_the_operator_allows(case):
+    assert changes(case(TEXTS["Softmax"]), "type") == [
+        "float16 in place of float32", "bfloat16 in place of float32", "float64 in place of float32",
+    ]  # fmt: skip
+    assert changes(case(TEXTS["Softmax"], 11), "type") == ["float16 in place of float32", "float64 in place of float32"]
+
+
+def test_inputs_of_one_type_change_together(case):
+    text = "g (float[4] x, float[4] z) => (float[4] y) {\n  [n] y = Add(x, z)\n}"
+    found = {entry.change: entry.case for entry in single(case(text)) if entry.factor == "type"}
+    assert inputs(found["float16 in place of float32"]) == [(TensorProto.FLOAT16, [4])] * 2
+
+
+def test_two_roles_of_one_type_are_also_changed_one_by_one(case):
+    found = {entry.change: entry.case for entry in single(case(TEXTS["Gather"])) if entry.factor == "type"}
+    assert inputs(found["float32 in place of int64 in data"])[0][0] == TensorProto.FLOAT
+    assert inputs(found["float32 in place of int64 in data"])[1][0] == TensorProto.INT64
+    assert inputs(found["int32 in place of int64 in indices"])[1][0] == TensorProto.INT32
+    assert "float32 in place of int64 in indices" not in found, "an index is a whole number"
+
+
+def test_a_type_in_an_attribute_is_changed_there(case):
+    text = "g (float[4] x) => (string[4] y) {\n  [n] y = Cast<to=8>(x)\n}"
+    found = {entry.change: entry.case for entry in single(case(text)) if entry.factor == "type"}
+    assert found["float16 in place of string as to"].node.attribute[0].i == TensorProto.FLOAT16
+    assert inputs(found["float16 in place of string as to"]) == [(TensorProto.FLOAT, [4])]
+    assert inputs(found["float16 in place of float32"]) == [(TensorProto.FLOAT16, [4])]
+
+
+def test_a_constant_changes_its_type_and_keeps_its_values(case):
+    text = "g (int64[4] x) => (int64[4] y) <int64[4] w = {1, 2, 3, 4}> {\n  [n] y = Mul(x, w)\n}"
+    found = {entry.change: entry.case for entry in single(case(text)) if entry.factor == "type"}
+    (weight,) = case_model(found["float32 in place of int64"]).graph.initializer
+    assert weight.data_type == TensorProto.FLOAT and numpy_helper.to_array(weight).tolist() == [1, 2, 3, 4]
+
+
+def test_operators_of_onnx_runtime_are_known_from_its_own_schemas(case):
+    plain = case(ATTENTION)
+    found = changes(plain, "type")
+    assert "float16 in place of float32" in found and not any(change.startswith("int") for change in found)
+    assert "without the optional input past_key" in changes(plain, "input")
+    assert changes(plain, "attribute") == ["without scale=0.5"], "num_heads is required"
+    assert history("com.microsoft", "GroupQueryAttention") and not history("own", "Mystery")
+
+
+def test_an_operator_that_nobody_knows_is_tried_with_what_can_be_told(case):
+    plain = case("g (float[4] x) => (float[4] y) {\n  [n] y = own.Mystery<a=1>(x)\n}")
+    assert {entry.factor for entry in single(plain)} == {"type", "input"}
+    assert find_schema("own", "Mystery", 1) is None
+
+
+def test_a_sequence_is_left_as_it_is(case):
+    text = "g (float[4] x, int64 at) => (float[4] y) {\n  s = SequenceConstruct(x, x)\n  [n] y = SequenceAt(s, at)\n}"
+    for variation in single(case(text)):
+        assert variation.case.feeds[0].kind.WhichOneof("value") == "sequence_type"
+
+
+# --- operator sets -------------------------------------------------------------------------------------------------
+
+
+def test_other_versions_of_an_operator_older_and_newer(case):
+    text = "g (float[1,4,8,8] x) => (float[1,4,4,4] y) {\n  [n] y = MaxPool<kernel_shape=[2,2]>(x)\n}"
+    assert changes(case(text, 22), "opset")[0] == "MaxPool of opset 12 in place of 22"
+    assert changes(case(text, 21), "opset")[-1] == "MaxPool of opset 22 in place of 12"
+    for variation in single(case(text, 22)):
+        assert variation.factor != "opset" or opens(variation.case), variation.change
+
+
+def test_an_input_that_was_an_attribute_is_moved(case):
+    """Opset 13 made the axes of Squeeze an input."""
+    found = {entry.change: entry.case for entry in single(case(TEXTS["Squeeze"])) if entry.factor == "opset"}
+    older = found["Squeeze of opset 11 in place of 21"]
+    assert [attribute.name for attribute in older.node.attribute] == ["axes"] and len(older.feeds) == 1
+    assert opens(older)
+
+
+def test_a_version_that_cannot_say_the_same_is_left_out(case):
+    dilated = "g (float[1,4,8,8] x) => (float[1,4,C,D] y) {\n  [n] y = MaxPool<kernel_shape=[2,2], ceil_mode=1>(x)\n}"
+    assert "MaxPool of opset 8 in place of 12" not in changes(case(dilated), "opset"), "ceil_mode came with opset 10"
+    half = "g (bfloat16[4,8] x) => (bfloat16[4,8] y) {\n  [n] y = Softmax(x)\n}"
+    assert "Softmax of opset 11 in place of 13" not in changes(case(half), "opset"), "bfloat16 came with opset 13"
+
+
+def test_combined_versions_are_legal_for_the_type_they_come_with(case):
+    found = [entry for entry in combined(case(TEXTS["Squeeze"])) if "bfloat16" in entry.change]
+    assert found and not any("of opset 11" in entry.change for entry in found)
+
+
+# --- attributes and inputs -----------------------------------------------------------------------------------------
+
+
+def test_attributes_that_say_something_are_left_out_one_by_one(case):
+    text = "g (float[4] x) => (float[4] y) {\n  [n] y = HardSigmoid<alpha=0.5, beta=0.25>(x)\n}"
+    assert changes(case(text), "attribute") == ["without alpha=0.5", "without beta=0.25"]
+
+
+def test_attributes_that_say_what_goes_without_saying_or_are_required_stay(case):
+    assert changes(case(TEXTS["Elu"].replace("2.0", "1.0")), "attribute") == []
+    text = "g (float[1,4,8,8] x) => (float[1,4,4,4] y) {\n  [n] y = MaxPool<kernel_shape=[2,2]>(x)\n}"
+    assert changes(case(text), "attribute") == []
+
+
+def test_inputs_are_left_out_made_constant_and_given_the_usual_rank(case):
+    found = {entry.change: entry.case for entry in single(case(TEXTS["Clip"])) if entry.factor == "input"}
+    assert list(found["without the optional input min"].node.input) == ["i0"]
+    assert [tensor.name for tensor in case_model(found["input min as a constant"]).graph.initializer] == ["i1"]
+    wide = case("g (float[2,2,2,2,2,2] x) => (float[2,2,2,2,2,2] y) {\n  [n] y = Relu(x)\n}")
+    assert changes(wide, "input")[0] == "4 dimensions in place of 6"
+
+
+# --- together ------------------------------------------------------------------------------------------------------
+
+
+def test_combinations_have_two_factors_or_more_fewest_first_and_not_too_many(case):
+    for text in TEXTS.values():
+        found = combined(case(text, x=(2, 4)))
+        sizes = [len(entry.parts) for entry in found]
+        assert len(found) <= MOST_COMBINED and sizes == sorted(sizes) and all(size > 1 for size in sizes)
+        assert all(entry.factor == "combined" and " and " in entry.change for entry in found)
+
+
+def test_a_combination_has_both_changes(case):
+    found = {entry.change: entry for entry in combined(case(TEXTS["Elu"], x=(2, 4)))}
+    both = found["all sizes fixed and float16 in place of float32"]
+    assert both.parts == ("static_shape", "type") and inputs(both.case) == [(TensorProto.FLOAT16, [2, 4])]
