@@ -6,9 +6,10 @@ input or constant that both sides read lies on the host because of the readers t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from partita.partition_reports import fusion
 from partita.partition_reports.optimised_graph import MEMCPY_OPS, OptimisedGraph
 from partita.partition_reports.placement import choose_provider
 from partita.partition_reports.session_index import SessionIndex
@@ -24,11 +25,13 @@ class Cause:
     unknown: str = ""
 
 
-def find_cause(index: SessionIndex, name: str) -> Cause:
-    """Nodes of the plan that make the Memcpy node `name` necessary."""
-    if index.optimised is not None and name in index.optimised.nodes:
-        return cause_in_graph(index.optimised, name)
-    return cause_in_file(index, name)
+def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
+    """Nodes of the plan that make each of these Memcpy nodes necessary."""
+    graph = index.optimised
+    if graph is not None and all(name in graph.nodes for name in names):
+        return {name: cause_in_graph(graph, name) for name in names}
+    edges = file_edges(index) if names else Edges({}, {}, {})
+    return {name: cause_in_file(index, edges, name) for name in names}
 
 
 def cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
@@ -47,24 +50,34 @@ def cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
     return Cause((), f"no node reads {graph.original(tensor)} in host memory; {what}")
 
 
-def cause_in_file(index: SessionIndex, name: str) -> Cause:
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """The exported graph, and where its nodes are in the plan."""
+
+    makers: dict[str, str]
+    readers: dict[str, list[str]]
+    runs_as: dict[str, str]
+    """The node of the plan that does the work of an exported one."""
+
+
+def file_edges(index: SessionIndex) -> Edges:
+    """Sort the exported graph of a session for look-up."""
+    makers, readers = fusion.edges(index.exported)
+    runs_as = {each: name for name, behind in index.stands_for.items() for each in behind}
+    return Edges(makers, readers, runs_as | {name: name for name in index.order})
+
+
+def cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
     """The cause by the edges of the exported graph and the tensor that the log names."""
     line = index.memcpy.get(name)
     if line is None:
         return Cause((), "no source tells which tensor it copies")
-    if line.op_type != TO_HOST:
-        makers = in_plan(index, (node.name for node in index.facts.graph if line.tensor in node.outputs))
-        if makers:
-            return Cause(makers)
-    readers = in_plan(index, (node.name for node in index.facts.graph if line.tensor in node.inputs))
+    maker = edges.runs_as.get(edges.makers.get(line.tensor, ""))
+    if line.op_type != TO_HOST and maker is not None:
+        return Cause((maker,))
+    readers = dict.fromkeys(edges.runs_as[each] for each in edges.readers.get(line.tensor, ()) if each in edges.runs_as)
     own = choose_provider(index.claims[name])
     elsewhere = tuple(each for each in readers if choose_provider(index.claims[each]) != own)
     if elsewhere:
         return Cause(elsewhere)
     return Cause((), f"the ONNX file shows no node on another provider that reads or makes {line.tensor}")
-
-
-def in_plan(index: SessionIndex, exported: Iterable[str]) -> tuple[str, ...]:
-    """The nodes of the plan that do the work of exported ones, each once."""
-    wanted = frozenset(exported)
-    return tuple(name for name in index.order if name in wanted or not wanted.isdisjoint(index.replaces(name)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.causes import find_cause
+from partita.partition_reports.causes import Cause, find_causes
 from partita.partition_reports.facts import PortFact
 from partita.partition_reports.partitions import port_bytes
 from partita.partition_reports.records import Copy, NodePlacement, PhaseName
@@ -20,7 +20,9 @@ def is_memcpy(node: NodePlacement) -> bool:
 
 def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...]) -> tuple[Copy, ...]:
     """Every tensor that moves between devices in one run of `phase`."""
-    inside = tuple(memcpy_copy(index, node) for node in nodes if is_memcpy(node))
+    memcpy = [node for node in nodes if is_memcpy(node)]
+    causes = find_causes(index, [node.name for node in memcpy])
+    inside = tuple(memcpy_copy(index, node, causes[node.name]) for node in memcpy)
     return (*inside, *(port_copy(port, phase) for port in index.facts.ports if is_copied(port)))
 
 
@@ -37,10 +39,9 @@ def is_copied(port: PortFact) -> bool:
     return port.direction == "input" or not (is_host(port.wanted_memory) and is_host(port.bound_memory))
 
 
-def memcpy_copy(index: SessionIndex, node: NodePlacement) -> Copy:
+def memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
     """The copy that one Memcpy node makes."""
     logged = index.memcpy.get(node.name)
-    cause = find_cause(index, node.name)
     return Copy.model_validate(
         {
             "kind": "memcpy_node",
