@@ -70,7 +70,7 @@ def read(path: Path) -> dict[str, tuple[Outcome, str]]:
         if raw["format"] != FORMAT:
             return {}
         answers = {str(key): (value[0], str(value[1])) for key, value in raw["answers"].items()}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
     return {key: answer for key, answer in answers.items() if answer[0] in get_args(Outcome)}
 

@@ -1,0 +1,115 @@
+"""Bisection: the smallest part of a graph that a provider does not open, when it names none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.runtime.onnx_model import read_onnx
+from partita.runtime.probes.bisect import find_rejected
+from partita.runtime.probes.cases import Graph, cut_graph
+from partita.runtime.probes.lab import Answer
+
+HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+NODES = 16
+
+
+class ScriptedLab:
+    """Says what a provider makes of a part; `tries`: how often it has time to answer."""
+
+    def __init__(
+        self, rejects: Callable[[Collection[str]], bool], tries: int = 10_000, outcome: str = "failed"
+    ) -> None:
+        self.rejects, self.tries, self.outcome = rejects, tries, outcome
+        self.asked: list[tuple[str, ...]] = []
+
+    def try_all(self, models: list[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+        assert not one_node and len(models) == 1
+        names = tuple(node.name for node in models[0].graph.node)
+        if len(self.asked) >= self.tries:
+            return [None]
+        self.asked.append(names)
+        if self.rejects(names):
+            return [Answer(self.outcome, f"{len(names)} nodes are too many")]
+        return [Answer("taken", "")]
+
+
+@pytest.fixture
+def chain(tmp_path) -> Graph:
+    """Sixteen nodes in a row, n0 to n15; the second half reads what the first node makes, too."""
+    lines = [f"  [n{step}] t{step + 1} = Add(t{step}, {'t1' if step > 7 else 't0'})" for step in range(NODES)]
+    text = f"g (float[4] t0) => (float[4] t{NODES}) {{\n" + "\n".join(lines) + "\n}"
+    path = tmp_path / "m.onnx"
+    onnx.save(parser.parse_model(HEAD + text), path)
+    return cut_graph(read_onnx(path), {})
+
+
+@pytest.mark.parametrize("culprit", [f"n{step}" for step in range(NODES)])
+def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
+    lab = ScriptedLab(lambda names: culprit in names)
+    found = find_rejected(chain, lab)
+    assert found is not None and found.nodes == (culprit,) and found.minimal
+    assert found.said == "1 nodes are too many", "what it says of this part, not of the whole"
+    assert found.tries == len(lab.asked) < 2 * NODES, "in halves, not one by one"
+
+
+@pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
+def test_a_pair_that_fails_only_together_is_found(chain, pair):
+    found = find_rejected(chain, ScriptedLab(lambda names: set(pair) <= set(names)))
+    assert found is not None and found.nodes == pair and found.minimal
+
+
+def test_three_that_fail_only_together_are_found(chain):
+    trio = ("n1", "n6", "n12")
+    found = find_rejected(chain, ScriptedLab(lambda names: set(trio) <= set(names)))
+    assert found is not None and found.nodes == trio
+
+
+def test_of_several_culprits_one_is_found(chain):
+    found = find_rejected(chain, ScriptedLab(lambda names: bool({"n3", "n11"} & set(names))))
+    assert found is not None and found.nodes in (("n3",), ("n11",))
+
+
+def test_a_provider_that_takes_only_so_many_nodes_has_a_part_without_a_culprit(chain):
+    found = find_rejected(chain, ScriptedLab(lambda names: len(names) > 5))
+    assert found is not None and len(found.nodes) == 6 and found.minimal
+
+
+def test_a_graph_that_is_not_rejected_gives_nothing(chain):
+    lab = ScriptedLab(lambda _: False)
+    assert find_rejected(chain, lab) is None and len(lab.asked) == 1
+
+
+@pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
+def test_a_crash_and_a_hang_are_rejections_too(chain, outcome):
+    found = find_rejected(chain, ScriptedLab(lambda names: "n7" in names, outcome=outcome))
+    assert found is not None and found.nodes == ("n7",)
+
+
+@pytest.mark.parametrize("outcome", ["left", "invalid"])
+def test_a_part_that_is_left_or_not_legal_is_not_rejected(chain, outcome):
+    assert find_rejected(chain, ScriptedLab(lambda _: True, outcome=outcome)) is None
+
+
+def test_no_time_at_all_gives_nothing(chain):
+    assert find_rejected(chain, ScriptedLab(lambda _: True, tries=0)) is None
+
+
+@pytest.mark.parametrize("tries", range(1, 6))
+def test_when_the_time_is_up_the_smallest_part_so_far_is_told_as_such(chain, tries):
+    pair = {"n2", "n9"}
+    found = find_rejected(chain, ScriptedLab(lambda names: pair <= set(names), tries=tries))
+    assert found is not None and pair <= set(found.nodes) and not found.minimal
+    assert found.tries == tries and found.said == f"{len(found.nodes)} nodes are too many"
+
+
+def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
+    """The type between the two is not known, so only both together can be tried."""
+    text = "g (float[4] x) => (float[4] y) {\n  [a] h = own.Mystery(x)\n  [b] y = own.Mystery(h)\n}"
+    path = tmp_path / "m.onnx"
+    onnx.save(parser.parse_model(HEAD + text), path)
+    found = find_rejected(cut_graph(read_onnx(path), {}), ScriptedLab(lambda names: "b" in names))
+    assert found is not None and found.nodes == ("a", "b")
