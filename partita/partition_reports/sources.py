@@ -76,10 +76,11 @@ def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     parts = []
     for index in indexes:
         kept = sum(name in index.exported for name in index.order)
-        named = len({name for node in index.order for name in index.replaces(node)})
+        named = {name for node in index.order for name in index.replaces(node)}
+        gone = len(index.exported) - len(named.union(index.exported.keys() & index.present))
         parts.append(
             f"{index.facts.file}: {len(index.facts.graph)} nodes in the file, {kept} run under their own name, "
-            f"{named} live on in another node, {len(index.order) - kept} are ONNX Runtime's own"
+            f"{len(named)} live on in another node, {gone} are gone; {len(index.order) - kept} are ONNX Runtime's own"
         )
     return "; ".join(parts)
 

@@ -356,7 +356,8 @@ def say_fallback_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
     verdicts = Counter(cost.harmless for cost in costs)
     words = ((True, "harmless"), (False, "not harmless"), (None, "not known to be harmless"))
     told = listing(f"{verdicts[key]} {word}" for key, word in words if verdicts[key])
-    return f"{', '.join(parts)}; {told} ({costs[0].why}{'; …' if len({cost.why for cost in costs}) > 1 else ''})"
+    grounds = {cost.why: None for key in (False, None, True) for cost in costs if cost.harmless is key}
+    return f"{', '.join(parts)}; {told} ({next(iter(grounds))}{'; …' if len(grounds) > 1 else ''})"
 
 
 def total_bytes_of(copies: Sequence[Copy]) -> str:
