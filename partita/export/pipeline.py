@@ -50,6 +50,7 @@ from partita.package import (
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
+OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
@@ -148,8 +149,8 @@ def _check_options(options: ExportOptions) -> None:
             raise UsageError(
                 f"--opset {options.opset}: --attention {chosen.name} needs opset {chosen.min_opset} or newer"
             )
-    if options.opset is not None and not 18 <= options.opset <= MAX_OPSET:
-        raise UsageError(f"--opset {options.opset}: must be between 18 and {MAX_OPSET}")
+    if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
+        raise UsageError(f"--opset {options.opset}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
 
 
 def _run(work: _Work, replay: Replay) -> Summary:

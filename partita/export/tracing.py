@@ -27,6 +27,7 @@ from partita.export.attention import Lowering
 from partita.export.attention.base import AttentionCall
 from partita.export.cleaning import clean
 from partita.export.hooks import IMPLEMENTATION, AttentionRequest, MaskRule, Plug, PlugCache, plugged, register
+from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.state import LayerState, probe_layers
 from partita.package import Port, State
 
@@ -36,6 +37,9 @@ MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
 ROOT = "hf"
 """Attribute that holds the original model inside the traced wrapper; stripped from every name."""
 EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
+POSITIONS, TORCH_POSITIONS = "int32", torch.int32
+"""GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
+fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +249,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             torch.zeros(spec.batch if c.per_row else (), dtype=getattr(torch, c.dtype)) for c in lowering.cursors
         )
         past = tuple(torch.zeros(s.shape, dtype=TORCH_DTYPES[s.dtype]) for s in states)
-        arguments = (ids, torch.zeros_like(ids), torch.zeros(rows, dtype=torch.long), cursors, past)
+        positions = torch.zeros(spec.batch, length, dtype=TORCH_POSITIONS)
+        arguments = (ids, positions, torch.zeros(rows, dtype=torch.long), cursors, past)
     shapes: dict[str, Any] | None = None
     if spec.sequence_length is None:
         tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
@@ -272,7 +277,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             program,
             arguments,
             dynamo=True,
-            opset_version=spec.opset,
+            opset_version=max(spec.opset, WRITTEN),
             input_names=input_names,
             output_names=output_names,
             optimize=False,
@@ -282,10 +287,12 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     model = onnx_program.model
     with quiet(), translated("cleaning the graph"):
         _strip_weights(model, fake.module)
-        _settle_domains(model, lowering, spec.opset)
+        _settle_domains(model, lowering, max(spec.opset, WRITTEN))
         clean(model)
         _drop_unused_inputs(model)
         name_nodes(model)
+        if spec.opset < WRITTEN:
+            to_opset17(model)
     return Traced(model, *_ports(model, lowering, spec, fake), states)
 
 
@@ -413,7 +420,7 @@ def _ports(
     rows: int | str = 1 if spec.sequence_length else "logits_rows"
     known = {
         "input_ids": Port(name="input_ids", role="tokens", shape=tokens, dtype="int64"),
-        "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype="int64"),
+        "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype=POSITIONS),
         "logits_indices": Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"),
     }
     for cursor in lowering.cursors:

@@ -1,0 +1,101 @@
+"""Attention and cache in operators that every compiler knows: MatMul, Softmax, Where, and a write by position.
+
+    key ── write at positions (past key) ── present key ────────────────┐
+    value ─ write at positions (past value) ─ present value ────┐       │
+    query · scale ── MatMul(present key transposed) ── Where(allowed, ·, lowest) ── Softmax ── MatMul ── output
+
+One new token is written with a Where over the whole cache, more with ScatterElements: the first has no index tensor,
+and compilers for NPUs take it. There is no cursor besides the positions: a key is allowed when it is not after its
+query, so what lies beyond is never seen. Tensors have at most four dimensions, and nothing is newer than opset 17.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partita.export.attention.base import AttentionCall, Lowering
+
+if TYPE_CHECKING:
+    import torch
+
+LOWEST = -60000.0
+"""Score of a key that is not allowed: float16 can hold it, and no softmax is left with anything of it."""
+
+
+def write(past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """past [B, Hkv, N, D] with new [B, Hkv, S, D] at positions [B, S] of the third axis."""
+    import torch
+    import torch.onnx.ops as onnx_ops
+
+    length = new.shape[2]
+    if isinstance(length, int) and length == 1:  # a symbolic length must not be compared: that would fix it
+        here = torch.arange(past.shape[2], dtype=positions.dtype)[None, None, :, None] == positions[:, None, :, None]
+        return torch.where(here, new, past)
+    # A product with ones, because Expand would need the shape of a symbolic size.
+    index = positions.to(torch.int64)[:, None, :, None] * torch.ones(
+        1, new.shape[1], 1, new.shape[3], dtype=torch.int64
+    )
+    return onnx_ops.symbolic(
+        "onnx::ScatterElements", (past, index, new), {"axis": 2}, dtype=past.dtype, shape=past.shape, version=16
+    )
+
+
+def reshaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Reshape; the third size may be symbolic. torch's own would fix such a size when it looks at strides."""
+    import torch
+    import torch.onnx.ops as onnx_ops
+
+    sizes = torch.tensor([*shape[:2], -1, shape[3]], dtype=torch.int64)
+    return onnx_ops.symbolic("onnx::Reshape", (tensor, sizes), dtype=tensor.dtype, shape=shape, version=14)
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """MatMul of [B, H, M, K] and [B, H, K, N], for the same reason not torch's own."""
+    import torch.onnx.ops as onnx_ops
+
+    shape = (*left.shape[:3], right.shape[3])
+    return onnx_ops.symbolic("onnx::MatMul", (left, right), dtype=left.dtype, shape=shape, version=13)
+
+
+def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
+    """True where a query may see a key: positions [B, S] -> [B, 1, S, N]."""
+    import torch
+
+    keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
+    queries = positions[:, None, :, None]
+    seen = keys <= queries
+    return seen if window is None else seen & (keys > queries - window)
+
+
+def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+    import torch
+
+    present_key = write(call.past_key, call.key, call.positions)
+    present_value = write(call.past_value, call.value, call.positions)
+    batch, heads, length, width = call.query.shape
+    kv_heads, max_length = call.past_key.shape[1], call.past_key.shape[2]
+    # Query heads of one KV head are rows of one product, so that keys and values need no copy per query head.
+    rows = heads // kv_heads * length
+    query = reshaped(call.query * call.scale, (batch, kv_heads, rows, width))
+    scores = product(query, present_key.transpose(2, 3))
+    scores = reshaped(scores, (batch, heads, length, max_length))
+    if call.softcap:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    mask = allowed(call.positions, call.window, max_length)
+    scores = torch.where(mask, scores, torch.full((), LOWEST, dtype=scores.dtype))
+    weights = reshaped(torch.softmax(scores, dim=-1), (batch, kv_heads, rows, max_length))
+    output = reshaped(product(weights, present_value), (batch, heads, length, call.value.shape[-1]))
+    return output.transpose(1, 2), present_key, present_value
+
+
+LOWERING = Lowering(
+    name="primitives",
+    opset=17,
+    min_opset=17,
+    domains=(),
+    cursors=(),
+    emit=emit,
+    same_kv_width=False,
+    appends_in_batches=True,
+)
