@@ -11,27 +11,24 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import REPOSITORY
 from tests.contract.expectations import ENVIRONMENTS, MAIN
 from tests.planted.cases import CASES
-from tests.planted.judge import judge, plainly, started
+from tests.planted.judge import judge, outcomes, plainly
 
-AT_A_TIME = 2
 INSIDE = "--inside"
 
 
 def inside(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
     """The verdicts on the cases of one environment, as JSON values; in its own Python."""
     cases = [case for case in CASES if case.environment == environment and (not wanted or case.name in wanted)]
-    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(AT_A_TIME) as pool:
-        folder = Path(name)
-        runs = started(cases, folder, pool)
-        verdicts = [judge(case, runs[case.command].result()) for case in cases]
-        plain = plainly(cases, folder / "plain")
+    with tempfile.TemporaryDirectory() as name:
+        ended = outcomes(cases, Path(name) / "planted")
+        plain = plainly(cases, Path(name) / "plain")
+    verdicts = [judge(case, ended[case.command]) for case in cases]
     return [
         {
             "name": verdict.case.name, "expected": verdict.case.expected, "reason": verdict.reason,

@@ -1,6 +1,7 @@
 """Runs a planted case through the command line, and says whether what it answers is the truth.
 
-One `partita place` per case, two at a time; plain ONNX Runtime is asked about all graphs of an environment at once.
+One `partita place` per case, all of an environment in one batch; plain ONNX Runtime is asked about all of its graphs at
+once.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import REPOSITORY
 from tests.contract.commands import COMMAND_SECONDS, variables
 from tests.planted.case import CONFIGURED, OPTION_PREFIX, ORT_NAMES, PLUGIN, WHEELS, Case, Run
 from tests.planted.graphs import save
 
+BATCH_SECONDS = 600
 RAW = Path(__file__).with_name("raw.py")
 UNLISTED = {("webgpu", "webgpu")}
 """Environments and providers whose own nodes are not in the list."""
@@ -80,16 +82,6 @@ def compile_library(definition: str, folder: Path) -> Path:
     return path
 
 
-def environment_of(case: Case, run: Run, folder: Path) -> dict[str, str]:
-    """Environment variables of a command on this case."""
-    found = {**variables(), **run.variables}
-    if case.two_wheels:
-        name, _, version = case.two_wheels.partition(" ")
-        pretend_wheel(folder / "site", name, version)
-        found["PYTHONPATH"] = os.pathsep.join([str(folder / "site"), found["PYTHONPATH"]])
-    return found
-
-
 def pretend_wheel(site: Path, name: str, version: str) -> None:
     """The metadata of a wheel of ONNX Runtime, as pip leaves it."""
     info = site / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -104,22 +96,38 @@ def place_arguments(case: Case, run: Run, model: Path, folder: Path) -> list[str
     library = [f"--provider-library={case.provider}={compile_library(run.library, folder)}"] if run.library else []
     dry = ["--dry-run"] if run.dry_run else []
     return [
-        "-m", "partita", "place", str(model), "--provider", f"{case.provider},cpu", "--json", "--runs", "1",
+        "place", str(model), "--provider", f"{case.provider},cpu", "--json", "--runs", "1",
         *options, *library, *dry, *case.arguments,
     ]  # fmt: skip
 
 
-def outcome_of(case: Case, folder: Path) -> Outcome:
-    """Place the planted graph."""
-    folder.mkdir(parents=True, exist_ok=True)
-    model = save(case.run.model, folder / "model.onnx")
+def command(case: Case, folder: Path) -> dict[str, Any]:
+    """What `batch.py` is to run for a case."""
+    site = folder / "site"
+    folder.mkdir(parents=True)
+    if case.two_wheels:
+        pretend_wheel(site, *case.two_wheels.split(" "))
+    path = [str(site)] if case.two_wheels else []
+    found = {**variables(), **case.run.variables}
+    return {
+        "folder": str(folder),
+        "arguments": place_arguments(case, case.run, save(case.run.model, folder / "model.onnx"), folder),
+        "variables": {**found, "PYTHONPATH": os.pathsep.join([*path, found["PYTHONPATH"]])},
+        "path": path,
+    }
+
+
+def outcomes(cases: Iterable[Case], folder: Path) -> dict[str, Outcome]:
+    """How the runs of all cases ended, by what is run; cases that share a run are run once."""
+    runs = {case.command: command(case, folder / case.name) for case in {c.command: c for c in cases}.values()}
     done = subprocess.run(
-        [sys.executable, *place_arguments(case, case.run, model, folder)],
-        cwd=folder, env=environment_of(case, case.run, folder), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=COMMAND_SECONDS,
+        [sys.executable, "-m", "tests.planted.batch"], input=json.dumps(list(runs.values())),
+        cwd=REPOSITORY, env=variables(), capture_output=True, text=True, timeout=BATCH_SECONDS, check=True,
     )  # fmt: skip
-    report = json.loads(done.stdout) if done.stdout.startswith("{") else None
-    return Outcome(done.returncode, report, done.stderr[-1000:])
+    return {
+        key: Outcome(one["code"], json.loads(one["out"]) if one["out"].startswith("{") else None, one["err"][-1000:])
+        for key, one in zip(runs, json.loads(done.stdout), strict=True)
+    }
 
 
 def judge(case: Case, outcome: Outcome) -> Verdict:
@@ -133,12 +141,6 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(case, "no reason given for the node", said=f"reasons: {told}; {outcome.err}")
     trials = tuple(f"{trial['factor']} {trial['change']}: {trial['outcome']}" for trial in row["trials"])
     return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials)
-
-
-def started(cases: Iterable[Case], folder: Path, pool: Executor) -> dict[str, Future[Outcome]]:
-    """The runs of all cases, by what is run."""
-    runs = {case.command: case for case in cases}
-    return {command: pool.submit(outcome_of, case, folder / case.name) for command, case in runs.items()}
 
 
 def names(case: Case, name: str, op_type: str | None) -> bool:

@@ -7,8 +7,6 @@ the cause alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,8 @@ from tests.contract.commands import device_is_there
 from tests.contract.expectations import ENVIRONMENTS
 from tests.planted.case import Case
 from tests.planted.cases import CASES
-from tests.planted.judge import Outcome, Verdict, judge, plainly, started
+from tests.planted.judge import Outcome, Verdict, judge, outcomes, plainly
 
-AT_A_TIME = 2
 LEAST = 40
 ENVIRONMENT_NAMES = ("main", "webgpu", "openvino", "qnn", "plugins")
 
@@ -52,16 +49,14 @@ def selected(request: pytest.FixtureRequest) -> list[Case]:
 
 @pytest.fixture(scope="session")
 def verdict_of(selected: list[Case], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Verdict]:
-    """What came of a case; all of them are started with the first that is asked for."""
+    """What came of a case; all of them are run with the first that is asked for."""
     folder = tmp_path_factory.mktemp("planted")
-    runs: dict[str, Future[Outcome]] = {}
+    ended: dict[str, Outcome] = {}
 
     def verdict(case: Case) -> Verdict:
-        if not runs:
-            pool = ThreadPoolExecutor(AT_A_TIME)
-            runs.update(started(selected, folder, pool))
-            pool.shutdown(wait=False)
-        return judge(case, runs[case.command].result())
+        if not ended:
+            ended.update(outcomes(selected, folder))
+        return judge(case, ended[case.command])
 
     return verdict
 
@@ -105,6 +100,6 @@ def test_there_are_enough_of_every_kind():
     assert {case.environment for case in CASES} == set(ENVIRONMENT_NAMES)
 
 
-def test_a_case_has_a_control_or_says_why(tmp_path: Path):
+def test_most_cases_have_a_control():
     uncontrolled = [case.name for case in CASES if case.control is None]
     assert len(uncontrolled) <= len(CASES) // 3, uncontrolled
