@@ -31,7 +31,8 @@ class InstalledPlugin:
 
 def merged(plugin: Plugin, answered: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """The user's options, with those that the package answers where the user said nothing on the matter."""
-    return dict(given) if any(name in given for name in plugin.yields_to) else {**answered, **given}
+    paths = {name for name, _ in plugin.path_options} if any(name in given for name in plugin.yields_to) else set()
+    return {**{name: value for name, value in answered.items() if name not in paths}, **given}
 
 
 def installed_version(wheel: str) -> str | None:

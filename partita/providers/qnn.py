@@ -4,8 +4,12 @@ A plugin: onnxruntime-qnn 2.7 next to a plain onnxruntime. It compiles subgraphs
 float16, so packages need --static-shapes, and it is never chosen by itself: the emulator is slower than the CPU.
 Options are those of the provider's own page (onnxruntime/onnxruntime-qnn, docs/execution_providers) that the library of
 2.7.0 also accepts or names; it ignores unknown ones. backend_path comes from the package unless it or backend_type is
-given; the package for Linux x86-64 has no cpu backend.
+given; the package for Linux x86-64 has no cpu backend. Left to itself the emulator plays a chip whose NPU has no
+floating-point arithmetic, and fails to finalise most float graphs with QNN_COMMON_ERROR_MEM_ALLOC (1002), so it is told
+another one. Even then it cannot finalise an RMS norm in float32: packages need --precision fp16.
 """
+
+import platform
 
 from partita.partition_reports.facts import LogPattern
 from partita.providers.base import Option, Plugin, Provider
@@ -14,6 +18,9 @@ MODES = (
     "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced", "low_power_saver",
     "power_saver", "extreme_power_saver", "sustained_high_performance",
 )  # fmt: skip
+
+EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
+"""The chip that the emulator plays: SM8550, whose HTP (v73) computes in float16. A real device knows its own."""
 
 PROVIDER = Provider(
     name="qnn",
@@ -24,7 +31,8 @@ PROVIDER = Provider(
     preferred_attention="onnx24",
     compiles=True,
     plugin=Plugin(
-        "onnxruntime-qnn", "onnxruntime_qnn", (("backend_path", "get_qnn_htp_path"),), yields_to=("backend_type",)
+        "onnxruntime-qnn", "onnxruntime_qnn", (("backend_path", "get_qnn_htp_path"),), EMULATED,
+        yields_to=("backend_type",)
     ),
     options=(
         Option("backend_path", "path", "", "backend library, e.g. libQnnHtp.so"),
@@ -70,6 +78,6 @@ PROVIDER = Provider(
         "device_missing": "it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn",
         "version_mismatch": "install the onnxruntime that this onnxruntime-qnn was built for",
         "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; export with --static-shapes",
+        "initialisation_failed": "see the evidence; export with --static-shapes --precision fp16",
     },
 )  # fmt: skip
