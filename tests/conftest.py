@@ -112,6 +112,16 @@ def require_dry_run() -> None:
     require("the CUDA provider of onnxruntime-gpu", (folder / "libonnxruntime_providers_cuda.so").is_file())
 
 
+@pytest.fixture
+def stand_ins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a dry run of CUDA needs; the stand-ins are built once for all tests. Gives the folder that holds them."""
+    require_dry_run()
+    folder = tmp_path_factory.getbasetemp() / "place-stand-ins"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
 class TinyCheckpoint(Protocol):
     """What the fixture `tiny_checkpoint` gives."""
 

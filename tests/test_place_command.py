@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -21,7 +20,6 @@ from partita.errors import GenerationError, PackageError, PartitaError, Provider
 from partita.partition_reports.limits import Limits
 from partita.partition_reports.views import json as json_view
 from partita.providers.cuda_dry_run import standins
-from tests.conftest import require
 from tests.contract import models
 from tests.partition_reports.test_dry_run import times_in
 
@@ -37,20 +35,6 @@ def place(model: Path, provider: str | None = "cpu", **changes) -> int:
 def island(tmp_path):
     """Three nodes, of which no provider but the CPU takes the second."""
     return models.island(tmp_path / "island.onnx")
-
-
-@pytest.fixture
-def cuda(tmp_path_factory, monkeypatch) -> None:
-    """What a dry run needs; the stand-ins are built once for all tests."""
-    require("a C compiler", any(shutil.which(name) for name in ("cc", "gcc", "clang")))
-    require("elftools")
-    try:
-        standins.provider_library()
-    except ProviderError:
-        require("the CUDA provider of onnxruntime-gpu", False)
-    cache = tmp_path_factory.getbasetemp() / "place-stand-ins"
-    cache.mkdir(exist_ok=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
 
 
 def report_of(path: Path):
@@ -179,7 +163,7 @@ def test_options_survive_the_way_to_a_child(island, tmp_path):
 # --- dry runs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_a_dry_run_places_copies_explains_and_has_no_time(island, tmp_path, capsys):
     code = place(island, "cuda,cpu", dry_run=True, device="L4", graph_capture=True, report=tmp_path / "r.json")
     assert code == 0
@@ -209,7 +193,7 @@ def test_a_dry_run_places_copies_explains_and_has_no_time(island, tmp_path, caps
     assert {node.node for node in verdict.blocking} == {"Memcpy", "Memcpy_token_0", "island/Scaler"}
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_a_model_that_cuda_takes_whole_would_be_captured(tmp_path):
     model = models.matmul_relu(tmp_path / "m.onnx")
     limits = Limits(0, 0, 512)
@@ -221,7 +205,7 @@ def test_a_model_that_cuda_takes_whole_would_be_captured(tmp_path):
         place(model, "cuda", dry_run=True, limits=Limits(max_copy_bytes_per_token=511))
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_limits_gate_cuda_placement_without_a_gpu(island, tmp_path):
     with pytest.raises(ProviderError) as caught:
         place(island, "cuda,cpu", dry_run=True, limits=Limits(0, 1), report=tmp_path / "r.json")
@@ -231,7 +215,7 @@ def test_limits_gate_cuda_placement_without_a_gpu(island, tmp_path):
     assert len(report_of(tmp_path / "r.json").exceeded) == 2
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_cuda_alone_is_refused_with_the_nodes(island):
     with pytest.raises(ProviderError) as caught:
         place(island, "cuda", dry_run=True)
@@ -239,7 +223,7 @@ def test_cuda_alone_is_refused_with_the_nodes(island):
     assert "island/Scaler" in caught.value.details and "no_kernel_op" in caught.value.details
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_sizes_that_depend_on_values_are_unknown_and_exceed_a_limit_on_bytes(tmp_path):
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="relu"),
@@ -262,7 +246,7 @@ def test_sizes_that_depend_on_values_are_unknown_and_exceed_a_limit_on_bytes(tmp
     assert sizes["relu"] == 64 and sizes["nonzero"] is None
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_a_dry_run_whose_run_fails_still_places(tmp_path):
     """The shape of Reshape comes from the device, where everything is zero."""
     nodes = [
@@ -285,7 +269,7 @@ def test_a_dry_run_whose_run_fails_still_places(tmp_path):
     assert list(times_of_the_run(tmp_path / "r.json")) == []
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_control_flow_keeps_a_graph_from_being_captured(tmp_path):
     def info(name, kind=TensorProto.FLOAT, shape=(4, 4)):
         return helper.make_tensor_value_info(name, kind, shape)
@@ -305,7 +289,7 @@ def test_control_flow_keeps_a_graph_from_being_captured(tmp_path):
     assert [entry.node for entry in played.graph_capture[0].blocking] == ["choice"]
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_a_dry_run_of_a_package(tiny_package_folder, tmp_path):
     code = place(tiny_package_folder, "cuda,cpu", dry_run=True, graph_capture=True, report=tmp_path / "r.json")
     report = report_of(tmp_path / "r.json")
@@ -322,7 +306,7 @@ def test_a_dry_run_of_a_package(tiny_package_folder, tmp_path):
     assert [check.name for check in report.checks if not check.passed] == []
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_an_error_in_the_child_is_the_error_it_was(tmp_path):
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"not a model")
@@ -335,7 +319,7 @@ def test_an_error_in_the_child_is_the_error_it_was(tmp_path):
         place(dynamic, "cuda", dry_run=True, options=("cuda.device_id=17",))
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGABRT, "SIGABRT"), (signal.SIGSEGV, "SIGSEGV")])
 def test_a_child_that_crashes_is_a_finding(island, tmp_path, monkeypatch, number, name):
     module = tmp_path / "crashing_child.py"
@@ -351,7 +335,7 @@ def test_a_child_that_crashes_is_a_finding(island, tmp_path, monkeypatch, number
     assert "initialisation_failed" in message and name in message and "terminate called in the provider" in message
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_nothing_is_left_in_the_temporary_folder(island, tmp_path, monkeypatch):
     folder = tmp_path / "temp"
     folder.mkdir()
@@ -368,7 +352,7 @@ def test_nothing_is_left_in_the_temporary_folder(island, tmp_path, monkeypatch):
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_a_child_that_hangs_is_a_finding(island, tmp_path, monkeypatch):
     (tmp_path / "hanging_child.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -378,14 +362,14 @@ def test_a_child_that_hangs_is_a_finding(island, tmp_path, monkeypatch):
         place(island, "cuda", dry_run=True)
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_a_child_without_the_stand_ins_refuses(island, monkeypatch):
     monkeypatch.setattr(standins, "child_environment", lambda *_: dict(os.environ))
     with pytest.raises(ProviderError, match="not started as a dry run"):
         place(island, "cuda", dry_run=True)
 
 
-@pytest.mark.usefixtures("cuda")
+@pytest.mark.usefixtures("stand_ins")
 def test_no_compiler_is_said(island, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "fresh"))
     monkeypatch.setenv("CC", "no-such-compiler")

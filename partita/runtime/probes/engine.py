@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.errors import ProviderError
@@ -25,6 +25,7 @@ from partita.partition_reports.fallbacks import explain_node, nodes_to_probe
 from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.records import ChainEntry
 from partita.partition_reports.session_index import index_session
+from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
@@ -43,6 +44,7 @@ NOTHING_RUN = SessionFacts(
     file="", phases=("run",), graph=(), plan=None, assigned=None, events=(), runs=(), log=(), registered=(), ports=(),
     load_seconds=0.0,
 )  # fmt: skip
+MOST_NAMED = 5
 DECIDED = frozenset({"taken", "invalid"})
 
 
@@ -91,7 +93,20 @@ def probe_run(
     if not lab.experiments and not lab.cached and not any(session.probes for session in facts.sessions):
         return facts, resolutions
     took = ProbingFacts(time.monotonic() - began, seconds, lab.experiments, lab.cached, lab.crashes)
-    return replace(facts, probing=took), resolutions
+    return replace(facts, probing=took, notes=(*facts.notes, *notes_on_gaps(facts.sessions))), resolutions
+
+
+def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
+    """A sentence for each ground on which experiments are missing, with the nodes."""
+    nodes: dict[str, list[str]] = {}
+    for session in sessions:
+        for name, probe in session.probes.items():
+            if probe.unprobed:
+                nodes.setdefault(probe.unprobed, []).append(name)
+    for why, names in nodes.items():
+        more = len(names) - MOST_NAMED
+        named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+        yield f"experiments on {plural(len(names), 'node')} are missing or not complete: {why}: {named}"
 
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:

@@ -1,0 +1,322 @@
+"""`partita place` with experiments on nodes that fell back: over stand-in CUDA libraries, in processes of its own.
+
+Bad input, too: what a user may hand over with nodes that fall back ends in a report, or in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from tests.conftest import REPOSITORY
+from tests.contract.commands import Done, execute
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+HEAD = '<ir_version: 10, opset_import: ["" : 22, "ai.onnx.ml" : 3, "own" : 1]>\n'
+PLANTED = (
+    "g (float[1,4,8,8] x, int64[4,4] i, float[4,16] z) => (float[1,4,4,4] y, int64[4,4] j, int64[1,16] k) {\n"
+    "  [first] a = Neg(x)\n  [version] b = MaxPool<kernel_shape=[2,2], strides=[2,2]>(a)\n  [operator] c = Celu(b)\n"
+    "  [last] y = Neg(c)\n  [type] j = MatMul(i, i)\n  [before] r = Neg(z)\n"
+    "  [attribute] k = ArgMax<select_last_index=1>(r)\n}"
+)
+"""Three nodes whose cause only an experiment tells, and one whose cause CUDA of ONNX Runtime 1.31 logs itself."""
+CODES = {
+    "version": "no_kernel_version", "operator": "no_kernel_op", "type": "no_kernel_type",
+    "attribute": "attribute_unsupported",
+}  # fmt: skip
+PROBED = ("version", "operator", "type")
+IN_EXPERIMENTS = """
+import os, signal, sys, time
+if "partita.runtime.probes.child" in sys.orig_argv:
+    import partita.runtime.session as session
+    real = session.open_native
+    def open_native(path, *rest, **more):
+        text = path.read_bytes()
+        if b"Celu" in text:
+            {what}
+        return real(path, *rest, **more)
+    session.open_native = open_native
+"""
+Place = Callable[..., Done]
+
+
+@pytest.fixture
+def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, empty at first."""
+    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path / "answers"))
+    return tmp_path / "answers"
+
+
+def write(path: Path, text: str) -> Path:
+    onnx.save(parser.parse_model(HEAD + text), path)
+    return path
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    return write(tmp_path / "planted.onnx", PLANTED)
+
+
+@pytest.fixture
+def place(tmp_path: Path, stand_ins: Path) -> Place:
+    """Run `partita place` in a dry run; it must not show a traceback, whatever happens.
+
+    What is known from one test is known in the next, as it is for a user.
+    """
+
+    def command(model: Path, *arguments: object, provider: str = "cuda,cpu", **extra: str) -> Done:
+        options = ("--provider", provider, "--dry-run", "--runs", 1, *arguments)
+        done = execute("-m", "partita", "place", model, *options, folder=tmp_path, **extra)
+        assert "Traceback" not in done.out + done.err, done
+        return done
+
+    return command
+
+
+def content(done: Done) -> dict[str, Any]:
+    assert done.code == 0, done
+    failed = [check["name"] for check in done.json["checks"] if not check["passed"]]
+    assert failed == [], done
+    return done.json
+
+
+def reasons(report: dict[str, Any]) -> dict[str, str]:
+    return {entry["node"]: entry["reason"] for entry in report["fallbacks"]}
+
+
+def one_line(done: Done, *words: str, code: int) -> None:
+    """Check a refusal: its exit code, nothing on stdout, one line for people."""
+    assert done.code == code and done.out == "", done
+    assert sum(line.startswith("partita: ") for line in done.err.splitlines()) == 1, done
+    for word in words:
+        assert word in done.err, done
+
+
+def changed_children(folder: Path, what: str) -> dict[str, str]:
+    """Environment in which experiments on a Celu do `what` in place of opening it."""
+    (folder / "sitecustomize.py").write_text(IN_EXPERIMENTS.format(what=what))
+    return {"PYTHONPATH": f"{folder}:{REPOSITORY}"}
+
+
+# --- what experiments tell -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_each_planted_cause_is_told_apart(place, planted):
+    report = content(place(planted, "--json"))
+    assert reasons(report) == CODES
+    found = {entry["node"]: entry for entry in report["fallbacks"]}
+    for name in PROBED:
+        assert found[name]["evidence_kind"] == "probed" and found[name]["unprobed"] == ""
+        first = found[name]["trials"][0]
+        assert (first["factor"], first["outcome"], first["cached"]) == ("as_is", "left", False)
+        assert taken(found[name]["trials"]) == (name != "operator")
+    assert "with MaxPool of opset 12" in found["version"]["evidence"]
+    assert "float32" in found["type"]["evidence"] and "in place of int64" in found["type"]["evidence"]
+    assert (found["attribute"]["evidence_kind"], found["attribute"]["trials"]) == ("logged", []), "CUDA told the cause"
+    probing = report["probing"]
+    assert probing["experiments"] > 10 and probing["cached"] == probing["crashes"] == 0 and probing["unprobed"] == []
+    assert probing["seconds"] <= probing["budget_seconds"] == 60
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_second_run_knows_the_answers(place, planted):
+    first, second = content(place(planted, "--json")), content(place(planted, "--json"))
+    assert second["probing"]["experiments"] == 0
+    assert second["probing"]["cached"] == first["probing"]["experiments"]
+    assert second["probing"]["seconds"] < first["probing"]["seconds"]
+    assert all(trial["cached"] for entry in second["fallbacks"] for trial in entry["trials"])
+    assert [(e["node"], e["reason"], e["evidence"]) for e in first["fallbacks"]] == [
+        (e["node"], e["reason"], e["evidence"]) for e in second["fallbacks"]
+    ]
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_another_device_asks_anew(place, planted):
+    content(place(planted, "--json"))
+    assert content(place(planted, "--json", "--device", "l4"))["probing"]["cached"] == 0
+
+
+def test_a_refusal_names_the_cause_of_every_node(place, planted):
+    done = place(planted, provider="cuda")
+    one_line(done, "4 nodes would run on the CPU provider", *CODES.values(), code=3)
+    assert "probed: with MaxPool of opset" in " ".join(done.err.split())
+
+
+def test_without_experiments_the_report_is_what_it_was_and_mentions_none(place, planted):
+    done = place(planted, "--json", "--probe-seconds", 0)
+    report = content(done)
+    assert report["probing"] is None
+    assert set(reasons(report)) == set(CODES)
+    assert all(entry["trials"] == [] and entry["unprobed"] == "" for entry in report["fallbacks"])
+    assert {entry["evidence_kind"] for entry in report["fallbacks"]} <= {"logged", "none"}
+    text = place(planted, "--probe-seconds", 0)
+    assert text.code == 0 and "experiment" not in text.err and "probe-seconds" not in text.out + text.err
+
+
+def test_a_model_that_is_taken_whole_needs_no_experiment(place, tmp_path):
+    report = content(place(write(tmp_path / "m.onnx", "g (float[4] x) => (float[4] y) {\n  y = Neg(x)\n}"), "--json"))
+    assert report["probing"] is None and report["fallbacks"] == []
+
+
+# --- budgets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(place, planted):
+    report = content(place(planted, "--json", "--probe-seconds", 0.1))
+    assert sorted(report["probing"]["unprobed"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
+    for entry in report["fallbacks"]:
+        if entry["node"] == "attribute":
+            assert entry["unprobed"] == "" and entry["reason"] == "attribute_unsupported"
+            continue
+        assert entry["unprobed"] == "the time for experiments was up (--probe-seconds)"
+        assert entry["reason"] in ("no_kernel_op", "unexplained") and entry["evidence_kind"] != "probed"
+    said = " ".join(place(planted, "--probe-seconds", 0.1).out.split())
+    why = "experiments on 3 nodes are missing or not complete: the time for experiments was up (--probe-seconds): "
+    _, found, names = said.partition(why)
+    assert found and all(name in names.partition(" - ")[0] for name in PROBED), "people read it, too"
+
+
+def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp_path):
+    """The experiments hang at Celu; whatever was to come after it stays open, and what came before is told."""
+    hanging = changed_children(tmp_path, "time.sleep(600)")
+    content(place(planted, "--json"))  # what is known now needs no time
+    unlike = write(tmp_path / "unlike.onnx", PLANTED.replace("Celu(b)", "Celu<alpha=3.0>(b)"))
+    report = content(place(unlike, "--json", "--probe-seconds", 6, **hanging))
+    assert report["probing"]["unprobed"] == ["operator"]
+    assert reasons(report) == CODES, "what CUDA logged of Celu still stands"
+    kinds = {entry["node"]: entry["evidence_kind"] for entry in report["fallbacks"]}
+    assert kinds == {"version": "probed", "type": "probed", "operator": "logged", "attribute": "logged"}
+    assert report["probing"]["seconds"] < 60
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "1e9", "inf", "text", ""])
+def test_a_budget_that_makes_no_sense_is_a_usage_error(place, planted, value):
+    done = place(planted, f"--probe-seconds={value}")
+    assert done.code == 2 and done.out == "" and "--probe-seconds" in done.err, done
+
+
+# --- crashes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_provider_that_crashes_in_an_experiment_is_a_finding_and_the_rest_stands(place, planted, tmp_path):
+    crashing = changed_children(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
+    report = content(place(planted, "--json", **crashing))
+    trials = {entry["node"]: entry["trials"] for entry in report["fallbacks"]}
+    assert {trial["outcome"] for trial in trials["operator"]} == {"crashed"}
+    assert {trial["said"] for trial in trials["operator"]} == {"its process was killed by SIGSEGV"}
+    assert report["probing"]["crashes"] == len(trials["operator"]) and report["probing"]["unprobed"] == []
+    assert reasons(report) == CODES
+    assert taken(trials["version"]) and taken(trials["type"])
+    assert {node["name"]: node["provider"] for node in report["phases"][0]["nodes"]}["operator"] == CPU
+
+
+def taken(trials: list[dict[str, Any]]) -> bool:
+    return any(trial["outcome"] == "taken" for trial in trials)
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(place, planted, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    report = content(place(planted, "--json", PARTITA_CACHE_DIR=str(tmp_path / "file" / "answers")))
+    assert reasons(report) == CODES and report["probing"]["cached"] == 0
+
+
+# --- bad input, with nodes that fall back --------------------------------------------------------------------------
+
+
+def test_nodes_without_a_name_and_nodes_of_one_name_are_probed(place, tmp_path):
+    text = "g (float[4] x) => (float[4] y) {\n  a = Celu(x)\n  [same] b = Celu<alpha=2.0>(a)\n  [same] y = Celu(b)\n}"
+    report = content(place(write(tmp_path / "m.onnx", text), "--json"))
+    assert len(report["fallbacks"]) == 3 and set(reasons(report).values()) == {"no_kernel_op"}
+    assert len(reasons(report)) == 3 and "" not in reasons(report)
+    assert all(entry["trials"] for entry in report["fallbacks"]) and report["probing"]["unprobed"] == []
+
+
+def test_control_flow_is_probed_with_its_bodies(place, tmp_path):
+    text = (
+        "g (float[4] x, bool c, int64 n) => (float[4] y, float[4] z) {\n  [h] h = Neg(x)\n"
+        "  [choice] y = If(c)<then_branch = t () => (float[4] a) { [inside] a = Celu(h) },"
+        " else_branch = e () => (float[4] b) { [other] b = Neg(h) }>\n"
+        "  [again] z = Loop(n, c, h)<body = b (int64 step, bool go, float[4] i0) => (bool on, float[4] o0)"
+        " { on = Identity(go) [deep] o0 = Celu(i0) }>\n}"
+    )
+    report = content(place(write(tmp_path / "m.onnx", text), "--json"))
+    found = reasons(report)
+    assert found["inside"] == found["deep"] == "no_kernel_op"
+    assert report["probing"]["crashes"] == 0 and report["probing"]["unprobed"] == []
+
+
+def test_functions_are_probed(place, tmp_path):
+    text = (
+        HEAD + "g (float[4] x) => (float[4] y) {\n  [first] h = Neg(x)\n  [call] y = own.both(h)\n}\n"
+        '<domain: "own", opset_import: ["" : 22]>\nboth (a) => (b) { [inner] q = Celu(a) [end] b = Neg(q) }\n'
+    )
+    path = tmp_path / "m.onnx"
+    onnx.save(parser.parse_model(text), path)
+    report = content(place(path, "--json"))
+    (entry,) = report["fallbacks"]
+    assert (entry["op_type"], entry["reason"]) == ("Celu", "no_kernel_op")
+    assert entry["trials"] or entry["unprobed"]
+
+
+def test_sizes_that_are_not_fixed_are_asked_for_and_then_probed(place, tmp_path):
+    text = "g (float[batch,4] x) => (float[batch,4] y) {\n  [a] h = Neg(x)\n  [b] y = Celu(h)\n}"
+    path = write(tmp_path / "m.onnx", text)
+    one_line(place(path), "--shape batch=1", code=2)
+    report = content(place(path, "--json", "--shape", "batch=3"))
+    (entry,) = report["fallbacks"]
+    assert any(trial["factor"] == "static_shape" for trial in entry["trials"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"), [("seq(float[4])", "is a sequence"), ("optional(float[4])", "is a optional")]
+)
+def test_inputs_that_cannot_be_generated_are_named(place, tmp_path, kind, says):
+    path = tmp_path / "m.onnx"
+    text = f"g ({kind} x, float[4] z) => (float[4] y) {{\n  [n] y = Celu(z)\n}}"
+    onnx.save(parser.parse_model(HEAD + text), path)
+    one_line(place(path), "'x'", says, code=2)
+
+
+def test_a_damaged_file_is_one_line(place, planted, tmp_path):
+    whole = planted.read_bytes()
+    for name, bytes_ in (("cut.onnx", whole[: len(whole) // 2]), ("text.onnx", b"not a model"), ("empty.onnx", b"")):
+        (tmp_path / name).write_bytes(bytes_)
+        one_line(place(tmp_path / name), name, code=1)
+    one_line(place(tmp_path / "none.onnx"), "no such file", code=1)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut off"])
+def test_missing_and_damaged_weights_are_one_line(place, tmp_path, damage):
+    weight = numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64, 64]) for name in ("x", "y")]
+    nodes = [helper.make_node("Celu", ["x"], ["h"], name="a"), helper.make_node("Add", ["h", "w"], ["y"], name="b")]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    if damage == "missing":
+        (tmp_path / "m.data").unlink()
+    else:
+        (tmp_path / "m.data").write_bytes(b"short")
+    one_line(place(path), "m.onnx", code=1)
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_weights_outside_the_file_are_no_obstacle_to_experiments(place, tmp_path):
+    weight = numpy_helper.from_array(np.ones((16, 16), np.int64), "w")
+    ports = [helper.make_tensor_value_info(name, TensorProto.INT64, [16, 16]) for name in ("x", "y")]
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="type")
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    assert reasons(content(place(path, "--json"))) == {"type": "no_kernel_type"}
