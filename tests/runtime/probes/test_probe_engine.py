@@ -1,0 +1,189 @@
+"""Probing a run: which nodes come first, what a rejected graph becomes, and that nothing else of the facts changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.errors import ProviderError
+from partita.partition_reports.facts import AssignedNode, NodeProbe
+from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.chain import ChainError
+from partita.runtime.onnx_model import OnnxModel, read_onnx
+from partita.runtime.probes import engine
+from partita.runtime.probes.cache import Cache
+from partita.runtime.probes.cases import cut_graph, node_case
+from partita.runtime.probes.engine import BUDGET, Subject, notes_on_gaps, one_of_each_first, probe_refusal, probe_run
+from partita.runtime.probes.lab import Answer, Lab
+from tests.partition_reports.samples import run_facts, session_facts
+
+CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
+WANTED = Resolution(known_providers()["qnn"], "active")
+FALLBACK = Resolution(known_providers()["cpu"], "active")
+FAILED = replace(WANTED, status="unavailable", reason="initialisation_failed", evidence="finalising failed", remedy="?")
+GONE = replace(WANTED, status="unavailable", reason="device_missing", evidence="no such device", remedy="buy one")
+TEXT = (
+    '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
+    "g (float[N,4] x) => (float[N,4] y) {\n  [a] h = Relu(x)\n  [b] i = Elu<alpha=2.0>(h)\n"
+    "  [c] j = Elu<alpha=2.0>(i)\n"
+    "  [d] k = Relu(j)\n  [e] y = Softplus(k)\n}"
+)
+SIZES = {"x": (2, 4)}
+
+
+class ScriptedLab(Lab):
+    """Answers by the operators in a model, without any process. Fails over a Softplus; takes an Elu without alpha."""
+
+    starts_at_all = True
+    tried: list[str] = []
+
+    def starts(self) -> bool:
+        return self.starts_at_all
+
+    def try_all(self, models: list[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+        return [self.answer(model) for model in models]
+
+    def answer(self, model: onnx.ModelProto) -> Answer | None:
+        self.experiments += 1
+        operators = [node.op_type for node in model.graph.node]
+        self.tried.append("+".join(operators))
+        if "Softplus" in operators:
+            return Answer("failed", "finalising the graph failed")
+        left = [node for node in model.graph.node if node.op_type == "Elu" and node.attribute]
+        return Answer("left", "no such kernel") if left else Answer("taken", "")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> OnnxModel:
+    onnx.save(parser.parse_model(TEXT), tmp_path / "m.onnx")
+    return read_onnx(tmp_path / "m.onnx")
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLab]:
+    monkeypatch.setattr(engine, "Lab", ScriptedLab)
+    monkeypatch.setattr(engine, "cache_for", lambda _: Cache(None))
+    monkeypatch.setattr(ScriptedLab, "tried", [])
+    return ScriptedLab
+
+
+def facts_of(model: OnnxModel, on: str):
+    """A session in which every node but these is on the wanted provider."""
+    names = [node.name for node in model.nodes]
+    assigned = tuple(
+        AssignedNode(node.name, node.op_type, "", CPU if node.name in on else QNN, number)
+        for number, node in enumerate(model.nodes)
+    )
+    session = session_facts(
+        file="m.onnx", phases=("run",), graph=model.nodes, plan=(tuple(names),), assigned=assigned,
+        registered=(QNN, CPU),
+    )  # fmt: skip
+    return run_facts(session)
+
+
+def probed(facts, chain=(WANTED, FALLBACK), seconds=60.0, model=None):
+    return probe_run(facts, chain, {"m.onnx": model} if model else {}, {"m.onnx": SIZES}, seconds)
+
+
+# --- nodes that fell back ------------------------------------------------------------------------------------------
+
+
+def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, scripted):
+    facts, chain = probed(facts_of(model, "bc"), model=model)
+    (session,) = facts.sessions
+    assert set(session.probes) == {"b", "c"} and session.probes["b"].trials == session.probes["c"].trials
+    found = {trial.change for trial in session.probes["b"].trials if trial.outcome == "taken"}
+    assert "without alpha=2" in found and chain == (WANTED, FALLBACK)
+    assert scripted.tried.count("Elu") == len(session.probes["b"].trials)
+
+
+def test_nothing_is_combined_once_a_single_change_helps(model):
+    facts, _ = probed(facts_of(model, "b"), model=model)
+    assert "combined" not in {trial.factor for trial in facts.sessions[0].probes["b"].trials}
+
+
+def test_a_node_that_is_taken_alone_is_tried_no_further(model, scripted):
+    facts, _ = probed(facts_of(model, "d"), model=model)
+    assert [trial.outcome for trial in facts.sessions[0].probes["d"].trials] == ["taken"] and scripted.tried == ["Relu"]
+
+
+def test_the_run_itself_stays_as_it_was(model):
+    before = facts_of(model, "b")
+    after, _ = probed(before, model=model)
+    assert after.probing is not None and after.probing.experiments > 0 and after.probing.budget_seconds == 60
+    assert replace(after, probing=None, sessions=(replace(after.sessions[0], probes={}),)) == before
+
+
+@pytest.mark.parametrize("case", ["no time", "the cpu is wanted", "nothing fell back", "the device is missing"])
+def test_where_there_is_nothing_to_ask_nothing_is_asked(model, scripted, case):
+    facts = facts_of(model, "" if case == "nothing fell back" else "b")
+    chain = {"the cpu is wanted": (FALLBACK,), "the device is missing": (GONE, FALLBACK)}.get(case, (WANTED, FALLBACK))
+    seconds = 0.0 if case == "no time" else 60.0
+    assert probed(facts, chain, seconds, model) == (facts, chain) and scripted.tried == []
+
+
+def test_a_node_that_cannot_be_cut_out_says_why(model):
+    facts = facts_of(model, "b")
+    broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
+    after, _ = probed(facts, model=broken)
+    assert after.sessions[0].probes["b"] == NodeProbe("b", (), "the type of its input 'h' is not known")
+    assert after.probing is not None and after.probing.experiments == 0
+    assert any("the type of its input 'h' is not known: b" in note for note in after.notes)
+
+
+def test_every_operator_has_had_one_experiment_before_any_has_its_second(model):
+    graph = cut_graph(model, SIZES)
+    subjects = [Subject(node_case(graph, name), [(0, name)]) for name in "abcde"]
+    assert [subject.nodes[0][1] for subject in one_of_each_first(subjects)] == ["a", "b", "e", "c", "d"]
+
+
+def test_gaps_are_told_by_their_ground_and_not_at_any_length():
+    names = [f"n{number}" for number in range(8)]
+    probes = {name: NodeProbe(name, (), BUDGET) for name in names} | {"x": NodeProbe("x", (), "no type")}
+    found = list(notes_on_gaps([session_facts(probes={**probes, "done": NodeProbe("done", ())})]))
+    assert found == [
+        f"experiments on 8 nodes are missing or not complete: {BUDGET}: n0, n1, n2, n3, n4 and 3 more",
+        "experiments on 1 node are missing or not complete: no type: x",
+    ]
+
+
+# --- graphs that a provider does not open --------------------------------------------------------------------------
+
+
+def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model):
+    facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
+    (session,) = facts.sessions
+    assert session.rejected is not None and session.rejected.nodes == ("e",) and session.rejected.minimal
+    assert session.rejected.said == "finalising the graph failed"
+    assert [trial.outcome for trial in session.probes["e"].trials][0] == "failed"
+    assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
+
+
+def test_a_provider_that_starts_for_no_graph_keeps_its_reason(model, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "starts_at_all", False)
+    facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
+    assert facts.sessions[0].rejected is None and chain == (FAILED, FALLBACK)
+
+
+def test_a_refusal_names_the_part_that_is_rejected(model):
+    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
+    told = probe_refusal(error, model, SIZES, 60.0)
+    assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
+    assert "subgraph_rejected" in str(told) and "the smallest part that fails alone is e" in str(told)
+
+
+def test_a_refusal_that_no_experiment_explains_stays_as_it_is(model, scripted, monkeypatch):
+    monkeypatch.setattr(scripted, "starts_at_all", False)
+    error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
+    assert probe_refusal(error, model, SIZES, 60.0) is error
+
+
+def test_a_refusal_over_nodes_names_the_cause_of_each(model):
+    facts = facts_of(model, "b").sessions[0]
+    error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(WANTED,), facts=facts)
+    told = probe_refusal(error, model, SIZES, 60.0)
+    assert "attribute_unsupported" in told.details and "without alpha=2" in " ".join(told.details.split())
