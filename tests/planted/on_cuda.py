@@ -57,6 +57,12 @@ HALVES = operators(
     "g (float16[4,16] x) => (float16[4,16] y) {\n"
     "  [first] h = Sigmoid(x)\n  [asin] p = Asin(h)\n  [last] y = Relu(p)\n}",
 )
+TRAINED = operators(
+    21,
+    "g (float[1,4,8,8] x) => (float[1,4,8,8] y, float[4] nm, float[4] nv)"
+    " <float[4] s, float[4] b, float[4] m, float[4] v> {\n  [first] h = Neg(x)\n"
+    "  [planted] p, nm, nv = BatchNormalization<training_mode=1>(h, s, b, m, v)\n  [last] y = Neg(p)\n}",
+)
 STACK = operators(
     21,
     "g (float[4,256] x) => (float[4,256] y) <float[256,256] w1, float[256,256] w2, float[256,256] w3> {\n"
@@ -141,6 +147,11 @@ CASES: tuple[Case, ...] = (
     cuda(
         "argmax-last-index", "ArgMax that wants the last of equal maxima", "attribute_unsupported",
         LAST_INDEX, swap(LAST_INDEX, "select_last_index=1", "select_last_index=0"),
+    ),
+    cuda(
+        "batch-norm-training", "BatchNormalization in training mode, which CUDA claims and then does not construct",
+        "attribute_unsupported", TRAINED,
+        swap(swap(TRAINED, "<training_mode=1>", ""), "p, nm, nv =", "p =").replace(", float[4] nm, float[4] nv", ""),
     ),
     cuda(
         "shape-arithmetic", "sizes computed from a Shape, which ONNX Runtime keeps on the CPU", "cpu_preferred",

@@ -63,6 +63,12 @@ RANKLESS = operators(
     "  [scaler] p = ai.onnx.ml.Scaler<offset=[0.5], scale=[2.0]>(h)\n  [planted] q = Relu(p)\n  [last] y = Sigmoid(q)\n"
     "}",
 )
+BEST = operators(
+    21,
+    "g (float[4,16] x) => (float[4,2] y, int64[4,2] i) <int64[1] k={2}, float[4,16] h> {\n"
+    "  [gap] h = ai.onnx.ml.Scaler<offset=[0.5], scale=[2.0]>(x)\n  [planted] y, i = TopK(h, k)\n}",
+)
+BEST_IN_COMPANY = swap(BEST, "ai.onnx.ml.Scaler<offset=[0.5], scale=[2.0]>(x)", "Neg(x)")
 ALONE = operators(
     21,
     "g (float[4,16] x) => (float[4,16] y) <float[16,16] w> {\n  [planted] h = MatMul(x, w)\n"
@@ -134,5 +140,9 @@ CASES: tuple[Case, ...] = (
     openvino(
         "alone-before-a-gap", "a single node between the input and a node that OpenVINO lacks: it takes two, not one",
         "not_claimed", ALONE, IN_COMPANY,
+    ),
+    openvino(
+        "topk-after-a-gap", "a TopK with no other node in its part: OpenVINO has it, and takes it only in company",
+        "not_claimed", BEST, BEST_IN_COMPANY,
     ),
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.planted.case import Case, Run
 from tests.planted.graphs import operators, swap
-from tests.planted.on_openvino import GROUPED, NORMED, PADDED, TEXT
+from tests.planted.on_openvino import GROUPED, NORMED, PADDED, RANKLESS, TEXT
 
 DETERMINANT = operators(
     21,
@@ -42,5 +42,9 @@ CASES: tuple[Case, ...] = (
     plugin(
         "cast-to-string", "Cast to string, which is claimed and then cannot be compiled", "no_kernel_type",
         TEXT, swap(swap(TEXT, "to=8", "to=6"), "string[", "int32["),
+    ),
+    plugin(
+        "rank-unknown", "a tensor whose rank the file does not say, as after an operator without shape inference",
+        "dynamic_shape", RANKLESS, swap(RANKLESS, "y) {", "y) <float[4,16] p> {"),
     ),
 )  # fmt: skip
