@@ -31,6 +31,36 @@ is about that node.
 
 This page is generated from `partita/partition_reports/reasons/`: to write it again, run
 `python -m partita.partition_reports.published docs`.
+
+## How experiments are made
+
+A log line says that no kernel was found, and not whether operator, version or type is missing; some providers say
+nothing at all. So `place`, and `generate` with a report, make experiments on nodes that fell back, where neither
+the log nor a pin tells the cause:
+
+- **One node alone.** The node becomes a model of its own, with the types, sizes and constants that it has in the
+  graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
+  run: the question is who takes it. Nodes that differ in their names only are one experiment.
+- **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
+  element types, as other opsets have the operator, without each attribute that can go, and with other inputs: an
+  optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several
+  things do, it is the first in this order. When no single change helps, several are made together.
+- **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
+  provider does not open. If that is a single node, experiments follow on it.
+- **In a child process.** A provider that crashes or hangs over an experiment ends the child, not the report: the
+  crash, with its signal, is the answer to that experiment, and the next ones are made in a new child. A crash
+  counts only when it happens in a fresh process.
+- **Within a budget.** After `--probe-seconds` (60 unless given, 0 for no experiments) what is missing stays
+  missing, and the report names the nodes. Every operator has its first experiment before any has its second. A hang
+  is given up after 20 seconds, the start of the provider after 60.
+- **Known answers are kept**, per build of ONNX Runtime, provider, options and device, as JSON in the user's cache
+  folder (`~/.cache/partita/probes`, `$XDG_CACHE_HOME/partita/probes`, `%LOCALAPPDATA%\\partita\\probes`).
+  `PARTITA_CACHE_DIR=<folder>` keeps them elsewhere, `PARTITA_CACHE_DIR=` nowhere. The folder can be deleted at any
+  time.
+
+What they cannot show: what a provider does with a node because of its neighbours (then the node alone is taken, and
+the reason is `not_claimed`), whether the node's results are right or fast, and what depends on the values of large
+weights. A node whose input types are not known cannot be tried; the report says so.
 """
 
 

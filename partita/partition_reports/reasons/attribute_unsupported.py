@@ -18,13 +18,12 @@ REASON = Reason(
     title="Attributes or inputs not supported",
     condition="the wanted provider has a kernel for the operator and looked at the node, but does not take "
     "its attributes, its optional inputs or its shapes",
-    needs="a native log line by which the provider turns the node down by name, e.g. `CUDA kernel not supported. "
-    "Fallback "
-    "to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: the node alone is taken "
-    "without an "
-    "attribute or an optional input, with an input as a constant or with another rank, and nothing else changed",
-    remedy="export the model with other attributes for this operator; the evidence says which ones where "
-    "the provider does",
+    needs="a native log line by which the provider turns the node down by name and cause, e.g. `CUDA kernel not "
+    "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: the node "
+    "alone is left or fails, and is taken without an attribute or an optional input, with an input as a constant, or "
+    "with another rank, and nothing else changed",
+    remedy="export the model so that this operator has what the evidence names: another attribute, one input less, a "
+    "constant for an input, another rank",
     example=Context(
         node="decoder/ConvTranspose",
         op_type="ConvTranspose",

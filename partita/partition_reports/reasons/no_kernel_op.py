@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.facts import LogPattern
+from partita.partition_reports.facts import LogPattern, NodeProbe, Trial
 from partita.partition_reports.probes import conclude
 from partita.partition_reports.reasons.base import Context, Finding, Reason, logged, probed
 from partita.partition_reports.records import ChainEntry
@@ -26,11 +26,16 @@ REASON = Reason(
     code="no_kernel_op",
     level="node",
     title="No kernel found",
-    condition="the wanted provider has no kernel for the operator as this node uses it; the log does not say whether "
-    "the operator itself, its version or its types are missing",
-    needs="a native log line `… kernel not found in registries for Op type: <op> node name: <node>`",
-    remedy="export with another opset or precision, a package also with another attention lowering, or name a provider "
-    "that has the kernel first",
+    condition="the wanted provider has no kernel for the operator. Probed: nothing that was changed about the node "
+    "made the provider take it. Only logged: no kernel was found for the node as it is, and whether operator, version "
+    "or type is missing is not known, because there was no experiment or not all of them were made",
+    needs="experiments: the node alone is left to another provider, and so it is with other types, opsets, "
+    "attributes, inputs and fixed sizes, as far as they are legal; or a native log line that names the node and not "
+    "the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An experiment that finds "
+    "the cause goes before such a line",
+    remedy="name a provider that has the kernel first, or write the operation with other operators, a package with "
+    "another attention lowering; where it is only logged, another opset or precision may do: give --probe-seconds "
+    "more time to find out",
     example=Context(
         node="model.rotary_emb/Gather",
         op_type="Gather",
@@ -46,6 +51,14 @@ REASON = Reason(
             LogPattern(
                 "no_kernel_op",
                 r"webgpu kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)",
+            ),
+        ),
+        probe=NodeProbe(
+            "model.rotary_emb/Gather",
+            (
+                Trial("as_is", "", "left", ""),
+                Trial("type", "int32 in place of int64", "left", ""),
+                Trial("opset", "Gather of opset 11 in place of 13", "left", ""),
             ),
         ),
     ),

@@ -47,10 +47,12 @@ REASON = Reason(
     title="Subgraph not taken",
     condition="the wanted provider fails over the graph or over the node itself, or it compiles subgraphs and said "
     "that it takes only some of this graph, or none",
-    needs="bisection that ends at the smallest part that the provider does not open; or an experiment in which the "
-    "node "
-    "alone makes it fail; or a native log line in which it says how much of the graph it takes",
-    remedy="look at the nodes at the border of its partitions: one of them, or one of their types, is what it lacks",
+    needs="bisection that ends at the smallest part that the provider does not open, of a graph over which it fails "
+    "while it opens others; or an experiment in which the node alone makes it fail or crash; or a native log line in "
+    "which it says how much of the graph it takes, from which it only follows that this node is in the rest",
+    remedy="change the node or the few nodes that the evidence names, or put them on another provider; where it names "
+    "none, look at the nodes at the border of the provider's partitions: one of them, or one of their types, is what "
+    "it lacks",
     example=Context(
         node="model.layers.0.mlp/Mul",
         op_type="Mul",
