@@ -53,8 +53,14 @@ CASES: tuple[Case, ...] = (
         run=Run(PLAIN, {"reshape_input": "x[4,"}), control=Run(PLAIN, {"reshape_input": "x[4,16]"}),
     ),
     absent(
+        "bfloat16-on-an-older-chip", "qnn", "qnn", "an option that this chip does not have",
+        "option_rejected",
+        run=Run(PLAIN, {"htp_bf16_enable": "1", "soc_model": "43"}), control=Run(PLAIN, {"htp_bf16_enable": "0", "soc_model": "43"}),
+    ),
+    absent(
         "bfloat16-without-chip", "qnn", "qnn", "an option that needs another one", "option_rejected",
-        run=Run(PLAIN, {"htp_bf16_enable": "1"}), control=Run(PLAIN, {"htp_bf16_enable": "0"}),
+        run=Run(PLAIN, {"htp_bf16_enable": "1", "soc_model": "0"}),
+        control=Run(PLAIN, {"htp_bf16_enable": "0", "soc_model": "0"}),
     ),
     absent(
         "bad-json-plugin", "plugins", "openvino", "an option of a plugin that is not the JSON it should be",
