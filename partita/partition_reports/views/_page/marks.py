@@ -1,0 +1,83 @@
+"""How a provider is told apart on the page: by colour, by letter and by name, never by colour alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partita.partition_reports.facts import CPU
+from partita.partition_reports.groups import UNKNOWN, provider_of
+from partita.partition_reports.records import NodePlacement, Report
+from partita.partition_reports.verdict import merge_phases
+from partita.partition_reports.wording import short_provider
+
+COLOURS = 6
+"""Colours that the style has for providers; with more of them they come round again, and letters tell."""
+COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
+"""Memcpy nodes, and the arrow that stands for each: down to the device, up to the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One provider as the page shows it."""
+
+    provider: str
+    label: str
+    """Short name."""
+    css: str
+    """Class that gives the colour."""
+    letter: str
+
+
+def find_marks(report: Report) -> dict[str, Mark]:
+    """The marks of every provider of the report: the chain in its order, then what else ran nodes."""
+    ran = [provider_of(node) for phase in report.phases for node in phase.nodes]
+    providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
+    letters = pick_letters(providers)
+    known = [provider for provider in providers if provider != UNKNOWN]
+    colours = {provider: f"e{number if number < COLOURS else number % (COLOURS - 1) + 1}" for number, provider in
+               enumerate(known)}  # fmt: skip
+    return {
+        provider: Mark(
+            provider, short_provider(provider), colours.get(provider, "eu"), letters[provider]
+        )
+        for provider in providers
+    }
+
+
+def pick_letters(providers: list[str]) -> dict[str, str]:
+    """A letter per provider: the first of its short name that is still free. C is the CPU's in every report."""
+    letters: dict[str, str] = {UNKNOWN: "?"}
+    for provider in sorted(providers, key=lambda name: name != CPU):
+        free = (mark.upper() for mark in short_provider(provider) if mark.isascii() and mark.isalnum())
+        letters.setdefault(provider, next((mark for mark in free if mark not in letters.values()), "*"))
+    return letters
+
+
+def main_provider(report: Report) -> str:
+    """The provider of most nodes: its blocks are small, so that every other one stands out."""
+    counts: dict[str, int] = {}
+    for phase in report.phases:
+        for entry in phase.providers:
+            counts[entry.provider] = counts.get(entry.provider, 0) + entry.nodes
+    return max(counts, key=lambda provider: counts[provider], default=UNKNOWN)
+
+
+def node_anchors(report: Report) -> dict[tuple[str, int], str]:
+    """Phase and position -> id of the node's row. Phases with one placement share their rows."""
+    anchors = {}
+    for number, phases in enumerate(merge_phases(report.phases)):
+        for phase in phases:
+            anchors |= {(phase.name, node.position): f"n{number}-{node.position}" for node in phase.nodes}
+    return anchors
+
+
+def label_of(marks: Mapping[str, Mark], provider: str | None) -> str:
+    """The short name of a provider, known to the report or not."""
+    name = provider or UNKNOWN
+    return marks[name].label if name in marks else short_provider(name)
+
+
+def is_copy(node: NodePlacement) -> bool:
+    """True for a Memcpy node."""
+    return node.op_type in COPY_OPERATORS

@@ -1,0 +1,344 @@
+"""The top of the page: did it run where it was asked to, what did not, why, and what does it cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.reasons.base import load_reasons
+from partita.partition_reports.records import Fallback, Phase, Report
+from partita.partition_reports.verdict import merge_phases, phase_names
+from partita.partition_reports.views._page.marks import Mark
+from partita.partition_reports.views._page.tables import Link, Table, table
+from partita.partition_reports.views._placement import best_observed
+from partita.partition_reports.wording import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    listing,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
+
+StateName = Literal["all", "partly", "none", "refused", "nothing"]
+SIGNS: dict[StateName, str] = {"all": "✓", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
+"""A shape for each state, so that it is not told by colour alone."""
+WIDTH = 1000
+"""Of a ribbon, in its own units."""
+MOST_BANDS = 600
+"""Partitions that a ribbon draws; more of them could not be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The answer in a few words, and what makes it better or worse than it sounds."""
+
+    name: StateName
+    sign: str
+    headline: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question that everybody comes with, and the answers of this report."""
+
+    question: str
+    lines: tuple[str | Link, ...]
+    more: str
+    """Id of the section that has the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One partition in a ribbon."""
+
+    css: str
+    left: float
+    width: float
+    lane: int
+    """0 for the wanted provider, 1 for every other one: place tells it too, not colour alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ribbon:
+    """The partitions of phases that share a placement, from the first node to the last."""
+
+    title: str
+    told: str
+    bands: tuple[Band, ...]
+
+
+def wanted_of(report: Report) -> str:
+    """The first provider of the chain."""
+    return report.chain[0].provider if report.chain else "no provider"
+
+
+def find_state(report: Report) -> State:
+    """All, partly, not at all, or refused, with the conditions that hold beside it."""
+    wanted = short_provider(wanted_of(report))
+    on = sum(provider_of(node) == wanted_of(report) for phase in report.phases for node in phase.nodes)
+    total = sum(len(phase.nodes) for phase in report.phases)
+    ran = "would run" if report.dry_run is not None else "ran"
+    refused = any(part.provider == wanted_of(report) for part in report.rejected)
+    name: StateName
+    if not total:
+        name, headline = "nothing", "No node is known to have run"
+    elif refused:
+        where = f"nothing {ran} there" if not on else f"the rest {ran} there"
+        name, headline = "refused", f"{wanted} refused part of the graph; {where}"
+    elif on == total and not report.fallbacks:
+        name, headline = "all", f"All of it {ran} on {wanted}"
+    elif on:
+        off = {node.name for phase in report.phases for node in phase.nodes if provider_of(node) != wanted_of(report)}
+        elsewhere = f"{plural(len(off), 'node')} elsewhere" if off else "nodes in control flow elsewhere"
+        name, headline = "partly", f"Partly on {wanted}: {elsewhere}"
+    else:
+        name, headline = "none", f"Nothing {ran} on {wanted}"
+    return State(name, SIGNS[name], headline, tuple(find_flags(report)))
+
+
+def find_flags(report: Report) -> list[str]:
+    """What no reader may overlook."""
+    flags = []
+    if report.dry_run is not None:
+        flags.append(f"Dry run: no {report.dry_run.device_name} was used, there are no times")
+    if report.package is not None and report.package.verification != "verified":
+        flags.append(f"Unverified package: {report.package.verification_detail}")
+    flags += [f"Limit exceeded: {sentence}" for sentence in report.exceeded]
+    failed = [check.name for check in report.checks if not check.passed]
+    if failed:
+        flags.append(f"{plural(len(failed), 'check')} of this report failed: {listing(failed)}")
+    if report.disagreements:
+        nodes = len({entry.node for entry in report.disagreements})
+        flags.append(f"Sources disagree on {plural(nodes, 'node')}")
+    if report.totals is not None and report.totals.finish_reason in ("interrupted", "error"):
+        flags.append(f"The run ended early: {report.totals.finish_reason}")
+    return flags
+
+
+def answer_questions(report: Report) -> tuple[Answer, ...]:
+    """The four questions."""
+    return (
+        Answer("Did it run where I asked?", tuple(say_where(report)), "map"),
+        Answer("What did not?", tuple(say_strays(report)), "map"),
+        Answer("Why?", tuple(say_why(report)), "reasons"),
+        Answer("What does it cost?", tuple(say_costs(report)), "partitions"),
+    )
+
+
+def say_where(report: Report) -> list[str | Link]:
+    """Nodes on the wanted provider, per placement."""
+    wanted = wanted_of(report)
+    lines: list[str | Link] = []
+    for phases in merge_phases(report.phases):
+        total = len(phases[0].nodes)
+        on = sum(provider_of(node) == wanted for node in phases[0].nodes)
+        part = f" ({percent(on / total)})" if total and on < total else ""
+        lines.append(f"{on:,} of {plural(total, 'node')}{part} on {short_provider(wanted)} in {phase_names(phases)}")
+    return lines or ["No phase was run."]
+
+
+def say_strays(report: Report) -> list[str | Link]:
+    """Nodes elsewhere by provider and operator, and those in control flow."""
+    lines: list[str | Link] = []
+    for phases in merge_phases(report.phases):
+        off: dict[str, Counter[str]] = {}
+        for node in phases[0].nodes:
+            if provider_of(node) != wanted_of(report):
+                off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
+        lines += [
+            f"{short_provider(provider)} in {phase_names(phases)}: {plural(counts.total(), 'node')}: "
+            f"{tally(dict(counts))}"
+            for provider, counts in off.items()
+        ]
+        if phases[0].bodies is not None and phases[0].bodies.cpu_nodes:
+            lines.append(f"In bodies of control flow: {plural(len(phases[0].bodies.cpu_nodes), 'node')} on CPU")
+    return lines or [f"Every node is on {short_provider(wanted_of(report))}."]
+
+
+def say_why(report: Report) -> list[str | Link]:
+    """Reasons, most nodes first, and providers that are not there."""
+    lines: list[str | Link] = [
+        f"{short_provider(entry.provider)} is not available ({entry.reason or 'no reason known'}): "
+        f"{entry.evidence or 'no evidence'}"
+        for entry in report.chain
+        if entry.status == "unavailable"
+    ]
+    lines += [
+        Link(f"{reason_title(reason)}: {plural(len({entry.node for entry in entries}), 'node')}, evidence "
+             f"{listing(sorted({entry.evidence_kind for entry in entries}))}", f"r{number}")
+        for number, ((reason, _), entries) in enumerate(group_reasons(report.fallbacks))
+    ]  # fmt: skip
+    return lines or ["Nothing has to be explained."]
+
+
+def reason_title(code: str) -> str:
+    """`No kernel found (no_kernel_op)`; a code that this version does not know stands alone."""
+    title = next((reason.title for reason in load_reasons() if reason.code == code), "")
+    return f"{title} ({code})" if title else code
+
+
+def group_reasons(fallbacks: Sequence[Fallback]) -> list[tuple[tuple[str, str], list[Fallback]]]:
+    """Fallbacks by reason and the provider that has the nodes, most first, what is unexplained last."""
+    groups: dict[tuple[str, str], list[Fallback]] = {}
+    for entry in fallbacks:
+        groups.setdefault((entry.reason, entry.provider), []).append(entry)
+    return sorted(groups.items(), key=lambda item: (item[0][0] == "unexplained", -len(item[1]), item[0]))
+
+
+def say_costs(report: Report) -> list[str | Link]:
+    """Copies and partitions of the last phase, the node time that is spent elsewhere, and what of it is harmless."""
+    phases = [phase for phase in report.phases if phase.nodes]
+    if not phases:
+        return ["Not known."]
+    phase = phases[-1]
+    lines: list[str | Link] = []
+    lines += say_phase_cost(phase)
+    shares = [entry.time_share for entry in phase.providers if entry.provider != wanted_of(report)]
+    known = [share for share in shares if share is not None]
+    if known:
+        lines.append(f"{percent(sum(known))} of the node time of {phase.name} is that of nodes elsewhere")
+    harmless = Counter(entry.cost.harmless for entry in report.fallbacks if entry.cost and entry.phase == phase.name)
+    words = ((True, "harmless"), (False, "not harmless"), (None, "not known to be harmless"))
+    if harmless:
+        told = listing(f"{harmless[key]} {word}" for key, word in words if harmless[key])
+        lines.append(f"Of the nodes elsewhere: {told}")
+    return lines or ["Not known."]
+
+
+def say_phase_cost(phase: Phase) -> list[str]:
+    """Partitions, what they hand over, and what is copied, in one run and per token."""
+    cost = phase.cost
+    if cost is None:
+        return [plural(len(phase.partitions), "partition")]
+    run = "run" if phase.name == "run" else f"{phase.name} run"
+    handed = f", {plural(cost.crossings, 'tensor')} between them{in_bytes(cost.crossing_bytes_per_run)}"
+    lines = [plural(cost.partitions, "partition") + (handed if cost.crossings else "")]
+    if not cost.copies:
+        return [*lines, "No copy between devices"]
+    lines.append(f"{plural(cost.copies, 'copy')} per {run}{in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)}")
+    if cost.copy_bytes_per_token is not None:
+        lines.append(f"{human_bytes(round(cost.copy_bytes_per_token))} copied per token")
+    if cost.host_wait_us_per_run:
+        token = cost.host_wait_us_per_token
+        each = "" if token is None else f", {decimals(token, 1e-3)} ms per token"
+        lines.append(f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait in copies per {run}{each}")
+    return lines
+
+
+def draw_ribbons(report: Report, marks: dict[str, Mark]) -> tuple[Ribbon, ...]:
+    """One ribbon per placement."""
+    ribbons = []
+    for phases in merge_phases(tuple(phase for phase in report.phases if phase.nodes)):
+        phase = phases[0]
+        total = len(phase.nodes)
+        bands = tuple(
+            Band(
+                css=marks[part.provider].css if part.provider in marks else "eu",
+                left=round(WIDTH * part.first_position / total, 2),
+                width=round(WIDTH * part.nodes / total, 2),
+                lane=int(part.provider != wanted_of(report)),
+            )
+            for part in phase.partitions[:MOST_BANDS]
+        )
+        told = f"{plural(len(phase.partitions), 'partition')} over {plural(total, 'node')}"
+        ribbons.append(Ribbon(phase_names(phases), told, bands))
+    return tuple(ribbons)
+
+
+def phase_table(report: Report, marks: dict[str, Mark]) -> Table:
+    """The figures of each phase, one column per phase."""
+    phases = [phase for phase in report.phases if phase.nodes or phase.steps]
+    rows = [*node_rows(phases, marks), *cost_rows(phases)]
+    if report.dry_run is None:
+        rows += speed_rows(phases)
+    rows.append(("KV cache in place", *(say_cache(report) for _ in phases)))
+    heads = ("", *(f"#{phase.name}" for phase in phases))
+    return table("The phases in figures", heads, rows)
+
+
+def node_rows(phases: Sequence[Phase], marks: dict[str, Mark]) -> list[tuple[str, ...]]:
+    """Nodes and time per provider."""
+    rows = []
+    for provider, mark in marks.items():
+        shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
+        cells = [f"{share.nodes:,}" + time_part(share.time_share) if share else "0" for share in shares]
+        rows.append((f"nodes on {mark.label}", *cells))
+    return rows
+
+
+def time_part(share: float | None) -> str:
+    """The part of the node time, where it is known."""
+    return "" if share is None else f" ({percent(share)} of the time)"
+
+
+def cost_rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
+    """Partitions, crossings, copies, bytes and waits."""
+    costs = [phase.cost for phase in phases]
+
+    def per_phase(title: str, values: Sequence[str]) -> tuple[str, ...]:
+        return (title, *values)
+
+    return [
+        per_phase("partitions", [f"{len(phase.partitions):,}" for phase in phases]),
+        per_phase(
+            "tensors between partitions, per run",
+            [NOT_KNOWN if cost is None else f"{cost.crossings:,}" + in_bytes(cost.crossing_bytes_per_run)
+             for cost in costs],
+        ),
+        per_phase(
+            "copies between devices, per run",
+            [NOT_KNOWN if cost is None else f"{cost.copies:,}" + in_bytes(cost.copy_bytes_per_run,
+             cost.copy_bytes_at_least) for cost in costs],
+        ),
+        per_phase(
+            "bytes copied per token",
+            [NOT_KNOWN if cost is None or cost.copy_bytes_per_token is None
+             else human_bytes(round(cost.copy_bytes_per_token)) for cost in costs],
+        ),
+        per_phase(
+            "host wait in copies per token, ms",
+            [NOT_KNOWN if cost is None else decimals(cost.host_wait_us_per_token, 1e-3) for cost in costs],
+        ),
+    ]  # fmt: skip
+
+
+def in_bytes(size: int | None, at_least: int = 0) -> str:
+    """The size in brackets, or what is known of it."""
+    if size is not None:
+        return f" ({human_bytes(size)})"
+    return f" ({human_bytes(at_least)} or more)" if at_least else " (size not known)"
+
+
+def speed_rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
+    """Tokens and steps."""
+    rows = []
+    if any(phase.tokens for phase in phases):
+        rows.append(("tokens per second", *(decimals(phase.tokens_per_second) for phase in phases)))
+    rows.append(("step, median, ms", *(decimals(phase.step_p50_ms) for phase in phases)))
+    rows.append(("step, 95th percentile, ms", *(decimals(phase.step_p95_ms) for phase in phases)))
+    rows.append(("of a step outside the session, median, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)))
+    return rows
+
+
+def say_cache(report: Report) -> str:
+    """Whether the cache stays in place."""
+    cache = report.cache
+    if cache is None or not cache.states:
+        return "no cache"
+    if cache.checked_steps == 0:
+        return "not checked"
+    if cache.in_place_states < cache.states or cache.address_changes:
+        return f"NO: {cache.states - cache.in_place_states} of {cache.states} copied"
+    return "yes"
+
+
+def last_observed(report: Report) -> list[Phase]:
+    """One phase per placement, the one whose sizes are known best."""
+    return [best_observed(phases) for phases in merge_phases(tuple(phase for phase in report.phases if phase.nodes))]

@@ -1,0 +1,195 @@
+"""The observed runs as pictures: a track per provider, and Memcpy nodes over it in a pattern of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
+from partita.partition_reports.views._page.marks import Mark, find_marks, is_copy, node_anchors
+from partita.partition_reports.views._page.tables import Link, Table, table
+from partita.partition_reports.wording import decimals, listing, percent, plural
+
+MOST_RUNS = 12
+"""Runs that are drawn; an observation window is rarely longer."""
+TICKS = 5
+SLOWEST = 5
+TRACK_HEIGHT = 30
+AXIS_HEIGHT = 20
+
+Event = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBox:
+    """A Memcpy node, in percent of the run."""
+
+    left: str
+    width: str
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """What one provider did in a run."""
+
+    mark: Mark
+    top: int
+    path: str
+    """SVG path; one box per node: start and width in microseconds."""
+    positions: str
+    """Positions of the nodes of the path, in its order: `0-14,17`."""
+    copies: tuple[CopyBox, ...]
+    copy_path: str
+    copy_positions: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPicture:
+    """One run."""
+
+    anchor: str
+    title: str
+    told: str
+    """The whole of it in a sentence."""
+    span_us: int
+    height: int
+    group: str
+    """What the ids of this phase's node rows begin with."""
+    tracks: tuple[Track, ...]
+    ticks: tuple[tuple[str, str], ...]
+    """Where, in percent, and what is written there."""
+    table: Table
+    slowest: Table
+
+
+def draw_runs(report: Report) -> tuple[RunPicture, ...]:
+    """The runs of the timeline, in order, up to MOST_RUNS."""
+    phases = {(phase.name, phase.file): phase for phase in report.phases}
+    counts: dict[str, int] = {}
+    pictures = []
+    for run in report.timeline[:MOST_RUNS]:
+        phase = phases.get((run.phase, run.file))
+        if phase is not None and run.events:
+            counts[run.phase] = counts.get(run.phase, 0) + 1
+            pictures.append(Artist(report, phase).draw(run, counts[run.phase], len(pictures)))
+    return tuple(pictures)
+
+
+def why_none(report: Report) -> str:
+    """Why there is no timeline."""
+    if report.dry_run is not None:
+        return f"A dry run has no times: nothing was computed, because no {report.dry_run.device_name} was there."
+    if not any(phase.observed_runs for phase in report.phases):
+        return "No run was observed with ONNX Runtime's profile on, so nothing is known of single nodes in time."
+    return "This report was written without a timeline."
+
+
+class Artist:
+    """Draws the runs of one phase."""
+
+    def __init__(self, report: Report, phase: Phase) -> None:
+        self.marks = find_marks(report)
+        self.anchors = node_anchors(report)
+        self.phase = phase
+        self.nodes: dict[int, NodePlacement] = {node.position: node for node in phase.nodes}
+
+    def draw(self, run: TimelineRun, number: int, index: int) -> RunPicture:
+        """One run; `number` counts those of the phase, `index` all of them."""
+        events = [event for event in run.events if event[0] in self.nodes]
+        span = max([run.host_us, *(start + host for _, start, host in events), 1])
+        groups: dict[str, list[Event]] = {}
+        for event in events:
+            groups.setdefault(provider_of(self.nodes[event[0]]), []).append(event)
+        order = [name for name in self.marks if name in groups]
+        tracks = tuple(self.track(self.marks[name], groups[name], row, span) for row, name in enumerate(order))
+        return RunPicture(
+            anchor=f"run{index}",
+            title=f"{self.phase.name}, run {number}" + (f", {plural(run.tokens, 'token')}" if run.tokens else ""),
+            told=self.tell(run, events),
+            span_us=span,
+            height=len(tracks) * TRACK_HEIGHT + AXIS_HEIGHT,
+            group=self.anchors[self.phase.name, self.phase.nodes[0].position].partition("-")[0],
+            tracks=tracks,
+            ticks=tuple((percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in
+                        range(TICKS)),  # fmt: skip
+            table=self.summary(groups, order, span),
+            slowest=self.slowest(events, span),
+        )
+
+    def track(self, mark: Mark, events: Sequence[Event], row: int, span: int) -> Track:
+        """One provider in one run."""
+        copies = [event for event in events if is_copy(self.nodes[event[0]])]
+        others = [event for event in events if not is_copy(self.nodes[event[0]])]
+        return Track(
+            mark=mark,
+            top=row * TRACK_HEIGHT,
+            path=boxes(others),
+            positions=ranges(position for position, _, _ in others),
+            copies=tuple(CopyBox(percents(start, span), percents(host, span)) for _, start, host in copies),
+            copy_path=boxes(copies),
+            copy_positions=ranges(position for position, _, _ in copies),
+        )
+
+    def tell(self, run: TimelineRun, events: Sequence[Event]) -> str:
+        """How long the run took, and how much of it nodes and copies did."""
+        inside = sum(host for _, _, host in events)
+        copies = [host for position, _, host in events if is_copy(self.nodes[position])]
+        said = f"{decimals(run.host_us, 1e-3)} ms on the host, {decimals(inside, 1e-3)} ms of it in "
+        said += plural(len(events), "node")
+        if copies:
+            said += f"; {decimals(sum(copies), 1e-3)} ms in {plural(len(copies), 'Memcpy node')}, wait and copy together"
+        return f"{said}."
+
+    def summary(self, groups: dict[str, list[Event]], order: Sequence[str], span: int) -> Table:
+        """The picture in numbers."""
+        rows = []
+        for name in order:
+            times = {True: [0, 0], False: [0, 0]}
+            for position, _, host in groups[name]:
+                entry = times[is_copy(self.nodes[position])]
+                entry[0], entry[1] = entry[0] + 1, entry[1] + host
+            for copies, (count, host) in sorted(times.items()):
+                if count:
+                    label = f"{self.marks[name].label}, Memcpy" if copies else self.marks[name].label
+                    rows.append((label, f"{count:,}", decimals(host, 1e-3), percent(host / span)))
+        return table("Host time per provider", ("provider", "#nodes", "#ms", "#of the run"), rows)
+
+    def slowest(self, events: Sequence[Event], span: int) -> Table:
+        """The nodes that took longest."""
+        rows = []
+        for position, start, host in sorted(events, key=lambda event: -event[2])[:SLOWEST]:
+            node = self.nodes[position]
+            rows.append(
+                (
+                    Link(node.name, self.anchors[self.phase.name, position]),
+                    op_type_of(node),
+                    self.marks[provider_of(node)].label,
+                    decimals(start, 1e-3),
+                    decimals(host, 1e-3),
+                    percent(host / span),
+                )
+            )
+        heads = ("node", "operator", "on", "#starts at ms", "#takes ms", "#of the run")
+        return table(listing(["Longest nodes"]), heads, rows)
+
+
+def boxes(events: Iterable[Event]) -> str:
+    """One box per event, 10 high. The page's script reads start and width back from it."""
+    return "".join(f"M{start} 0h{host}v10h-{host}z" for _, start, host in events)
+
+
+def percents(part: float, whole: float) -> str:
+    """`12.5%`, short."""
+    return f"{100 * part / whole:.3f}".rstrip("0").rstrip(".") + "%"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-14,17,16`: runs of consecutive numbers joined, in the order given."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
