@@ -1,8 +1,8 @@
 """The report as one HTML page that needs nothing else: no server, no network, and for reading no JavaScript.
 
-The data comes from `_page/*.py`, the look from the template, style and script beside them. Every text of the report goes
-through `harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and nothing
-else.
+The data comes from `_page/*.py`, the look from the template, style and script beside them. Every text of the report
+goes through `harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and
+nothing else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def to_text(report: Report) -> str:
         environment()
         .get_template("page")
         .render(
-            style=Markup(style),  # noqa: S704 - our own file
-            script=Markup(script),  # noqa: S704 - our own file
+            style=Markup(style),
+            script=Markup(script),
             policy=POLICY.format(style=digest(style), script=digest(script)),
             **contents(report),
         )

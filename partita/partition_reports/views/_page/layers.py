@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from partita.partition_reports.fusion import COMPILED
 from partita.partition_reports.groups import op_type_of, provider_of, total_us
-from partita.partition_reports.naming import NO_MODULE, module_group
+from partita.partition_reports.naming import NO_MODULE, layer_of, module_group
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.views._page.marks import (
     COPY_OPERATORS,
@@ -68,6 +68,8 @@ class LayerMap:
     phases: tuple[str, ...]
     rows: tuple[MapRow, ...]
     strays: int
+    compiled: bool
+    """Some nodes stand for a compiled subgraph."""
 
 
 def draw_map(report: Report) -> LayerMap:
@@ -82,24 +84,28 @@ def draw_map(report: Report) -> LayerMap:
         cells = tuple(draw.cell(phase, nodes) for phase, nodes in zip(phases, members, strict=True))
         rows.append(MapRow(row_title(key, keys), row_modules(key, members), cells))
     strays = sum(provider_of(node) != draw.wanted for phase in phases for node in phase.nodes)
-    return LayerMap(tuple(phase.name for phase in phases), tuple(rows), strays)
+    compiled = any(node.op_type == COMPILED for phase in phases for node in phase.nodes)
+    return LayerMap(tuple(phase.name for phase in phases), tuple(rows), strays, compiled)
 
 
 def split_rows(phase: Phase) -> dict[RowKey, list[NodePlacement]]:
-    """The nodes of a phase by row. A Memcpy node goes with the node that makes it necessary."""
+    """The nodes of a phase by row.
+
+    A Memcpy node goes with the node that makes it necessary, a compiled one with the first node that it is made of.
+    """
     layers = {node.name: node.layer for node in phase.nodes}
     causes = {copy.name: [layers.get(name) for name in copy.caused_by] for copy in phase.copies}
     inside = [node.position for node in phase.nodes if node.layer is not None]
     first, last = (inside[0], inside[-1]) if inside else (len(phase.nodes), len(phase.nodes))
     rows: dict[RowKey, list[NodePlacement]] = {}
     for node in phase.nodes:
-        caused = (layer for layer in causes.get(node.name, ()) if layer is not None) if is_copy(node) else iter(())
-        layer = node.layer if node.layer is not None else next(caused, None)
-        if layer is not None:
-            key = (1, layer)
-        else:
-            key = (0 if node.position < first else 3 if node.position > last else 2, 0)
-        rows.setdefault(key, []).append(node)
+        layer = node.layer
+        if layer is None and is_copy(node):
+            layer = next((found for found in causes.get(node.name, ()) if found is not None), None)
+        elif layer is None and node.op_type == COMPILED and node.replaces:
+            layer = layer_of(node.replaces[0].partition("/")[0])
+        outside = 0 if node.position < first else 3 if node.position > last else 2
+        rows.setdefault((outside, 0) if layer is None else (1, layer), []).append(node)
     return rows
 
 

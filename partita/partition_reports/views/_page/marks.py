@@ -35,12 +35,10 @@ def find_marks(report: Report) -> dict[str, Mark]:
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
     letters = pick_letters(providers)
     known = [provider for provider in providers if provider != UNKNOWN]
-    colours = {provider: f"e{number if number < COLOURS else number % (COLOURS - 1) + 1}" for number, provider in
-               enumerate(known)}  # fmt: skip
+    # The first colour is the wanted provider's alone.
+    colours = {name: f"e{n if n < COLOURS else n % (COLOURS - 1) + 1}" for n, name in enumerate(known)}
     return {
-        provider: Mark(
-            provider, short_provider(provider), colours.get(provider, "eu"), letters[provider]
-        )
+        provider: Mark(provider, short_provider(provider), colours.get(provider, "eu"), letters[provider])
         for provider in providers
     }
 
@@ -65,7 +63,7 @@ def main_provider(report: Report) -> str:
 
 def node_anchors(report: Report) -> dict[tuple[str, int], str]:
     """Phase and position -> id of the node's row. Phases with one placement share their rows."""
-    anchors = {}
+    anchors: dict[tuple[str, int], str] = {}
     for number, phases in enumerate(merge_phases(report.phases)):
         for phase in phases:
             anchors |= {(phase.name, node.position): f"n{number}-{node.position}" for node in phase.nodes}

@@ -170,11 +170,10 @@ def say_why(report: Report) -> list[str | Link]:
         for entry in report.chain
         if entry.status == "unavailable"
     ]
-    lines += [
-        Link(f"{reason_title(reason)}: {plural(len({entry.node for entry in entries}), 'node')}, evidence "
-             f"{listing(sorted({entry.evidence_kind for entry in entries}))}", f"r{number}")
-        for number, ((reason, _), entries) in enumerate(group_reasons(report.fallbacks))
-    ]  # fmt: skip
+    for number, ((reason, _), entries) in enumerate(group_reasons(report.fallbacks)):
+        kinds = listing(sorted({entry.evidence_kind for entry in entries}))
+        nodes = plural(len({entry.node for entry in entries}), "node")
+        lines.append(Link(f"{reason_title(reason)}: {nodes}, evidence {kinds}", f"r{number}"))
     return lines or ["Nothing has to be explained."]
 
 
@@ -222,7 +221,9 @@ def say_phase_cost(phase: Phase) -> list[str]:
     lines = [plural(cost.partitions, "partition") + (handed if cost.crossings else "")]
     if not cost.copies:
         return [*lines, "No copy between devices"]
-    lines.append(f"{plural(cost.copies, 'copy')} per {run}{in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)}")
+    lines.append(
+        f"{plural(cost.copies, 'copy')} per {run}{in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)}"
+    )
     if cost.copy_bytes_per_token is not None:
         lines.append(f"{human_bytes(round(cost.copy_bytes_per_token))} copied per token")
     if cost.host_wait_us_per_run:
@@ -280,33 +281,35 @@ def time_part(share: float | None) -> str:
 
 def cost_rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
     """Partitions, crossings, copies, bytes and waits."""
-    costs = [phase.cost for phase in phases]
+    titles = (
+        "partitions",
+        "tensors between partitions, per run",
+        "copies between devices, per run",
+        "bytes copied per token",
+        "host wait in copies per token, ms",
+    )
+    columns = [cost_column(phase) for phase in phases]
+    return [(title, *(column[row] for column in columns)) for row, title in enumerate(titles)]
 
-    def per_phase(title: str, values: Sequence[str]) -> tuple[str, ...]:
-        return (title, *values)
 
-    return [
-        per_phase("partitions", [f"{len(phase.partitions):,}" for phase in phases]),
-        per_phase(
-            "tensors between partitions, per run",
-            [NOT_KNOWN if cost is None else f"{cost.crossings:,}" + in_bytes(cost.crossing_bytes_per_run)
-             for cost in costs],
-        ),
-        per_phase(
-            "copies between devices, per run",
-            [NOT_KNOWN if cost is None else f"{cost.copies:,}" + in_bytes(cost.copy_bytes_per_run,
-             cost.copy_bytes_at_least) for cost in costs],
-        ),
-        per_phase(
-            "bytes copied per token",
-            [NOT_KNOWN if cost is None or cost.copy_bytes_per_token is None
-             else human_bytes(round(cost.copy_bytes_per_token)) for cost in costs],
-        ),
-        per_phase(
-            "host wait in copies per token, ms",
-            [NOT_KNOWN if cost is None else decimals(cost.host_wait_us_per_token, 1e-3) for cost in costs],
-        ),
-    ]  # fmt: skip
+def cost_column(phase: Phase) -> tuple[str, ...]:
+    """What one phase costs, in the order of `cost_rows`."""
+    cost = phase.cost
+    if cost is None:
+        return (f"{len(phase.partitions):,}", *[NOT_KNOWN] * 4)
+    per_token = cost.copy_bytes_per_token
+    return (
+        f"{len(phase.partitions):,}",
+        counted(cost.crossings, cost.crossing_bytes_per_run),
+        counted(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least),
+        NOT_KNOWN if per_token is None else human_bytes(round(per_token)),
+        decimals(cost.host_wait_us_per_token, 1e-3),
+    )
+
+
+def counted(count: int, size: int | None, at_least: int = 0) -> str:
+    """How many, and their bytes when there are any."""
+    return f"{count:,}{in_bytes(size, at_least)}" if count else "0"
 
 
 def in_bytes(size: int | None, at_least: int = 0) -> str:

@@ -20,7 +20,7 @@ MOST_NAMES = 8
 """Nodes that a cell names."""
 
 
-def partition_tables(report: Report) -> list[Table]:
+def partition_tables(report: Report) -> list[tuple[Table, Table]]:
     """Per placement: the partitions, and which tensors one hands to another."""
     marks = find_marks(report)
     tables = []
@@ -31,16 +31,21 @@ def partition_tables(report: Report) -> list[Table]:
                 str(part.index),
                 label_of(marks, part.provider),
                 f"{part.nodes:,}",
-                f"{part.first_position}-{part.first_position + part.nodes - 1}",
+                span(part.first_position, part.nodes),
                 *(describe_border([tensor for tensor in part.boundary if tensor.direction == way])
                   for way in ("in", "out")),
             )
             for part in phase.partitions
         ]  # fmt: skip
         heads = ("#partition", "on", "#nodes", "#positions", "tensors in", "tensors out")
-        tables.append(table(f"Partitions of {where}, in execution order; bytes per run of {phase.name}", heads, rows))
-        tables.append(crossing_table(phase, where, report))
+        parts = table(f"Partitions of {where}, in execution order; bytes per run of {phase.name}", heads, rows)
+        tables.append((parts, crossing_table(phase, where, report)))
     return tables
+
+
+def span(first: int, count: int) -> str:
+    """`3` or `3-7`."""
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
 
 def placements(report: Report) -> list[list[Phase]]:

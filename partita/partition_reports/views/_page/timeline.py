@@ -9,7 +9,7 @@ from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
 from partita.partition_reports.views._page.marks import Mark, find_marks, is_copy, node_anchors
 from partita.partition_reports.views._page.tables import Link, Table, table
-from partita.partition_reports.wording import decimals, listing, percent, plural
+from partita.partition_reports.wording import decimals, percent, plural
 
 MOST_RUNS = 12
 """Runs that are drawn; an observation window is rarely longer."""
@@ -67,7 +67,7 @@ def draw_runs(report: Report) -> tuple[RunPicture, ...]:
     """The runs of the timeline, in order, up to MOST_RUNS."""
     phases = {(phase.name, phase.file): phase for phase in report.phases}
     counts: dict[str, int] = {}
-    pictures = []
+    pictures: list[RunPicture] = []
     for run in report.timeline[:MOST_RUNS]:
         phase = phases.get((run.phase, run.file))
         if phase is not None and run.events:
@@ -111,8 +111,9 @@ class Artist:
             height=len(tracks) * TRACK_HEIGHT + AXIS_HEIGHT,
             group=self.anchors[self.phase.name, self.phase.nodes[0].position].partition("-")[0],
             tracks=tracks,
-            ticks=tuple((percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in
-                        range(TICKS)),  # fmt: skip
+            ticks=tuple(
+                (percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in range(TICKS)
+            ),  # fmt: skip
             table=self.summary(groups, order, span),
             slowest=self.slowest(events, span),
         )
@@ -138,7 +139,9 @@ class Artist:
         said = f"{decimals(run.host_us, 1e-3)} ms on the host, {decimals(inside, 1e-3)} ms of it in "
         said += plural(len(events), "node")
         if copies:
-            said += f"; {decimals(sum(copies), 1e-3)} ms in {plural(len(copies), 'Memcpy node')}, wait and copy together"
+            said += (
+                f"; {decimals(sum(copies), 1e-3)} ms in {plural(len(copies), 'Memcpy node')}, wait and copy together"
+            )
         return f"{said}."
 
     def summary(self, groups: dict[str, list[Event]], order: Sequence[str], span: int) -> Table:
@@ -171,7 +174,7 @@ class Artist:
                 )
             )
         heads = ("node", "operator", "on", "#starts at ms", "#takes ms", "#of the run")
-        return table(listing(["Longest nodes"]), heads, rows)
+        return table("Longest nodes", heads, rows)
 
 
 def boxes(events: Iterable[Event]) -> str:
