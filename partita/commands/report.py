@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from partita.commands.terminal import stdout_console, write_stdout
+from partita.commands.terminal import note, stdout_console, write_stdout
+from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.partition_reports.views import json as json_view
+
+if TYPE_CHECKING:
+    from partita.partition_reports.gate import Gate
+    from partita.partition_reports.records import Record
+    from partita.partition_reports.requirements import Vocabulary
+
+DIFFERENT = 1
+"""Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
+
+STDOUT = Path("-")
 
 
 def show(file: Path, *, as_json: bool) -> None:
@@ -17,3 +32,150 @@ def show(file: Path, *, as_json: bool) -> None:
     from partita.partition_reports.views import text
 
     text.render(report, stdout_console())
+
+
+def write_record(record: Record) -> None:
+    """A record as JSON on stdout, in plain ASCII: names can hold what a terminal would act on."""
+    write_stdout(json.dumps(record.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n")
+
+
+def explain(file: Path, node: str, *, as_json: bool) -> None:
+    """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
+    from partita.partition_reports import explaining
+    from partita.partition_reports.views import explain as view
+
+    found = explaining.find(json_view.read(file), node)
+    if as_json:
+        write_record(found)
+    if isinstance(found, explaining.Matches):
+        if found.matches and not as_json:
+            view.render_matches(found, stdout_console())
+        raise UsageError(f"{file}: {view.say_no_single(found)}")
+    if not as_json:
+        view.render(found, stdout_console())
+
+
+def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bool) -> int:
+    """Show what is different in `after`, and return the exit code."""
+    from partita.partition_reports.comparing import compare
+    from partita.partition_reports.views import diff as view
+
+    found = compare(json_view.read(before), json_view.read(after), names=(str(before), str(after)))
+    if found.unrelated and not force:
+        raise ReportError(
+            f"cannot compare {before} with {after}: {found.unrelated}; --force compares them all the same"
+        )
+    if as_json:
+        write_record(found)
+    else:
+        view.render(found, stdout_console())
+    return DIFFERENT if exit_code and not found.same else 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckOptions:
+    """What the user wants to hold of a report. None: not asked."""
+
+    max_cpu_nodes: int | None
+    max_copies: int | None
+    max_copy_bytes_per_token: int | None
+    max_unexplained: int | None
+    cache_in_place: bool
+    min_tokens_per_second: float | None
+    require: tuple[str, ...]
+    baseline: Path | None
+    max_slowdown: float | None
+
+
+def check(file: Path, options: CheckOptions, *, as_json: bool) -> None:
+    """Hold a report against the options. Raises ReportCheckError after showing what does not hold."""
+    from partita.partition_reports import gate
+    from partita.partition_reports.views import _check as view
+
+    asked = gate_of(options, vocabulary())
+    report = json_view.read(file)
+    baseline = (str(options.baseline), json_view.read(options.baseline)) if options.baseline is not None else None
+    result = gate.check(report, asked, str(file), baseline)
+    if as_json:
+        write_record(result)
+    else:
+        view.render(result, stdout_console())
+    if not result.passed:
+        raise ReportCheckError(view.summary(result))
+
+
+def gate_of(options: CheckOptions, words: Vocabulary) -> Gate:
+    """The options as a gate. Raises UsageError for one that makes no sense, and when nothing is asked."""
+    from partita.partition_reports.gate import Gate
+    from partita.partition_reports.limits import Limits, check_limits
+    from partita.partition_reports.requirements import parse_requirement
+
+    limits = Limits(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
+    check_limits(limits, ())
+    for name in ("max_unexplained", "min_tokens_per_second", "max_slowdown"):
+        value = getattr(options, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"--{name.replace('_', '-')} is {value}; it must be a number that is 0 or more")
+    if options.max_slowdown is not None and options.baseline is None:
+        raise UsageError("--max-slowdown needs --baseline: slower than what?")
+    asked = Gate(
+        limits=limits,
+        max_unexplained=options.max_unexplained,
+        cache_in_place=options.cache_in_place,
+        min_tokens_per_second=options.min_tokens_per_second,
+        requirements=tuple(parse_requirement(text, words) for text in options.require),
+        max_slowdown=options.max_slowdown,
+    )
+    if asked == Gate() and options.baseline is None:
+        raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
+    return asked
+
+
+def vocabulary() -> Vocabulary:
+    """Names of providers and reasons that a requirement may use."""
+    from partita.partition_reports.reasons.base import load_reasons
+    from partita.partition_reports.requirements import Vocabulary
+    from partita.providers.resolve import parse_chain
+
+    def provider(name: str) -> str:
+        try:
+            return parse_chain(name)[0].ort_name
+        except UsageError as error:
+            raise UsageError(str(error).replace("--provider: ", "--require: ", 1)) from error
+
+    return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))
+
+
+def trace(file: Path, out: Path | None) -> None:
+    """Write the observation window as a trace, to stdout or to a file."""
+    from partita.partition_reports.views import trace as view
+
+    report = json_view.read(file)
+    try:
+        text = view.to_text(report)
+    except ReportError as error:
+        raise ReportError(f"{file}: {error}") from error
+    if out is None:
+        write_stdout(text)
+        return
+    json_view.write_text(text, out, "trace")
+    note(f"trace: {out} (open it in ui.perfetto.dev or chrome://tracing)")
+
+
+def write_html(file: Path, out: Path | None) -> None:
+    """Write the report as one HTML page to `out`, by default beside the report; `-` is stdout.
+
+    Raises UsageError when the page would replace the report.
+    """
+    report = json_view.read(file)
+    from partita.partition_reports.views import html
+
+    if out == STDOUT:
+        write_stdout(html.to_text(report))
+        return
+    page = out or file.with_suffix(".html")
+    if page.exists() and file.exists() and page.samefile(file):
+        raise UsageError(f"{page}: the report itself; name another file with --out")
+    json_view.check_writable(page)
+    json_view.write_text(html.to_text(report), page, "page")
+    note(f"page: {page}")

@@ -166,7 +166,8 @@ def test_views_are_found_by_file_name():
         view = load_view(name)
         assert view.name == name
         assert view.suffix.startswith(".")
-        assert view.to_text(report_of(recorded_facts())).endswith("\n")
+        if view.takes == ("report",):
+            assert view.to_text(report_of(recorded_facts())).endswith("\n")
 
 
 def test_an_unknown_view_is_a_usage_error():

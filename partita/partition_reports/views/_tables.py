@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich import box
@@ -16,6 +17,8 @@ from partita.partition_reports.wording import clean
 
 ROWS = 12
 """Most rows of a table; the rest is summed up in one line."""
+FILE_COLUMNS = 100
+"""Width of a view when it goes to a file."""
 BOLD = Style(bold=True)
 DIM = Style(dim=True)
 PLAIN = Style()
@@ -74,3 +77,10 @@ class Page:
         self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
         if rest:
             self.line(rest, style=DIM)
+
+
+def to_plain_text(render: Callable[[Console], None]) -> str:
+    """What `render` prints, without colour, for a file."""
+    stream = io.StringIO()
+    render(Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False))
+    return stream.getvalue()

@@ -1,4 +1,4 @@
-"""What every view is: a name and a function from a report to text.
+"""What every view is: a name and a function from a report, and what else it takes, to text.
 
 One file per view in this folder exposes `VIEW`; the file name is the view's name. Files that begin with an underscore
 are parts of a view. Libraries that only one view needs are imported by that view's file, which is loaded when it is
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.errors import UsageError
-from partita.partition_reports.records import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +23,10 @@ class View:
     suffix: str
     """Of a file that holds this view, e.g. .json."""
     summary: str
-    to_text: Callable[[Report], str]
+    to_text: Callable[..., str]
     """The whole view as text, ending in a newline."""
+    takes: tuple[str, ...] = ("report",)
+    """What `to_text` is given, in words: a comparison takes two reports."""
 
 
 def view_names() -> tuple[str, ...]:

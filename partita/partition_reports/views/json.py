@@ -31,7 +31,11 @@ def write(report: Report, path: Path) -> None:
 
     A pipe, a device or a symbolic link is written through instead. Raises ReportError when `path` cannot be written.
     """
-    text = to_text(report)
+    write_text(to_text(report), path, "report")
+
+
+def write_text(text: str, path: Path, what: str) -> None:
+    """The same for any view; `what` names it in an error."""
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):
             path.write_text(text, encoding="utf-8")
@@ -39,7 +43,7 @@ def write(report: Report, path: Path) -> None:
             replace(path, text)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ReportError(f"{path}: cannot write the report: {reason}; choose another file for it") from error
+        raise ReportError(f"{path}: cannot write the {what}: {reason}; choose another file for it") from error
 
 
 def check_writable(path: Path) -> None:

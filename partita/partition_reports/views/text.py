@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
-
 from rich.console import Console
 
 from partita.partition_reports.records import DryRunFacts, ModelInput, Report, Request, Totals
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views._placement import show_copies, show_fallbacks, show_partitions, show_placement
-from partita.partition_reports.views._tables import ALARM, BOLD, ROWS, Column, Page
+from partita.partition_reports.views._tables import ALARM, BOLD, ROWS, Column, Page, to_plain_text
 from partita.partition_reports.views.base import View
 from partita.partition_reports.wording import decimals, human_bytes, listing, plural
-
-FILE_COLUMNS = 100
-"""Width of the view when it goes to a file."""
 
 
 def render(report: Report, console: Console) -> None:
@@ -37,11 +32,7 @@ def render(report: Report, console: Console) -> None:
 
 def to_text(report: Report) -> str:
     """The same without colour, for a file."""
-    stream = io.StringIO()
-    render(
-        report, Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False)
-    )
-    return stream.getvalue()
+    return to_plain_text(lambda console: render(report, console))
 
 
 def show_verdict(page: Page, report: Report) -> None:

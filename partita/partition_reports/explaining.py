@@ -1,0 +1,308 @@
+"""Everything that a report knows about one node, gathered from all of its sections. Pure."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from partita.partition_reports.cost import total_bytes, waiting_us
+from partita.partition_reports.facts import CPU
+from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.records import (
+    BlockingNode,
+    Copy,
+    Disagreement,
+    Fallback,
+    NodePlacement,
+    Phase,
+    PhaseName,
+    Record,
+    RejectedPart,
+    Report,
+    Source,
+)
+from partita.partition_reports.wording import clean
+
+NEAR = 5
+"""Most names that are suggested for one that is not there."""
+Role = Literal["runs", "replaced", "copy", "border", "body", "listed"]
+"""runs: in the plan. replaced: another node stands for it. copy: a Memcpy node. border: a session input or output that
+is copied. body: in a body of If, Loop or Scan. listed: nothing but a reason, a rejection or a disagreement names it."""
+
+
+class Cause(Record):
+    """A node that makes a copy necessary."""
+
+    node: str
+    op_type: str | None
+    provider: str | None
+    reason: str | None
+    """Why it is not on the wanted provider; null when it is there."""
+
+
+class Place(Record):
+    """The node in one phase. Null: not known, or not so for a node of this role."""
+
+    phase: PhaseName
+    file: str
+    role: Role
+    node: str
+    """The node of the plan that does its work: itself, or the one that stands for it."""
+    position: int | None
+    plan_nodes: int
+    """Nodes in the plan of the phase."""
+    op_type: str | None
+    provider: str | None
+    sources: tuple[Source, ...]
+    partition: int | None
+    partition_nodes: int | None
+    replaces: tuple[str, ...]
+    """Nodes of the file that the node of the plan took the place of."""
+    host_us_per_run: float | None
+    time_share: float | None
+    output_bytes: int | None
+    copy_made: Copy | None = Field(alias="copy")
+    """The copy that it is."""
+    caused_by: tuple[Cause, ...]
+    """Of that copy."""
+    copies_caused: tuple[Copy, ...]
+    copy_bytes_caused: int | None
+    """Of all of them, in one run."""
+    copy_wait_us_caused: float | None
+
+
+class Explanation(Record):
+    """One node in all phases."""
+
+    schema_id: Literal["partita.explanation/1"] = Field(default="partita.explanation/1", alias="schema")
+    node: str
+    op_type: str | None
+    """Of the node of the plan."""
+    module: str | None
+    layer: int | None
+    source_line: str | None
+    """Known for nodes that are off the wanted provider."""
+    wanted: str | None
+    """First provider of the chain."""
+    places: tuple[Place, ...]
+    fallbacks: tuple[Fallback, ...]
+    """Why it, or the node that stands for it, is not on the wanted provider, with every experiment."""
+    rejected: tuple[RejectedPart, ...]
+    """Rejections of the provider that name it."""
+    graph_capture: tuple[BlockingNode, ...]
+    """Why it cannot be in a captured CUDA graph."""
+    disagreements: tuple[Disagreement, ...]
+    notes: tuple[str, ...]
+
+
+class Match(Record):
+    """One of several nodes that a part of a name fits."""
+
+    node: str
+    op_type: str | None
+    providers: dict[str, str]
+    """Phase -> provider; `unknown` where nobody says."""
+    reason: str | None
+
+
+class Matches(Record):
+    """What a name that fits no single node comes to."""
+
+    schema_id: Literal["partita.matches/1"] = Field(default="partita.matches/1", alias="schema")
+    query: str
+    matches: tuple[Match, ...]
+    suggestions: tuple[str, ...]
+    """Names that are alike, when nothing fits."""
+
+
+def find(report: Report, query: str) -> Explanation | Matches:
+    """The one node that `query` names, in full or by a part that only it has; else what it may have meant."""
+    known = list(dict.fromkeys(names(report)))
+    fitting = fits(known, query)
+    if len(fitting) == 1:
+        return explain(report, fitting[0])
+    return Matches(
+        query=query,
+        matches=tuple(match(report, name) for name in fitting),
+        suggestions=() if fitting else tuple(near(known, query)),
+    )
+
+
+def fits(known: list[str], query: str) -> list[str]:
+    """Names that are `query`; else those it is a part of; else those it is a part of in other letters.
+
+    A name with control characters fits as it is shown, too: nobody can type them.
+    """
+    if not query:
+        return []
+    ways = (
+        lambda name: name == query,
+        lambda name: clean(name) == query,
+        lambda name: query in name,
+        lambda name: query.casefold() in clean(name).casefold(),
+    )
+    for fitting in ways:
+        found = [name for name in known if fitting(name)]
+        if found:
+            return found
+    return []
+
+
+def near(known: list[str], query: str) -> list[str]:
+    """Names that look alike, whole or in their last part."""
+    whole = difflib.get_close_matches(query, known, NEAR, 0.6)
+    tails = {name.rpartition("/")[2].casefold(): name for name in reversed(known)}
+    last = difflib.get_close_matches(query.rpartition("/")[2].casefold(), tails, NEAR, 0.7)
+    return list(dict.fromkeys((*whole, *(tails[tail] for tail in last))))[:NEAR]
+
+
+def names(report: Report) -> Iterator[str]:
+    """Every name that the report has something to say about, nodes of the plan first."""
+    for phase in report.phases:
+        yield from (node.name for node in phase.nodes)
+    for phase in report.phases:
+        yield from (name for node in phase.nodes for name in node.replaces)
+        yield from (copy.name for copy in phase.copies)
+        yield from (body_name(entry) for entry in (phase.bodies.cpu_nodes if phase.bodies else ()))
+    yield from (entry.node for entry in report.fallbacks)
+    yield from (name for part in report.rejected for name in part.nodes)
+    yield from (entry.node for entry in report.disagreements)
+    yield from (entry.node for entry in blocking(report))
+
+
+def body_name(entry: str) -> str:
+    """The name in `name (Operator)`."""
+    head, separator, _ = entry.rpartition(" (")
+    return head if separator else entry
+
+
+def blocking(report: Report) -> Iterator[BlockingNode]:
+    """Nodes that stand in the way of a captured graph."""
+    for verdict in (report.dry_run.graph_capture or ()) if report.dry_run is not None else ():
+        yield from verdict.blocking
+
+
+def match(report: Report, name: str) -> Match:
+    """One of several."""
+    told = explain(report, name)
+    reasons = list(dict.fromkeys(entry.reason for entry in told.fallbacks))
+    return Match(
+        node=name,
+        op_type=told.op_type,
+        providers={place.phase: place.provider or "unknown" for place in told.places},
+        reason=", ".join(reasons) or None,
+    )
+
+
+def explain(report: Report, name: str) -> Explanation:
+    """Everything about the node called `name`."""
+    places = tuple(place for phase in report.phases for place in places_in(report, phase, name))
+    runs_in = {place.node for place in places} | {name}
+    # A reason for the phase that only the stand-in of another phase has is none of this node's.
+    fallbacks = tuple(
+        entry for entry in report.fallbacks
+        if entry.node == name or any(entry.phase == p.phase and entry.node == p.node for p in places)
+    )  # fmt: skip
+    nodes = [node for phase in report.phases for node in phase.nodes if node.name in runs_in]
+    modules = [node.module for node in nodes] + [entry.module for entry in fallbacks]
+    ops = [place.op_type for place in places] + [entry.op_type for entry in fallbacks]
+    return Explanation(
+        node=name,
+        op_type=next((op for op in ops if op), None),
+        module=next((module for module in modules if module), None),
+        layer=next((node.layer for node in nodes if node.layer is not None), None),
+        source_line=next((entry.source_line for entry in fallbacks if entry.source_line), None),
+        wanted=report.chain[0].provider if report.chain else None,
+        places=places,
+        fallbacks=fallbacks,
+        rejected=tuple(part for part in report.rejected if runs_in & set(part.nodes)),
+        graph_capture=tuple(dict.fromkeys(entry for entry in blocking(report) if entry.node in runs_in)),
+        disagreements=tuple(entry for entry in report.disagreements if entry.node in runs_in),
+        notes=tuple(notes(report, runs_in)),
+    )
+
+
+def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
+    """What limits the answer."""
+    if report.probing is not None and runs_in & set(report.probing.unprobed):
+        budget = f"{report.probing.budget_seconds:g} seconds"
+        yield f"experiments are missing; the time for them was {budget} in all, --probe-seconds gives more"
+    if report.dry_run is not None:
+        yield f"a dry run as {report.dry_run.device_name}: there are no times"
+
+
+def places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
+    """The node in one phase: in the plan, or what stands for it, or where else it is named."""
+    for position, node in enumerate(phase.nodes):
+        if node.name == name or name in node.replaces:
+            yield in_plan(report, phase, node, position, name)
+            return
+    for copy in phase.copies:
+        if copy.name == name:
+            yield outside(phase, name, "border", copy=copy)
+            return
+    for entry in phase.bodies.cpu_nodes if phase.bodies else ():
+        if body_name(entry) == name:
+            op_type = entry.removeprefix(f"{name} (").removesuffix(")")
+            yield outside(phase, name, "body", op_type=op_type, provider=CPU)
+            return
+    listed = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node == name]
+    if listed:
+        yield outside(phase, name, "listed", op_type=listed[0].op_type, provider=listed[0].provider)
+
+
+def outside(
+    phase: Phase, name: str, role: Role, *, op_type: str | None = None, provider: str | None = None,
+    copy: Copy | None = None,
+) -> Place:  # fmt: skip
+    """A place that is not in the plan."""
+    return Place(
+        phase=phase.name, file=phase.file, role=role, node=name, position=None, plan_nodes=len(phase.nodes),
+        op_type=op_type, provider=provider, sources=(copy.source,) if copy is not None else (), partition=None,
+        partition_nodes=None, replaces=(), host_us_per_run=None, time_share=None, output_bytes=None, copy=copy,
+        caused_by=(), copies_caused=(), copy_bytes_caused=None, copy_wait_us_caused=None,
+    )  # fmt: skip
+
+
+def in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
+    """The place of a node of the plan, which is the node that was asked for or stands for it."""
+    made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
+    caused = tuple(copy for copy in phase.copies if node.name in copy.caused_by)
+    part = next((p for p in phase.partitions if p.first_position <= position < p.first_position + p.nodes), None)
+    return Place(
+        phase=phase.name,
+        file=phase.file,
+        role="replaced" if node.name != name else "copy" if made else "runs",
+        node=node.name,
+        position=node.position,
+        plan_nodes=len(phase.nodes),
+        op_type=node.op_type,
+        provider=node.provider,
+        sources=node.sources,
+        partition=part.index if part else None,
+        partition_nodes=part.nodes if part else None,
+        replaces=node.replaces,
+        host_us_per_run=node.host_us_per_run,
+        time_share=share(node.host_us_per_run, total_us(phase.nodes)),
+        output_bytes=node.output_bytes,
+        copy=made,
+        caused_by=tuple(cause(report, phase, entry) for entry in made.caused_by) if made else (),
+        copies_caused=caused,
+        copy_bytes_caused=total_bytes(caused),
+        copy_wait_us_caused=waiting_us(caused) if report.dry_run is None else None,
+    )
+
+
+def cause(report: Report, phase: Phase, name: str) -> Cause:
+    """Who makes a copy necessary, and why it is where it is."""
+    node = next((entry for entry in phase.nodes if entry.name == name), None)
+    why = next((e for e in report.fallbacks if e.phase == phase.name and e.node == name), None)
+    return Cause(
+        node=name,
+        op_type=node.op_type if node else None,
+        provider=node.provider if node else None,
+        reason=why.reason if why else None,
+    )

@@ -1,0 +1,177 @@
+"""The observation window as a trace for Perfetto or chrome://tracing: the Trace Event Format, one JSON object.
+
+One process per ONNX file, for each has a clock of its own. In it a track for session runs, one for each provider, and
+one for copies; a second track of the same name where nodes of one provider overlap in time. All times are the host's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from partita.errors import ReportError
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.records import Copy, Fallback, NodePlacement, Report, TimelineRun
+from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.views.base import View
+from partita.partition_reports.wording import short_provider
+
+RUNS, COPIES, UNKNOWN = "session runs", "copies", "unknown provider"
+Event = dict[str, Any]
+
+
+def to_text(report: Report) -> str:
+    """The trace as JSON in plain ASCII, one event a line. Raises ReportError when the report has no timeline."""
+    trace = make_trace(report)
+    # One event a line can be read, searched and compared; indented, it would be ten times as long.
+    events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
+    head = json.dumps(trace)[:-1]
+    return f'{head}, "traceEvents": [\n{events}\n]}}\n'
+
+
+def make_trace(report: Report) -> dict[str, Any]:
+    """The trace as the format wants it."""
+    if not report.timeline:
+        raise ReportError(f"the report has no timeline to make a trace of: {why_none(report)}")
+    files = list(dict.fromkeys(run.file for run in report.timeline))
+    events = [event for number, file in enumerate(files, 1) for event in file_events(report, file, number)]
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "verdict": give_verdict(report),
+            "created": report.created,
+            "partita": report.partita_version,
+            "onnxruntime": f"{report.environment.onnxruntime_package} {report.environment.onnxruntime_version}",
+            "clock": "host time around each kernel, which is not device time; every file has a clock of its own",
+        },
+        "traceEvents": events,
+    }
+
+
+def why_none(report: Report) -> str:
+    """Why there is no timeline."""
+    if report.dry_run is not None:
+        return "it is of a dry run, which has no times"
+    return "it was written by an older Partita, or nothing was observed; write it again with --report FILE"
+
+
+@dataclass
+class Lanes:
+    """Tracks of one name: a slice goes to the first one that is free."""
+
+    name: str
+    rank: int
+    ends: list[int] = field(default_factory=list)
+
+    def take(self, start: int, end: int) -> int:
+        """The lane for a slice, 0-based."""
+        for number, busy_until in enumerate(self.ends):
+            if busy_until <= start:
+                self.ends[number] = end
+                return number
+        self.ends.append(end)
+        return len(self.ends) - 1
+
+
+def file_events(report: Report, file: str, pid: int) -> Iterator[Event]:
+    """Metadata, then the slices of all runs of one file in the order in which they start."""
+    tracks = {name: Lanes(name, rank) for rank, name in enumerate(track_names(report))}
+    slices = []
+    for run in report.timeline:
+        if run.file == file:
+            slices += [run_slice(run), *node_slices(report, run)]
+    slices.sort(key=lambda event: (event["ts"], -event["dur"]))
+    for event in slices:
+        name = event.pop("track")
+        lanes = tracks.setdefault(name, Lanes(name, len(tracks)))
+        event["pid"], event["tid"] = pid, track_id(lanes.rank, lanes.take(event["ts"], event["ts"] + event["dur"]))
+    yield metadata("process_name", pid, 0, name=file)
+    yield metadata("process_sort_index", pid, 0, sort_index=pid)
+    for lanes in tracks.values():
+        for lane in range(len(lanes.ends)):
+            tid = track_id(lanes.rank, lane)
+            yield metadata("thread_name", pid, tid, name=lanes.name if not lane else f"{lanes.name} ({lane + 1})")
+            yield metadata("thread_sort_index", pid, tid, sort_index=tid)
+    yield from slices
+
+
+def track_names(report: Report) -> list[str]:
+    """Tracks from top to bottom: runs, providers in the order of the chain, copies."""
+    return [RUNS, *dict.fromkeys(short_provider(entry.provider) for entry in report.chain), COPIES]
+
+
+def track_id(rank: int, lane: int) -> int:
+    """Thread id of a lane; 0 is left for the process."""
+    return 1000 * rank + lane + 1
+
+
+def metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
+    """What a process or a track is called, or where it stands."""
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+def run_slice(run: TimelineRun) -> Event:
+    """One session run. `track` is taken out before it is written."""
+    tokens = f", {run.tokens} new token{'s' if run.tokens != 1 else ''} per row" if run.tokens else ""
+    return {
+        "name": f"{run.phase} run {run.run}{tokens}",
+        "cat": "run",
+        "ph": "X",
+        "ts": run.start_us,
+        "dur": max(run.host_us, 0),
+        "args": {"phase": run.phase, "run": run.run, "new_tokens_per_row": run.tokens, "nodes": len(run.events)},
+        "track": RUNS,
+    }
+
+
+def node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
+    """The nodes of one run."""
+    phase = next((phase for phase in report.phases if phase.name == run.phase), None)
+    nodes = {node.position: node for node in phase.nodes} if phase is not None else {}
+    reasons = {entry.node: entry for entry in report.fallbacks if entry.phase == run.phase}
+    copies = {copy.name: copy for copy in phase.copies if copy.kind == "memcpy_node"} if phase is not None else {}
+    for position, start_us, host_us in run.events:
+        node = nodes.get(position)
+        yield {
+            "name": (node.op_type or node.name) if node is not None else f"node {position}",
+            "cat": category(node),
+            "ph": "X",
+            "ts": run.start_us + start_us,
+            "dur": max(host_us, 0),
+            "args": {"position": position, "phase": run.phase, "run": run.run, **about(node, reasons, copies)},
+            "track": track_of(node),
+        }
+
+
+def category(node: NodePlacement | None) -> str:
+    """What a slice can be filtered by."""
+    return "copy" if node is not None and is_memcpy(node) else "node"
+
+
+def track_of(node: NodePlacement | None) -> str:
+    """Copies have their own track; everything else is on its provider's."""
+    if node is None or node.provider is None:
+        return UNKNOWN
+    return COPIES if is_memcpy(node) else short_provider(node.provider)
+
+
+def about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dict[str, Copy]) -> dict[str, object]:
+    """What is shown when a slice is selected; what is not known is left out."""
+    if node is None:
+        return {}
+    facts: dict[str, object] = {
+        "node": node.name, "op": node.op_type, "provider": node.provider, "module": node.module, "layer": node.layer,
+        "output_bytes_in_the_last_run": node.output_bytes, "stands_for": list(node.replaces) or None,
+    }  # fmt: skip
+    why, copy = reasons.get(node.name), copies.get(node.name)
+    if why is not None:
+        facts |= {"wanted": why.wanted, "reason": why.reason, "evidence": why.evidence}
+    if copy is not None:
+        facts |= {"tensor": copy.tensor, "direction": copy.direction, "bytes": copy.bytes_per_run}
+        facts |= {"for": list(copy.caused_by) or None}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+VIEW = View("trace", ".json", "the observation window for Perfetto or chrome://tracing", to_text)
