@@ -65,6 +65,6 @@ def axes_as_attribute(node: ir.Node) -> None:
 def refused(node: ir.Node) -> UnsupportedModelError:
     """The error for a node that cannot be written."""
     return UnsupportedModelError(
-        f"{node.name or node.op_type}: {node.op_type} cannot be written in opset {OPSET}; use --opset {WRITTEN} or another "
-        "--attention"
+        f"{node.name or node.op_type}: {node.op_type} cannot be written in opset {OPSET}; use --opset {WRITTEN} or "
+        "another --attention"
     )

@@ -4,9 +4,9 @@
     value ─ write at positions (past value) ─ present value ────┐       │
     query · scale ── MatMul(present key transposed) ── Where(allowed, ·, lowest) ── Softmax ── MatMul ── output
 
-One new token is written with a Where over the whole cache, more with ScatterElements: the first has no index tensor,
-and compilers for NPUs take it. There is no cursor besides the positions: a key is allowed when it is not after its
-query, so what lies beyond is never seen. Tensors have at most four dimensions, and nothing is newer than opset 17.
+The write is a ScatterElements, which providers do in place when past and present are one buffer; a Where over the whole
+cache is not legal in place on WebGPU. There is no cursor besides the positions: a key is allowed when it is not after
+its query, so what lies beyond is never seen. Tensors have at most four dimensions, nothing is newer than opset 17.
 """
 
 from __future__ import annotations
@@ -27,14 +27,8 @@ def write(past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> tor
     import torch
     import torch.onnx.ops as onnx_ops
 
-    length = new.shape[2]
-    if isinstance(length, int) and length == 1:  # a symbolic length must not be compared: that would fix it
-        here = torch.arange(past.shape[2], dtype=positions.dtype)[None, None, :, None] == positions[:, None, :, None]
-        return torch.where(here, new, past)
     # A product with ones, because Expand would need the shape of a symbolic size.
-    index = positions.to(torch.int64)[:, None, :, None] * torch.ones(
-        1, new.shape[1], 1, new.shape[3], dtype=torch.int64
-    )
+    index = positions[:, None, :, None] * torch.ones(1, new.shape[1], 1, new.shape[3], dtype=positions.dtype)
     return onnx_ops.symbolic(
         "onnx::ScatterElements", (past, index, new), {"axis": 2}, dtype=past.dtype, shape=past.shape, version=16
     )
