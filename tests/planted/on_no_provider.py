@@ -55,7 +55,8 @@ CASES: tuple[Case, ...] = (
     absent(
         "bfloat16-on-an-older-chip", "qnn", "qnn", "an option that this chip does not have",
         "option_rejected",
-        run=Run(PLAIN, {"htp_bf16_enable": "1", "soc_model": "43"}), control=Run(PLAIN, {"htp_bf16_enable": "0", "soc_model": "43"}),
+        run=Run(PLAIN, {"htp_bf16_enable": "1", "soc_model": "43"}), control=Run(PLAIN, {"htp_bf16_enable": "0",
+        "soc_model": "43"}),
     ),
     absent(
         "bfloat16-without-chip", "qnn", "qnn", "an option that needs another one", "option_rejected",
