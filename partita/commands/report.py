@@ -14,7 +14,7 @@ from partita.partition_reports.views import json as json_view
 
 if TYPE_CHECKING:
     from partita.partition_reports.gate import Gate
-    from partita.partition_reports.records import Record
+    from partita.partition_reports.records import Record, Report
     from partita.partition_reports.requirements import Vocabulary
 
 DIFFERENT = 1
@@ -92,8 +92,8 @@ def check(file: Path, options: CheckOptions, *, as_json: bool) -> None:
     from partita.partition_reports import gate
     from partita.partition_reports.views import _check as view
 
-    asked = gate_of(options, vocabulary())
     report = json_view.read(file)
+    asked = gate_of(options, vocabulary(report))
     baseline = (str(options.baseline), json_view.read(options.baseline)) if options.baseline is not None else None
     result = gate.check(report, asked, str(file), baseline)
     if as_json:
@@ -131,13 +131,19 @@ def gate_of(options: CheckOptions, words: Vocabulary) -> Gate:
     return asked
 
 
-def vocabulary() -> Vocabulary:
-    """Names of providers and reasons that a requirement may use."""
+def vocabulary(report: Report) -> Vocabulary:
+    """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
     from partita.partition_reports.reasons.base import load_reasons
     from partita.partition_reports.requirements import Vocabulary
     from partita.providers.resolve import parse_chain
 
+    seen = [entry.provider for entry in report.chain]
+    seen += [entry.provider for phase in report.phases for entry in phase.providers]
+
     def provider(name: str) -> str:
+        found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
+        if found is not None:
+            return found
         try:
             return parse_chain(name)[0].ort_name
         except UsageError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pydantic import Field
 
 from partita.errors import ReportError
 from partita.partition_reports.comparing import compare
+from partita.partition_reports.diff_headline import provider
 from partita.partition_reports.diff_records import CopyChange, ReportDiff
 from partita.partition_reports.limits import (
     BYTES,
@@ -23,7 +24,7 @@ from partita.partition_reports.limits import (
 from partita.partition_reports.records import Phase, Record, Report
 from partita.partition_reports.requirements import Requirement, find
 from partita.partition_reports.verdict import describe_cache
-from partita.partition_reports.wording import decimals, human_bytes, listing, plural, short_provider
+from partita.partition_reports.wording import decimals, human_bytes, listing, plural
 
 UNEXPLAINED, CACHE, SPEED = "--max-unexplained", "--require-cache-in-place", "--min-tokens-per-second"
 BASELINE, SLOWDOWN = "--baseline", "--max-slowdown"
@@ -106,7 +107,7 @@ def say_within(option: str, phases: list[Phase]) -> str:
     """The figure of a limit that is met."""
     phase = repeated_phase(phases)
     if option == NODES:
-        return f"{max(len(cpu_nodes(entry)) for entry in phases)} in any phase"
+        return f"at most {max(len(cpu_nodes(entry)) for entry in phases)} in a phase"
     if option == COPIES:
         return f"{sum(copy.kind == 'memcpy_node' for copy in phase.copies)} in {phase.name}"
     return f"{sum(copy.bytes_per_run or 0 for copy in phase.copies):,} in {phase.name}"
@@ -122,11 +123,11 @@ def as_required(report: Report, gate: Gate) -> Iterator[Outcome]:
         yield fast_enough(report, gate.min_tokens_per_second)
     for requirement in gate.requirements:
         findings = find(requirement, report)
-        bad = [finding.text for finding in findings if not finding.holds]
+        bad = [text for holds, text in findings if not holds]
         yield Outcome(
             check=f"--require {requirement.text}",
             holds=not bad,
-            detail="; ".join(bad or (finding.text for finding in findings)),
+            detail="; ".join(bad or (text for _, text in findings)),
         )
 
 
@@ -136,7 +137,7 @@ def few_unexplained(report: Report, most: int) -> Outcome:
     for entry in report.fallbacks:
         if entry.reason == "unexplained":
             per_phase.setdefault(entry.phase, []).append(f"{entry.node} ({entry.op_type or 'unknown'})")
-    phase, nodes = max(per_phase.items(), key=lambda item: len(item[1]), default=("any phase", []))
+    phase, nodes = max(per_phase.items(), key=lambda item: len(item[1]), default=("all phases", []))
     held = len(nodes) <= most
     detail = f"{len(nodes)} in {phase}" if held else f"{plural(len(nodes), 'node')} in {phase}: {name_some(nodes)}"
     return Outcome(check=f"{UNEXPLAINED} {most}", holds=held, detail=detail)
@@ -176,7 +177,8 @@ def not_behind(report: Report, baseline: Report, gate: Gate, names: tuple[str, s
         detail = f"{wanted[1]} is wanted here, {wanted[0]} in the baseline"
         yield Outcome(check=f"{BASELINE}: wanted provider", holds=False, detail=detail)
     yield same_phases(baseline, report)
-    yield none_moved_away(diff, wanted[0])
+    if wanted[0] == wanted[1]:
+        yield none_moved_away(diff, wanted[0])
     yield no_new_reasons(diff)
     yield from no_more_copies(diff)
     if baseline.cache is not None and baseline.cache.states and cache_in_place(baseline).holds:
@@ -196,22 +198,27 @@ def same_phases(baseline: Report, report: Report) -> Outcome:
 def none_moved_away(diff: ReportDiff, wanted: str) -> Outcome:
     """No node left the wanted provider."""
     left = [change for change in diff.moved if change.before == wanted]
-    named = [
-        f"{change.node} ({change.phase}, to {short_provider(change.after or 'an unknown provider')}"
-        f"{f': {change.reason}' if change.reason else ''})"
+    named = per_node(
+        (change.phase, change.node, f"to {provider(change.after)}{f': {change.reason}' if change.reason else ''}")
         for change in left
-    ]
-    count = len({change.node for change in left})
-    detail = f"{plural(count, 'node')} left {wanted}: {name_some(named)}" if left else f"none left {wanted}"
+    )
+    detail = f"{plural(len(named), 'node')} left {wanted}: {name_some(named)}" if left else f"none left {wanted}"
     return Outcome(check=f"{BASELINE}: nodes", holds=not left, detail=detail)
 
 
 def no_new_reasons(diff: ReportDiff) -> Outcome:
     """No node is off the wanted provider that was on it, or was not there. Another reason for a node is no worse."""
-    new = [f"{change.node} ({change.phase}: {change.after})" for change in diff.reasons if change.change == "new"]
-    count = len({change.node for change in diff.reasons if change.change == "new"})
-    detail = f"{plural(count, 'node')} with a new reason: {name_some(new)}" if new else "no new one"
+    new = per_node((change.phase, change.node, change.after or "") for change in diff.reasons if change.change == "new")
+    detail = f"{plural(len(new), 'node')} with a new reason: {name_some(new)}" if new else "no new one"
     return Outcome(check=f"{BASELINE}: reasons", holds=not new, detail=detail)
+
+
+def per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Phase, node and what is said of it -> one text for each node, `node (prefill and decode: what)`."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for phase, node, said in found:
+        alike.setdefault((node, said), []).append(phase)
+    return [f"{node} ({listing(phases)}: {said})" for (node, said), phases in alike.items()]
 
 
 def no_more_copies(diff: ReportDiff) -> Iterator[Outcome]:

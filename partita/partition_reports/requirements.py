@@ -159,18 +159,27 @@ def unknown(word: str, known: Iterable[str], noun: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether one measure holds in one phase."""
+    """Whether one measure holds, and what was found."""
 
     holds: bool
-    text: str
+    figure: str
+    more: str = ""
+    """The nodes because of which it does not hold."""
 
 
-def find(requirement: Requirement, report: Report) -> list[Finding]:
-    """One finding per phase and measure; a single one that does not hold when there is no such phase."""
+def find(requirement: Requirement, report: Report) -> list[tuple[bool, str]]:
+    """Whether each measure holds, and the figures; phases with the same outcome share a sentence.
+
+    Without a phase that is meant there is one sentence, and it does not hold.
+    """
     phases = [phase for phase in report.phases if phase.nodes and about(phase, requirement.selectors)]
     if not phases:
-        return [Finding(False, "the report has no such phase with a node in it")]
-    return [weigh(requirement, measure, phase, report) for phase in phases for measure in requirement.measures]
+        return [(False, "the report has no such phase with a node in it")]
+    alike: dict[Finding, list[str]] = {}
+    for measure in requirement.measures:
+        for phase in phases:
+            alike.setdefault(weigh(requirement, measure, phase, report), []).append(phase.name)
+    return [(found.holds, f"{found.figure} in {listing(names)}{found.more}") for found, names in alike.items()]
 
 
 def about(phase: Phase, selectors: Iterable[Selector]) -> bool:
@@ -183,13 +192,12 @@ def weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Repo
     chosen = Chosen.of(requirement, phase, report)
     value = chosen.measure(measure.field) if measure.field in COUNTED else measure_phase(measure.field, phase)
     if value is None:
-        return Finding(False, f"{measure.field} cannot be confirmed in {phase.name}: {chosen.why_unknown(measure)}")
+        return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure)}")
     holds = COMPARE[measure.sign](value, measure.value)
     shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else say(measure, value)
     left_out = phase.bodies.nodes if phase.bodies and measure.field in COUNTED else 0
     bodies = f"; {plural(left_out, 'node')} in bodies of control flow not counted" if left_out else ""
-    blame = "" if holds else chosen.blame(measure)
-    return Finding(holds, f"{measure.field} is {shown} in {phase.name}{bodies}{blame}")
+    return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
 
 def say(measure: Measure, value: float) -> str:
@@ -255,9 +263,8 @@ class Chosen:
         ids = {id(node) for node in self.nodes}
         named = [node for node in self.base if id(node) not in ids] if missing else list(self.nodes)
         if not self.nodes:
-            return "; not one of them is" if missing else ""
-        head = "not among them" if missing else "among them"
-        return f"; {head}: {name_some([self.describe(node) for node in named])}"
+            return ": no node is meant" if missing else ""
+        return f"{', without' if missing else ':'} {name_some([self.describe(node) for node in named])}"
 
     def describe(self, node: NodePlacement) -> str:
         """A node, where it is, and why."""
