@@ -71,12 +71,15 @@ def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
     for factor, code in CODES.items():
         helped = [trial.change for trial in others if trial.factor == factor and trial.outcome == "taken"]
         if helped:
-            evidence = f"with {choice(helped)} the provider takes this node, {without(first)}{rest(others, factor)}"
+            evidence = (
+                f"{preposition(choice(helped))} the provider takes this node, {without(first)}{rest(others, factor)}"
+            )
             return Conclusion(code, evidence)
     for trial in others:
         if trial.factor == "combined" and trial.outcome == "taken":
             main: Factor = next((factor for factor in IN_COMBINATION if factor in trial.parts), "type")
-            evidence = f"with {trial.change} the provider takes this node, with no single change, {without(first)}"
+            helps = preposition(trial.change)
+            evidence = f"{helps} the provider takes this node, with no single change, {without(first)}"
             return Conclusion(CODES[main], evidence)
     return None
 
@@ -91,6 +94,11 @@ def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclu
     broken = sum(trial.outcome in ("failed", "crashed", "timed_out") for trial in others)
     also = f"; {plural(broken, 'change')} ended in an error" if broken else ""
     return Conclusion("no_kernel_op", f"{opening(first)}; {summary(left)}{also}")
+
+
+def preposition(change: str) -> str:
+    """`with float16 in place of float32`, `without alpha=2`."""
+    return change if change.startswith("without ") else f"with {change}"
 
 
 def opening(first: Trial) -> str:

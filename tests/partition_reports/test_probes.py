@@ -76,6 +76,13 @@ def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
     assert "4 changes of other kinds did not help" in shown.evidence
 
 
+def test_what_is_left_out_is_told_as_such():
+    shown = conclude(probe(LEFT, changed("attribute", "taken", "without alpha=2")))
+    assert shown is not None and shown.evidence.startswith("without alpha=2 the provider takes this node")
+    shown = conclude(probe(LEFT, changed("combined", "taken", "without a=1 and all sizes fixed", "attribute", "type")))
+    assert shown is not None and shown.evidence.startswith("without a=1 and all sizes fixed the provider")
+
+
 def test_when_several_changes_help_the_least_intrusive_is_the_cause():
     every = {factor: changed(factor, "taken") for factor in CODES}
     for expected in ("dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"):

@@ -67,9 +67,13 @@ class Graph:
         return None
 
     def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
-        """The graph with types of outputs that a run has shown, by node, where nothing else tells them."""
+        """The graph with types of outputs that a run has shown, by node, where nothing else tells them.
+
+        Sizes that only the run has shown are sizes of the run: in the file they stay unknown.
+        """
         seen = dict(seen_types(self, outputs))
-        return replace(self, types={**seen, **self.types}, fixed={**seen, **self.fixed})
+        sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
+        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes})
 
 
 @dataclass(frozen=True, slots=True)

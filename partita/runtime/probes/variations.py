@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from partita.partition_reports.facts import Factor
-from partita.runtime.probes.cases import Case, Feed, case_model, size_of, zeros
+from partita.runtime.probes.cases import Case, Feed, case_model, reads, size_of, zeros
 from partita.runtime.probes.schemas import Schema, Slot, find_schema, history
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, tensor_type
 
@@ -337,7 +337,7 @@ def shown(attribute: onnx.AttributeProto) -> str:
 
 
 def other_inputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
-    """Each optional input left out, each input made a constant, and shapes of the usual rank."""
+    """Each optional input or output left out, each input made a constant, and shapes of the usual rank."""
     node = case.node
     for position, name in enumerate(node.input):
         slot = schema.slot(position) if schema is not None else None
@@ -346,16 +346,29 @@ def other_inputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
             changed.input[position] = ""
             while changed.input and not changed.input[-1]:
                 changed.input.pop()
-            left = set(changed.input)
+            left = set(reads(changed))  # bodies read, too
             feeds = tuple(feed for feed in case.feeds if feed.name in left)
             yield Variation(
                 "input", f"without the optional input {slot.name}", replace(case, node=changed, feeds=feeds)
             )
+    yield from fewer_outputs(case, schema)
     for position, name in enumerate(node.input):
         feed = case.feed(name)
         if position and feed is not None and feed.constant is None and is_fixed(case.fixed.get(name)):
             yield Variation("input", f"{input_name(schema, position)} as a constant", constant(case, feed))
     yield from other_ranks(case)
+
+
+def fewer_outputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
+    """Each optional output left out."""
+    for position, slot in enumerate(schema.outputs if schema is not None else ()):
+        if slot.optional and position < len(case.node.output) and case.node.output[position]:
+            node = copy_node(case.node)
+            node.output[position] = ""
+            while node.output and not node.output[-1]:
+                node.output.pop()
+            if node.output:
+                yield Variation("input", f"without the optional output {slot.name}", replace(case, node=node))
 
 
 def input_name(schema: Schema | None, position: int) -> str:
@@ -376,7 +389,9 @@ def constant(case: Case, feed: Feed) -> Case:
 def other_ranks(case: Case) -> Iterator[Variation]:
     """Inputs of one shape, with fewer dimensions or with more: some providers know only some ranks."""
     shapes = {feed.name: sizes_of(case.fixed.get(feed.name)) for feed in case.feeds if feed.constant is None}
-    known = {sizes for sizes in shapes.values() if sizes}
+    known = {sizes for sizes in shapes.values() if sizes is not None}
+    if len(known) > 1:
+        known.discard(())  # a scalar stays one beside a tensor
     if len(known) != 1 or None in shapes.values() or len(shapes) != len(case.feeds):
         return
     (sizes,) = known
@@ -385,7 +400,9 @@ def other_ranks(case: Case) -> Iterator[Variation]:
             continue
         other = sizes[-rank:] if len(sizes) > rank else (1,) * (rank - len(sizes)) + sizes
         feeds = tuple(
-            replace(feed, kind=tensor_type(element, other)) if (element := element_of(feed.kind)) else feed
+            replace(feed, kind=tensor_type(element, other))
+            if shapes[feed.name] == sizes and (element := element_of(feed.kind))
+            else feed
             for feed in case.feeds
         )
         yield Variation("input", f"{rank} dimensions in place of {len(sizes)}", replace(case, feeds=feeds))

@@ -146,6 +146,16 @@ def test_an_input_of_unknown_type_cannot_be_probed_until_a_run_has_shown_it(cut,
         node_case(graph.with_seen({"mystery": ["something[4,2]"]}), "n")
 
 
+def test_sizes_that_only_a_run_has_shown_are_not_those_of_the_file(cut):
+    """The file has the type of `s`, because ONNX Runtime's schemas give it, and not its sizes."""
+    proto = parser.parse_model(HEAD + "g (float[4,2] x) => (float[4,2] y) {\n  [a] s = Relu(x)\n  [n] y = Neg(s)\n}")
+    proto.graph.node[0].domain, proto.graph.node[0].op_type = "com.microsoft", "QuickGelu"
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    case = node_case(cut(proto).with_seen({"a": ["float32[4,2]"]}), "n")
+    assert not case.feeds[0].kind.tensor_type.HasField("shape")
+    assert [size.dim_value for size in case.fixed["i0"].tensor_type.shape.dim] == [4, 2]
+
+
 @pytest.mark.parametrize(("text", "element", "sizes"), [
     ("float32[1,12]", TensorProto.FLOAT, [1, 12]), ("float64[]", TensorProto.DOUBLE, []),
     ("bfloat16[3]", TensorProto.BFLOAT16, [3]), ("bool[0]", TensorProto.BOOL, [0]),

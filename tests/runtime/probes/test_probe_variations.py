@@ -234,6 +234,34 @@ def test_inputs_are_left_out_made_constant_and_given_the_usual_rank(case):
     assert changes(wide, "input")[0] == "4 dimensions in place of 6"
 
 
+def test_a_scalar_is_tried_with_dimensions_and_stays_one_beside_a_tensor(case):
+    scalar = case("g (float x) => (float y) {\n  [n] y = Sigmoid(x)\n}")
+    assert "4 dimensions in place of 0" in changes(scalar, "input")
+    found = {entry.change: entry.case for entry in single(case(TEXTS["Clip"])) if entry.factor == "input"}
+    assert [sizes for _, sizes in inputs(found["3 dimensions in place of 1"])] == [[1, 1, 4], []]
+
+
+def test_an_optional_output_is_left_out(case):
+    text = (
+        "g (float[1,4,8,8] x) => (float[1,4,4,4] y, int64[1,4,4,4] i) {\n"
+        "  [n] y, i = MaxPool<kernel_shape=[2,2], strides=[2,2]>(x)\n}"
+    )
+    found = {entry.change: entry.case for entry in single(case(text)) if entry.factor == "input"}
+    fewer = found["without the optional output Indices"]
+    assert list(fewer.node.output) == ["o0"] and opens(fewer)
+    assert "without the optional output Indices" not in changes(case(TEXTS["Softmax"]), "input")
+
+
+def test_what_a_body_reads_stays_when_an_optional_input_goes(case):
+    text = (
+        "g (int64 n, bool c, float[4] x) => (float[4] y) {\n  h = Relu(x)\n"
+        "  [n] y = Loop(n, c, h)<body = b (int64 step, bool go, float[4] s) => (bool on, float[4] t)"
+        " { on = Identity(go) t = Add(s, x) }>\n}"
+    )
+    found = {entry.change: entry.case for entry in single(case(text)) if entry.factor == "input"}
+    assert opens(found["without the optional input M"]) and opens(found["without the optional input cond"])
+
+
 # --- together ------------------------------------------------------------------------------------------------------
 
 
