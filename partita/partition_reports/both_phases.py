@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from partita.partition_reports.diff_records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
-from partita.partition_reports.matching import CopyPairs, Pairs, Unit, pair_copies, pair_units, stands_for, units
+from partita.partition_reports.matching import (
+    CopyPairs,
+    Pairs,
+    Unit,
+    operator_of,
+    pair_copies,
+    pair_units,
+    stands_for,
+    units,
+)
 from partita.partition_reports.records import Copy, Fallback, Phase, PhaseName, Report
 
 
@@ -83,7 +92,7 @@ class BothPhases:
             phase=self.name,
             node=now.name,
             name_before=was.name if was.name != now.name and not now.added else None,
-            op_type=now.node.op_type,
+            op_type=operator_of(now, was),
             module=now.node.module,
             before=was.node.provider,
             after=now.node.provider,
@@ -98,7 +107,7 @@ class BothPhases:
         return NodeChange(
             phase=self.name,
             node=unit.name,
-            op_type=unit.node.op_type,
+            op_type=operator_of(unit),
             module=unit.node.module,
             before=unit.node.provider if change == "gone" else None,
             after=unit.node.provider if change == "came" else None,

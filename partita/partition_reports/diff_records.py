@@ -39,7 +39,7 @@ class NodeChange(Record):
     name_before: str | None = None
     """Its name in the first report, where that is another."""
     op_type: str | None
-    """Of the node of the plan."""
+    """Its own; where it only ran inside a compiled or fused node, the one that it is named for."""
     module: str | None
     before: str | None
     """Provider in the first report; null when the node was not there, or nobody said where."""

@@ -34,6 +34,13 @@ class Unit:
     """ONNX Runtime's own: the file does not have it."""
 
 
+def operator_of(*units: Unit) -> str | None:
+    """Operator of one node in several phases: its own where it runs under its name, else the one it is named for."""
+    own = [unit.node.op_type for unit in units if unit.node.name == unit.name and unit.node.op_type]
+    tail = units[0].name.rpartition("/")[2] if "/" in units[0].name else ""
+    return own[0] if own else COUNTER.sub("", tail) or units[0].node.op_type
+
+
 def stands_for(node: NodePlacement) -> tuple[str, ...]:
     """Nodes of the file whose work a node of the plan does: itself, those it took the place of, or both."""
     own = (node.name,) if "model_file" in node.sources or not node.replaces else ()

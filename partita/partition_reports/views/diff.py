@@ -97,6 +97,9 @@ def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
         page.line(f"{head}, {plural(len(nodes), 'node')} in {phases}")
         page.line(f"operators: {tally(count(node.op_type or 'unknown' for node in nodes))}", indent=4)
         page.line(f"nodes: {name_some([say_node(node) for node in nodes])}", indent=4)
+        inside = count(node.runs_in for node in nodes if node.runs_in)
+        if inside:
+            page.line(f"as part of: {tally(inside)}", indent=4)
     evidence = list(dict.fromkeys(member.evidence for member in members if member.evidence))
     if evidence:
         more = f" (and {len(evidence) - 1} more like it)" if len(evidence) > 1 else ""
@@ -111,10 +114,8 @@ def say_way(change: NodeChange) -> str:
 
 
 def say_node(change: NodeChange) -> str:
-    """Its name, the former one, and the node that runs it."""
-    inside = f" (in {change.runs_in})" if change.runs_in else ""
-    former = f" (was {change.name_before})" if change.name_before else ""
-    return f"{change.node}{former}{inside}"
+    """Its name, and the former one."""
+    return f"{change.node} (was {change.name_before})" if change.name_before else change.node
 
 
 def phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChange]]]:
