@@ -108,7 +108,27 @@ def export(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows per run, fixed in the graph.")] = 1,
-    attention: Annotated[str, typer.Option(help="How attention and cache are written: auto, gqa or onnx24.")] = "auto",
+    attention: Annotated[
+        str,
+        typer.Option(
+            help="How attention and cache are written: gqa, onnx24, primitives, or auto, which asks the target."
+        ),
+    ] = "auto",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER",
+            help="The provider the package is for: it is asked which way of writing attention it takes whole. Default: "
+            "the best usable one.",
+        ),
+    ] = None,
+    target_default: Annotated[
+        bool,
+        typer.Option(
+            "--target-default", help="When the target cannot be asked here, take what its documentation says."
+        ),
+    ] = False,
+    provider_option: ProviderOptionsOption = None,
     static_shapes: Annotated[
         bool, typer.Option("--static-shapes", help="Write prefill.onnx and decode.onnx without any symbolic size.")
     ] = False,
@@ -127,6 +147,7 @@ def export(
 ) -> None:
     """Export a checkpoint to a package and check it against the original model."""
     from partita.commands import export as verb
+    from partita.commands.export import TargetOptions
     from partita.export.pipeline import ExportOptions
 
     verb.run(
@@ -143,6 +164,7 @@ def export(
             force=force,
             opset=opset,
         ),
+        TargetOptions(target, tuple(provider_option or ()), default_allowed=target_default),
         as_json=as_json,
     )
 

@@ -159,6 +159,34 @@ class Verification(Record):
     steps: tuple[StepError, ...] = ()
 
 
+class AskedLowering(Record):
+    """What a provider said of the graph in one lowering, before its weights were written."""
+
+    attention: str
+    nodes: int
+    left: dict[str, int]
+    """Nodes that it does not take, by operator."""
+    fails: str
+    """What it said when it was given the whole graph and failed; empty otherwise."""
+    unasked: int
+    """Nodes for which there was no answer."""
+
+
+class TargetRecord(Record):
+    """The provider that the package was made for, what it was asked, and what it answered."""
+
+    provider: str
+    source: str
+    """Who chose it: --target, or why it is the default."""
+    how: str
+    """How it was asked: itself, over stand-ins, or not at all and why."""
+    asked: tuple[AskedLowering, ...]
+    """In the order of the questions; once a provider takes a graph whole, no other is asked about."""
+    verification: Literal["verified", "unverified", "not_run"]
+    """The known answer, replayed on this very provider."""
+    detail: str
+
+
 class Manifest(Record):
     """Everything the runtime has to know about a package."""
 
@@ -173,6 +201,8 @@ class Manifest(Record):
     toolchain: dict[str, str]
     """Package name to version, of everything that had a part in the export."""
     verification: Verification
+    target: TargetRecord | None = None
+    """Null for a package of an earlier Partita, and when no provider was to be asked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

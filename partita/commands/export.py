@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
+from partita.commands.target import find_target
 from partita.commands.terminal import Bars, note, print_json, size, write_stdout
-from partita.export.pipeline import ExportOptions, Summary, export
+from partita.errors import UsageError
+from partita.export.pipeline import ExportOptions, Summary, check_options, export
+from partita.export.target import Target
 from partita.package import Manifest, Verification
 
 
-def run(options: ExportOptions, *, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Which provider the package is for."""
+
+    name: str | None = None
+    """None: the best usable one, which is asked only when the lowering is to be found."""
+    options: tuple[str, ...] = ()
+    default_allowed: bool = False
+
+
+def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None:
     """Export and say what was written."""
     before = signal.signal(signal.SIGTERM, _stop)
     try:
+        check_options(options)
+        target = choose_target(options, wanted)
         with Bars() as bars:
-            summary = export(options, replay=replay, progress=bars)
+            summary = export(options, replay=replay, target=target, progress=bars)
     finally:
         signal.signal(signal.SIGTERM, before)
     for line in summary.notes:
@@ -24,6 +40,20 @@ def run(options: ExportOptions, *, as_json: bool) -> None:
         print_json(as_dict(summary))
     else:
         write_stdout("\n".join(describe(summary)) + "\n")
+
+
+def choose_target(options: ExportOptions, wanted: TargetOptions) -> Target | None:
+    """The target; None when the user named a lowering and no target, so that there is nothing to ask.
+
+    Raises UsageError, and ProviderError when the target cannot be asked.
+    """
+    if wanted.name is None and options.attention != "auto":
+        if wanted.options or wanted.default_allowed:
+            raise UsageError(
+                "--provider-option and --target-default are about the provider that --target names; add it"
+            )
+        return None
+    return find_target(wanted.name, wanted.options, default_allowed=wanted.default_allowed)
 
 
 def _stop(number: int, frame: object) -> None:
@@ -75,9 +105,19 @@ def describe(summary: Summary) -> list[str]:
         f"{graph.batch_size}, "
         f"{graph.max_length:,} tokens" + (f", window {', '.join(map(str, windows))}" if windows else ""),
         f"  verified    {_verification(manifest.verification)}",
+        *_target(manifest),
         f"  peak RSS    {size(summary.peak_rss_bytes)}",
         "  seconds     " + ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items()),
     ]
+
+
+def _target(manifest: Manifest) -> list[str]:
+    """The line on the target; none when nobody was asked."""
+    target = manifest.target
+    if target is None:
+        return []
+    told = {"verified": "verified on it", "unverified": "NOT verified on it", "not_run": "not run on it"}
+    return [f"  target      {target.provider} ({target.source}), asked {target.how}; {told[target.verification]}"]
 
 
 def _verification(result: Verification) -> str:

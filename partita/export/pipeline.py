@@ -22,7 +22,7 @@ from typing import Literal
 import onnx_ir as ir
 
 import partita
-from partita.errors import ParityError, ResourceError, UsageError
+from partita.errors import ParityError, ProviderError, ResourceError, UnsupportedModelError, UsageError
 from partita.export import bf16_twin, known_answer, weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint, open_checkpoint, source_files
@@ -30,6 +30,7 @@ from partita.export.naming import match_names
 from partita.export.passes import run_all
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import check_target, make_parents, publish
+from partita.export.target import Answer, Choice, Target, asked, candidates, describe, rank, skeleton
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.tracing import FakeModel, Traced, TraceSpec, build_fake_model, name_nodes, trace
 from partita.package import (
@@ -40,6 +41,7 @@ from partita.package import (
     GraphFile,
     Manifest,
     Source,
+    TargetRecord,
     TokenizerKind,
     Verification,
     record_file,
@@ -98,15 +100,16 @@ class _Work:
     folder: Path
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    passes: dict[str, int] = field(default_factory=dict)
 
 
-def export(options: ExportOptions, *, replay: Replay, progress: Progress | None = None) -> Summary:
-    """Export a checkpoint to a package.
+def export(
+    options: ExportOptions, *, replay: Replay, target: Target | None = None, progress: Progress | None = None
+) -> Summary:
+    """Export a checkpoint to a package, for `target` where there is one.
 
     Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
-    _check_options(options)
+    check_options(options)
     check_target(options.checkpoint, options.out, force=options.force)
     with ExitStack() as cleanup:
         try:
@@ -116,7 +119,7 @@ def export(options: ExportOptions, *, replay: Replay, progress: Progress | None 
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            summary = _run(_Work(options, progress or Silent(), folder), replay)
+            summary = _run(_Work(options, progress or Silent(), folder), replay, target)
             publish(folder, options.out)
         except OSError as error:
             raise weights.translate_space(error, folder) from error
@@ -130,7 +133,8 @@ def export(options: ExportOptions, *, replay: Replay, progress: Progress | None 
     return summary
 
 
-def _check_options(options: ExportOptions) -> None:
+def check_options(options: ExportOptions) -> None:
+    """Check what needs no checkpoint. Raises UsageError."""
     if options.precision not in PRECISIONS:
         raise UsageError(f"--precision {options.precision}: choose one of {', '.join(PRECISIONS)}")
     for name, value in (
@@ -153,19 +157,136 @@ def _check_options(options: ExportOptions) -> None:
         raise UsageError(f"--opset {options.opset}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
 
 
-def _run(work: _Work, replay: Replay) -> Summary:
+def _run(work: _Work, replay: Replay, target: Target | None) -> Summary:
     options = work.options
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(options.checkpoint)
         max_length = _max_length(options, checkpoint)
     with stage(work.progress, "trace", work.seconds):
-        dtype = PRECISIONS[options.precision]
-        fake = build_fake_model(checkpoint.config, dtype, options.batch_size, max_length)
+        fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, max_length)
+    draft = _Draft(work, checkpoint, fake, max_length)
+    if target is None:
         chosen, reason = _choose_lowering(options, fake)
-        phases = _phases(options, max_length)
-        traced = [trace(fake, chosen, _spec(options, chosen, max_length, length)) for _, _, length in phases]
-    with stage(work.progress, "rewrite", work.seconds):
-        _rewrite(work, traced, checkpoint, fake)
+        return _write(draft.graphs(chosen.name), replay, reason, None)
+    choice = ask_target(draft, target, options.attention)
+    for number, name in enumerate(choice.order):
+        try:
+            return _write(draft.graphs(name), replay, choice.reason, (target, choice))
+        except TargetParityError as error:
+            if number + 1 == len(choice.order):
+                raise
+            work.notes.append(f"--attention {name} was tried and left: {error}")
+            _empty(work.folder)
+    raise AssertionError("unreachable: there is always a lowering to try")
+
+
+class TargetParityError(ParityError):
+    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
+
+
+def _empty(folder: Path) -> None:
+    """Forget what was written of a package."""
+    for path in folder.iterdir():
+        path.unlink()
+
+
+@dataclass(slots=True)
+class _Graphs:
+    """The graphs of a package in one lowering, traced and rewritten, without weights on disk."""
+
+    draft: _Draft
+    chosen: Lowering
+    traced: list[Traced]
+    passes: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A model on the way to a package; what does not depend on the lowering."""
+
+    work: _Work
+    checkpoint: Checkpoint
+    fake: FakeModel
+    max_length: int
+    known: dict[str, _Graphs] = field(default_factory=dict)
+
+    def graphs(self, name: str) -> _Graphs:
+        """The graphs in the lowering `name`; made once. Raises UnsupportedModelError when the model does not fit it."""
+        if name not in self.known:
+            self.known[name] = self._trace(lowering(name))
+        return self.known[name]
+
+    def _trace(self, chosen: Lowering) -> _Graphs:
+        options, work = self.work.options, self.work
+        with stage(work.progress, "trace", work.seconds):
+            traced = [
+                trace(self.fake, chosen, _spec(options, chosen, self.max_length, length))
+                for _, _, length in _phases(options, self.max_length)
+            ]
+        graphs = _Graphs(self, chosen, traced, {})
+        with stage(work.progress, "rewrite", work.seconds):
+            _rewrite(graphs)
+        return graphs
+
+
+def ask_target(draft: _Draft, target: Target, wanted: str) -> Choice:
+    """Ask the target about each lowering until it takes one whole; which to try, in which order.
+
+    A lowering that the user named is asked about and taken, whatever the answer. Raises UnsupportedModelError when the
+    model fits no lowering.
+    """
+    work, answers, unfit = draft.work, dict[str, Answer](), dict[str, UnsupportedModelError]()
+    names = candidates(target, wanted)
+    choice = Choice(names)
+    for name in names:
+        try:
+            graphs = draft.graphs(name)
+        except UnsupportedModelError as error:
+            if len(names) == 1:
+                raise
+            unfit[name] = error
+            continue
+        if target.ask is None:
+            answers[name] = Answer(len(list(graphs.traced[-1].model.graph)), {}, "")
+            break
+        with stage(work.progress, "ask target", work.seconds):
+            # The last graph is the one for decode; a step of one token is what is asked about.
+            answers[name] = target.ask(skeleton(graphs.traced[-1].model), _one_token(graphs.traced[-1]))
+        choice.asked.append(asked(name, answers[name]))
+        if answers[name].misses == 0:
+            break
+    if not answers:
+        raise next(iter(unfit.values()))
+    choice.order = rank(answers, names)
+    choice.reason = _reason(target, wanted, choice, answers, unfit)
+    return choice
+
+
+def _one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
+    """Sizes of the inputs of a graph that reads one token."""
+    ports = {port.name: tuple(size if isinstance(size, int) else 1 for size in port.shape) for port in traced.inputs}
+    return {**ports, **{state.past: state.shape for state in traced.states}}
+
+
+def _reason(
+    target: Target, wanted: str, choice: Choice, answers: dict[str, Answer], unfit: dict[str, UnsupportedModelError]
+) -> str:
+    """Why the lowering, in one sentence."""
+    best = choice.order[0]
+    head = "asked for" if wanted != "auto" else "auto"
+    if target.ask is None:
+        return f"{head}: the default for {target.provider}, {target.how}"
+    others = [f"{name} {describe(answers[name])}" for name in choice.order[1:]]
+    others += [f"{name}: {error}" for name, error in unfit.items()]
+    told = f"{head}: {target.provider} {describe(answers[best])}"
+    return f"{told}; {'; '.join(others)}" if others else told
+
+
+def _write(graphs: _Graphs, replay: Replay, reason: str, target: tuple[Target, Choice] | None) -> Summary:
+    """Write the package into the work folder, and verify it."""
+    draft, chosen, traced = graphs.draft, graphs.chosen, graphs.traced
+    work, checkpoint, max_length = draft.work, draft.checkpoint, draft.max_length
+    options, phases = work.options, _phases(work.options, max_length)
     models = [t.model for t in traced]
     parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
     if options.verify:
@@ -184,7 +305,7 @@ def _run(work: _Work, replay: Replay) -> Summary:
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions())
         if tokenizer == "none":
             work.notes.append("the checkpoint has no tokenizer: generate will need --token-ids")
-    graphs = tuple(
+    files = tuple(
         GraphFile(
             file=file,
             phase=phase,
@@ -195,11 +316,31 @@ def _run(work: _Work, replay: Replay) -> Summary:
         )
         for (file, phase, length), t in zip(phases, traced, strict=True)
     )
-    graph = _graph(options, fake, traced[0], graphs, max_length, chosen, data.size_bytes)
+    graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
     manifest = _manifest(work, source, graph, data, tokenizer)
     manifest = _verify(work, manifest, checkpoint, models, phases, replay)
+    if target is not None:
+        manifest = manifest.model_copy(update={"target": _verify_target(work, manifest, *target)})
     write_manifest(work.folder, manifest)
-    return Summary(options.out, manifest, reason, work.passes, work.seconds, _peak_rss_bytes(), tuple(work.notes))
+    return Summary(options.out, manifest, reason, graphs.passes, work.seconds, _peak_rss_bytes(), tuple(work.notes))
+
+
+def _verify_target(work: _Work, manifest: Manifest, target: Target, choice: Choice) -> TargetRecord:
+    """Replay the known answer on the target, where it can run. Raises TargetParityError when it disagrees."""
+    if target.replay is None or not work.options.verify:
+        return choice.record(target, None)
+    with stage(work.progress, "verify target", work.seconds):
+        try:
+            result = target.replay(work.folder, manifest)
+        except ProviderError as error:
+            work.notes.append(f"not verified on {target.provider}: {error}")
+            return choice.record(target, None)
+    if result.status != "verified":
+        raise TargetParityError(
+            f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
+            "nothing was written; name another --attention or another --target"
+        )
+    return choice.record(target, result)
 
 
 def _max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
@@ -235,17 +376,22 @@ def _spec(options: ExportOptions, chosen: Lowering, max_length: int, length: int
     return TraceSpec(options.batch_size, max_length, length, options.opset or chosen.opset)
 
 
-def _rewrite(work: _Work, traced: list[Traced], checkpoint: Checkpoint, fake: FakeModel) -> None:
+def _rewrite(graphs: _Graphs) -> None:
+    """Give the graphs their weights by reference, and run every pass."""
+    draft = graphs.draft
+    checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
     sources = match_names(fake.module, checkpoint.tensors)
-    for item in traced:
+    for item in graphs.traced:
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         for name, count in run_all(item.model).items():
-            work.passes[name] = work.passes.get(name, 0) + count
+            graphs.passes[name] = graphs.passes.get(name, 0) + count
         name_nodes(item.model)
-    unused = weights.unused_tensors([t.model for t in traced], checkpoint, sources)
+    unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        work.notes.append(f"the model does not use these tensors of the checkpoint: {', '.join(unused[:5])}{more}")
+        told = f"the model does not use these tensors of the checkpoint: {', '.join(unused[:5])}{more}"
+        if told not in work.notes:
+            work.notes.append(told)
 
 
 def _check_space(parent: Path, needed: int) -> None:

@@ -75,12 +75,15 @@ def read(path: Path) -> dict[str, tuple[Outcome, str]]:
     return {key: answer for key, answer in answers.items() if answer[0] in get_args(Outcome)}
 
 
-def cache_for(resolution: Resolution) -> Cache:
-    """The cache of one provider on this machine, or on the device that a dry run plays."""
+def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:
+    """The cache of one provider on this machine, or on the device that a dry run plays.
+
+    `environment`: that of the processes which are asked; None for our own.
+    """
     folder = cache_folder()
     if folder is None:
         return Cache(None)
-    text = json.dumps(identity(resolution), sort_keys=True)
+    text = json.dumps(identity(resolution, os.environ if environment is None else environment), sort_keys=True)
     return Cache(folder / f"{resolution.provider.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
 
 
@@ -98,7 +101,7 @@ def cache_folder() -> Path | None:
     return None
 
 
-def identity(resolution: Resolution) -> Mapping[str, Any]:
+def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Everything that an answer may depend on, besides the model."""
     build = asdict(ort_build())
     build.pop("folder")
@@ -112,7 +115,7 @@ def identity(resolution: Resolution) -> Mapping[str, Any]:
         "devices": [asdict(entry) for entry in ep_devices()],
         "hardware": list(hardware_kinds()),
         "variables": {
-            name: value for name, value in os.environ.items() if name in DRIVER_VARIABLES or name.startswith(PREFIX)
+            name: value for name, value in environment.items() if name in DRIVER_VARIABLES or name.startswith(PREFIX)
         },
     }
 

@@ -111,7 +111,12 @@ class Case:
 
 def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
-    proto = inlined(model.proto)
+    return cut_proto(model.proto, model.path.parent, sizes)
+
+
+def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The same for a model without a file. `folder`: where weights outside the model lie."""
+    proto = inlined(proto)
     fixed = tensor_types(proto, sizes)
     constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
     for node in all_nodes(proto.graph):
@@ -121,7 +126,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
                 constants[node.output[0]] = value
     return Graph(
         proto=proto,
-        folder=model.path.parent,
+        folder=folder,
         nodes={node.name: node for node in all_nodes(proto.graph)},
         constants=constants,
         types=tensor_types(proto),

@@ -158,6 +158,8 @@ def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     casts around the CPU provider's kernel of another type. A function without a kernel is there as its nodes.
     """
     listed = {node.name: node.provider for node in session.assigned() or ()}
+    if name == CPU:
+        return None
     if CPU in listed.values():
         return ""
     if listed.get(NODE) == name:

@@ -48,7 +48,11 @@ class Answer:
 class Lab:
     """Experiments on one provider. `experiments`, `cached` and `crashes` count what was done."""
 
-    def __init__(self, resolution: Resolution, cache: Cache, deadline: float) -> None:
+    def __init__(
+        self, resolution: Resolution, cache: Cache, deadline: float, environment: Mapping[str, str] | None = None
+    ) -> None:  # fmt: skip
+        self.environment = os.environ if environment is None else environment
+        """Of the children; another than ours where they are to be a dry run."""
         self.resolution, self.cache, self.deadline = resolution, cache, deadline
         self.experiments = self.cached = self.crashes = 0
         self.unusable = ""
@@ -130,7 +134,7 @@ class Lab:
             "start_seconds": START_SECONDS,
             "model_seconds": MODEL_SECONDS,
         }
-        environment = {**os.environ, "TMPDIR": str(folder)}
+        environment = {**self.environment, "TMPDIR": str(folder)}
         (outcome,) = run_children(
             CHILD, [request], timeout_seconds=max(self.seconds_left, 1.0), environment=environment
         )

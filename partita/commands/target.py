@@ -1,0 +1,130 @@
+"""`--target`: the provider that a package is made for, and how it can be asked about a graph.
+
+It is asked itself where it runs here. CUDA without a GPU is asked over stand-ins for its libraries: placement is the
+provider's own there, too. Others cannot be asked, and a default is taken only when the user said so.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from partita.commands.terminal import note
+from partita.errors import PartitaError, ProviderError, UsageError
+from partita.export.target import Answer, Ask, ReplayTarget, Target
+from partita.package import Manifest, Verification
+from partita.partition_reports.facts import CPU
+from partita.providers.base import Provider
+from partita.providers.cuda import PROVIDER as CUDA
+from partita.providers.options import parse_options
+from partita.providers.resolve import Resolution, parse_chain, resolve_one
+
+FLAG, DEFAULT_FLAG = "--target", "--target-default"
+ASK_SECONDS = 120.0
+"""For all questions about one lowering. A graph has some sixty distinct nodes; a GPU may compile for each."""
+
+
+def find_target(name: str | None, options: tuple[str, ...], *, default_allowed: bool) -> Target:
+    """The provider a package is for: the one that was named, else the one that would lead a chain on this machine.
+
+    Raises UsageError for a name or option that makes no sense, ProviderError when the provider cannot be asked here and
+    the default was not allowed.
+    """
+    from partita.runtime.ort_registry import available_ort_names
+    from partita.runtime.provider_check import best_chain, check
+
+    available = available_ort_names()
+    if name is None:
+        best = best_chain(available)
+        provider, source = best.chain[0], f"default: {best.reason}"
+        named = parse_options(options, (provider,)) if options else {}
+    else:
+        provider, source = one_provider(name), FLAG
+        named = parse_options(options, (provider,))
+    resolution = resolve_one(provider, available, named.get(provider.name, {}))
+    if provider.ort_name == CPU:
+        return Target(provider.name, source, provider.preferred_attention, "by itself", asker(resolution), as_verified)
+    (tried,) = check([resolution])
+    if tried.usable:
+        return Target(
+            provider.name, source, provider.preferred_attention, "by itself",
+            asker(tried.resolution), replayer(provider, named),
+        )  # fmt: skip
+    return not_usable(provider, source, tried.resolution, default_allowed)
+
+
+def one_provider(name: str) -> Provider:
+    """The provider called `name`. Raises UsageError for a chain, or a name that nobody has."""
+    chain = parse_chain(name)
+    if len(chain) != 1:
+        raise UsageError(
+            f"{FLAG} {name}: name one provider; a package is made for one, and runs on others all the same"
+        )
+    return chain[0]
+
+
+def not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool) -> Target:
+    """A target that does not run here: asked over stand-ins, or taken by default, or refused."""
+    if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
+        try:
+            environment, played = dry_run_environment()
+        except PartitaError as error:
+            note(f"note: a dry run of CUDA is not possible, either: {error}")
+        else:
+            how = f"over stand-ins for its libraries, as {played}: {why.reason} here"
+            ask = asker(resolve_one(provider, (provider.ort_name,)), environment)
+            return Target(provider.name, source, provider.preferred_attention, how, ask)
+    cause = f"{why.reason}: {why.evidence}"
+    if not default_allowed:
+        raise ProviderError(
+            f"{FLAG} {provider.name}: it cannot be asked here: {cause}; {why.remedy}; or add {DEFAULT_FLAG} to take "
+            f"--attention {provider.preferred_attention} without asking, or name another --attention"
+        )
+    how = f"which could not be asked: {cause}"
+    return Target(provider.name, source, provider.preferred_attention, how)
+
+
+def dry_run_environment() -> tuple[dict[str, str], str]:
+    """Environment of a process that plays a GPU, and the name of the GPU. Raises ProviderError."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+
+    played = device(DEFAULT_DEVICE)
+    return child_environment(prepare(provider_library()), played, os.environ), played.name
+
+
+def asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
+    """A function that asks the provider about a graph."""
+
+    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        from partita.runtime.probes.asking import ask as put
+        from partita.runtime.probes.cache import cache_for
+        from partita.runtime.probes.lab import Lab
+
+        cache = cache_for(resolution, environment)
+        lab = Lab(resolution, cache, time.monotonic() + ASK_SECONDS, environment)
+        told = put(model, sizes, lab)
+        cache.save()
+        if lab.unusable:
+            raise ProviderError(f"{FLAG} {resolution.provider.name}: it could not be asked: {lab.unusable}")
+        return Answer(told.nodes, told.left, told.fails, told.unasked)
+
+    return ask
+
+
+def replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> ReplayTarget:
+    """A function that replays the known answer on the provider alone."""
+
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        from partita.runtime.verify import replay as replay_on
+
+        return replay_on(folder, (provider,), manifest=manifest, options=options)
+
+    return replay
+
+
+def as_verified(folder: Path, manifest: Manifest) -> Verification:
+    """Every package is verified on the CPU provider."""
+    return manifest.verification

@@ -1,0 +1,136 @@
+"""Which lowering fits the provider that a package is for: decided by asking that provider, and written down.
+
+Asking needs the runtime, which this folder may not import: the caller passes functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx_ir as ir
+
+from partita.export.weights import CheckpointWeight
+from partita.package import AskedLowering, Manifest, TargetRecord, Verification
+
+ORDER = ("gqa", "onnx24", "primitives")
+"""Lowerings by what they are worth where a provider takes all of them: fewest nodes, most in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a provider says of one graph."""
+
+    nodes: int
+    left: Mapping[str, int]
+    """Nodes that it does not take, by operator."""
+    fails: str
+    """What it says when it is given the whole graph and fails; empty when it opens it, or was not given it."""
+    unasked: int = 0
+    """Nodes for which there was no answer."""
+
+    @property
+    def misses(self) -> int:
+        """Nodes that would not be on the provider, as far as it is known."""
+        return self.nodes if self.fails else sum(self.left.values()) + self.unasked
+
+
+Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
+"""Asks a provider about a model without weights, given the sizes of its inputs."""
+
+
+ReplayTarget = Callable[[Path, Manifest], Verification]
+"""Replays the known answer of an unpublished package on its target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The provider that a package is for."""
+
+    provider: str
+    source: str
+    """Who chose it: `--target`, or why it is the default."""
+    preferred: str
+    """Lowering that the provider's record names; it is asked about first."""
+    how: str
+    """How the provider can be asked: itself, over stand-ins, or not at all and why."""
+    ask: Ask | None = None
+    """None when it cannot be asked."""
+    replay: ReplayTarget | None = None
+    """Replays the known answer on it; None when it cannot run here."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """Candidates in the order in which they are to be tried, and what the provider said of each."""
+
+    order: list[str]
+    asked: list[AskedLowering] = field(default_factory=list)
+    reason: str = ""
+
+    def record(self, target: Target, result: Verification | None) -> TargetRecord:
+        """What the manifest keeps. `result`: of the known answer on the target."""
+        return TargetRecord(
+            provider=target.provider,
+            source=target.source,
+            how=target.how,
+            asked=tuple(self.asked),
+            verification=result.status if result is not None else "not_run",
+            detail=result.detail if result is not None else "",
+        )
+
+
+def candidates(target: Target, wanted: str) -> list[str]:
+    """Lowerings to ask about: the one that was asked for, else all, those of the provider's record first."""
+    return (
+        [wanted] if wanted != "auto" else sorted(ORDER, key=lambda name: (name != target.preferred, ORDER.index(name)))
+    )
+
+
+def rank(answers: Mapping[str, Answer], order: Sequence[str]) -> list[str]:
+    """Lowerings from best to worst: fewest nodes off the provider, then as they were asked."""
+    return sorted(answers, key=lambda name: (answers[name].misses, order.index(name)))
+
+
+def asked(name: str, answer: Answer) -> AskedLowering:
+    """An answer as the manifest keeps it."""
+    return AskedLowering(
+        attention=name, nodes=answer.nodes, left=dict(answer.left), fails=answer.fails, unasked=answer.unasked
+    )
+
+
+def describe(answer: Answer) -> str:
+    """`takes 310 of 316 nodes, not GroupQueryAttention (6)`."""
+    if answer.fails:
+        return f"fails over the whole graph: {answer.fails}"
+    off = sum(answer.left.values())
+    listed = ", ".join(f"{op} ({count})" for op, count in sorted(answer.left.items(), key=lambda entry: -entry[1]))
+    rest = f"; no answer on {answer.unasked}" if answer.unasked else ""
+    taken = answer.nodes - off - answer.unasked
+    return f"takes {taken} of {answer.nodes} nodes{f', not {listed}' if listed else ''}{rest}"
+
+
+def skeleton(model: ir.Model) -> bytes:
+    """The model as ONNX without its weights: they are references to a file that is not there."""
+    with weights_away(model):
+        return bytes(ir.to_proto(model).SerializeToString())
+
+
+@contextmanager
+def weights_away(model: ir.Model) -> Iterator[None]:
+    """Weights of the checkpoint as references, for the length of the block."""
+    kept: dict[str, ir.TensorProtocol] = {}
+    for name, value in model.graph.initializers.items():
+        weight = value.const_value
+        if isinstance(weight, CheckpointWeight):
+            kept[name] = weight
+            value.const_value = ir.ExternalTensor(
+                "weights", 0, weight.nbytes, weight.dtype, shape=weight.shape, name=name, base_dir=""
+            )
+    try:
+        yield
+    finally:
+        for name, weight in kept.items():
+            model.graph.initializers[name].const_value = weight

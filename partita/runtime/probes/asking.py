@@ -1,0 +1,76 @@
+"""Asking a provider about a graph that is not written yet: every distinct node alone, then the graph as a whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.runtime.probes.cases import (
+    CannotProbeError,
+    Case,
+    Graph,
+    case_model,
+    cut_proto,
+    fingerprint,
+    node_case,
+    part_model,
+    zeros_needed,
+)
+from partita.runtime.probes.lab import Lab
+
+Sizes = Mapping[str, tuple[int, ...]]
+REJECTED = frozenset({"failed", "crashed", "timed_out"})
+WHOLE_LIMIT_BYTES = 1 << 30
+"""Most weights, made up of zeros, with which a graph is opened as a whole only to ask."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a provider said of a graph."""
+
+    nodes: int
+    left: Mapping[str, int]
+    """Nodes that it does not take when they are alone, by operator."""
+    fails: str
+    """What it said when it failed over the whole graph; empty when it opens it, or was not given it."""
+    unasked: int
+    """Nodes for which there was no answer."""
+
+
+def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
+    """Ask about a model whose weights are not there. `sizes`: of its inputs in the step that is asked about."""
+    import onnx
+
+    graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
+    cases: dict[str, tuple[Case, list[str]]] = {}
+    unasked = 0
+    for name, node in graph.nodes.items():
+        try:
+            case = node_case(graph, name)
+        except CannotProbeError:
+            unasked += 1
+            continue
+        cases.setdefault(fingerprint(case_model(case)), (case, []))[1].append(node.op_type)
+    answers = lab.try_all([case_model(case) for case, _ in cases.values()])
+    left: Counter[str] = Counter()
+    for (_, operators), answer in zip(cases.values(), answers, strict=True):
+        if answer is None:
+            unasked += len(operators)
+        elif answer.outcome != "taken":
+            left.update(operators)
+    fails = "" if left else failure_over(graph, lab)
+    return Asked(len(graph.nodes), dict(left), fails, unasked)
+
+
+def failure_over(graph: Graph, lab: Lab) -> str:
+    """What the provider says when it fails over the whole graph; empty when it does not, or the graph is too large."""
+    try:
+        model = part_model(graph, tuple(graph.nodes))
+    except CannotProbeError:
+        return ""
+    if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
+        return ""
+    (answer,) = lab.try_all([model], one_node=False)
+    return answer.said or answer.outcome if answer is not None and answer.outcome in REJECTED else ""
