@@ -68,6 +68,8 @@ class LayerMap:
     phases: tuple[str, ...]
     rows: tuple[MapRow, ...]
     strays: int
+    copies: bool
+    """There are Memcpy nodes."""
     compiled: bool
     """Some nodes stand for a compiled subgraph."""
 
@@ -83,9 +85,14 @@ def draw_map(report: Report) -> LayerMap:
         members = [rows.get(key, []) for rows in split]
         cells = tuple(draw.cell(phase, nodes) for phase, nodes in zip(phases, members, strict=True))
         rows.append(MapRow(row_title(key, keys), row_modules(key, members), cells))
-    strays = sum(provider_of(node) != draw.wanted for phase in phases for node in phase.nodes)
-    compiled = any(node.op_type == COMPILED for phase in phases for node in phase.nodes)
-    return LayerMap(tuple(phase.name for phase in phases), tuple(rows), strays, compiled)
+    nodes = [node for phase in phases for node in phase.nodes]
+    return LayerMap(
+        phases=tuple(phase.name for phase in phases),
+        rows=tuple(rows),
+        strays=sum(provider_of(node) != draw.wanted for node in nodes),
+        copies=any(map(is_copy, nodes)),
+        compiled=any(node.op_type == COMPILED for node in nodes),
+    )
 
 
 def split_rows(phase: Phase) -> dict[RowKey, list[NodePlacement]]:

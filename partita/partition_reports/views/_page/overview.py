@@ -28,6 +28,8 @@ from partita.partition_reports.wording import (
 StateName = Literal["all", "partly", "none", "refused", "nothing"]
 SIGNS: dict[StateName, str] = {"all": "✓", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
 """A shape for each state, so that it is not told by colour alone."""
+NAMED_CHECKS = 3
+"""Failed checks that are named at the top."""
 WIDTH = 1000
 """Of a ribbon, in its own units."""
 MOST_BANDS = 600
@@ -113,7 +115,9 @@ def find_flags(report: Report) -> list[str]:
     flags += [f"Limit exceeded: {sentence}" for sentence in report.exceeded]
     failed = [check.name for check in report.checks if not check.passed]
     if failed:
-        flags.append(f"{plural(len(failed), 'check')} of this report failed: {listing(failed)}")
+        more = [f"{len(failed) - NAMED_CHECKS} more"] if len(failed) > NAMED_CHECKS else []
+        named = listing([*failed[:NAMED_CHECKS], *more])
+        flags.append(f"{plural(len(failed), 'check')} of this report failed: {named}")
     if report.disagreements:
         nodes = len({entry.node for entry in report.disagreements})
         flags.append(f"Sources disagree on {plural(nodes, 'node')}")
@@ -269,14 +273,15 @@ def node_rows(phases: Sequence[Phase], marks: dict[str, Mark]) -> list[tuple[str
     rows = []
     for provider, mark in marks.items():
         shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
-        cells = [f"{share.nodes:,}" + time_part(share.time_share) if share else "0" for share in shares]
-        rows.append((f"nodes on {mark.label}", *cells))
+        timed = any(share is not None and share.time_share is not None for share in shares)
+        cells = [f"{share.nodes:,}{time_part(share.time_share)}" if share else "0" for share in shares]
+        rows.append((f"nodes on {mark.label}" + (" (node time)" if timed else ""), *cells))
     return rows
 
 
 def time_part(share: float | None) -> str:
     """The part of the node time, where it is known."""
-    return "" if share is None else f" ({percent(share)} of the time)"
+    return "" if share is None else f" ({percent(share)})"
 
 
 def cost_rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:

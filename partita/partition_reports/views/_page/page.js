@@ -138,7 +138,8 @@
       strayAt = (strayAt + 1) % strays.length;
       var block = strays[strayAt];
       makeCurrent(block);
-      block.scrollIntoView({ block: "center" });
+      // Not to the middle: on a telephone the detail covers the lower half.
+      window.scrollTo({ top: block.getBoundingClientRect().top + window.scrollY - window.innerHeight / 4 });
       openDetail(block.getAttribute("href").slice(1), nextStray);
       mark(block);
     });
@@ -265,9 +266,14 @@
     stops();
   }
   function stops() {
-    all(".scroll").forEach(function (area) {
-      var scrolls = area.scrollHeight > area.clientHeight + 1 || area.scrollWidth > area.clientWidth + 1;
-      if (scrolls) area.tabIndex = 0; else area.removeAttribute("tabindex");
+    // All sizes are read before anything is written, so that the page is laid out once; what is folded away is not asked,
+    // because that would lay it out.
+    var areas = all(".scroll").filter(function (area) { return !area.closest("details:not([open])"); });
+    var scrolls = areas.map(function (area) {
+      return area.scrollHeight > area.clientHeight + 1 || area.scrollWidth > area.clientWidth + 1;
+    });
+    areas.forEach(function (area, index) {
+      if (scrolls[index]) area.tabIndex = 0; else area.removeAttribute("tabindex");
     });
   }
   var folded = [];
@@ -280,5 +286,5 @@
   window.addEventListener("resize", stops);
   document.addEventListener("toggle", stops, true);
   followHash();
-  stops();
+  setTimeout(stops, 0);
 })();

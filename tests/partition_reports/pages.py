@@ -1,0 +1,171 @@
+"""Reports that the HTML page is tried on: one with many layers, one with hostile names, one per state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
+from partita.partition_reports.records import (
+    Copy,
+    Fallback,
+    FallbackCost,
+    NodePlacement,
+    Partition,
+    Phase,
+    RejectedPart,
+    Report,
+    TimelineRun,
+    Trial,
+)
+from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
+
+HOSTILE = "</script></style><script>window.hacked=1</script>\"'><img src=x onerror=window.hacked=2>{{7*7}}&amp;"
+CONTROL = "a\u202eb\u2066c\x00d\x1b[31me\u200ff\ud800g\nh"
+LAYER_OPERATORS = ("Pow", "ReduceMean", "Add", "Sqrt", "Mul", "MatMul", "Reshape", "Transpose", "MemcpyToHost",
+                   "Attention", "MemcpyFromHost", "MatMul", "Add", "Sigmoid", "Mul", "MatMul", "Add")  # fmt: skip
+TRIALS = (
+    Trial(factor="as_is", change="", outcome="left", said="no kernel", cached=False),
+    Trial(factor="type", change="float16 in place of float32", outcome="taken", said="", cached=True),
+)
+
+
+def mixed_report() -> Report:
+    """WebGPU and CPU: copies, fallbacks, a timeline."""
+    return report_of(mixed_facts(), GPU_CHAIN)
+
+
+def cpu_report() -> Report:
+    """Everything on the CPU, as asked."""
+    return report_of(recorded_facts())
+
+
+def node(position: int, name: str, operator: str, provider: str, layer: int | None, **changes: Any) -> NodePlacement:
+    """A node of the plan."""
+    module = name.rpartition("/")[0] or None
+    given: dict[str, Any] = {"host_us_per_run": 12.5, "output_bytes": 256, "replaces": ()}
+    given["sources"] = ("profile",)
+    return NodePlacement(
+        position=position,
+        name=name,
+        op_type=operator,
+        provider=provider,
+        module=module,
+        layer=layer,
+        **(given | changes),
+    )
+
+
+def layer_nodes(layers: int, repeats: int) -> tuple[NodePlacement, ...]:
+    """An embedding, layers whose attention is on the CPU between two copies, and a head."""
+    nodes = [node(0, "model.embed_tokens/Gather", "Gather", GPU, None)]
+    for layer in range(layers):
+        for repeat in range(repeats):
+            for operator in LAYER_OPERATORS:
+                position = len(nodes)
+                copy = operator.startswith("Memcpy")
+                name = f"Memcpy_{position}" if copy else f"model.layers.{layer}.part_{repeat}/{operator}_{position}"
+                provider = CPU if operator == "Attention" else GPU
+                nodes.append(node(position, name, operator, provider, None if copy else layer))
+    nodes.append(node(len(nodes), "lm_head/MatMul", "MatMul", GPU, None))
+    return tuple(nodes)
+
+
+def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
+    """The phase with other nodes, and the sums that go with them."""
+    strays = [entry for entry in nodes if entry.provider == CPU]
+    copies = tuple(
+        Copy(kind="memcpy_node", direction="device_to_host", name=nodes[at].name, tensor="t", bytes_per_run=64,
+             host_us_per_run=5.0, caused_by=(stray.name,), source="profile")
+        for stray in strays for at in (stray.position - 1, stray.position + 1)
+    )  # fmt: skip
+    runs: list[list[NodePlacement]] = []
+    for entry in nodes:
+        if runs and runs[-1][0].provider == entry.provider:
+            runs[-1].append(entry)
+        else:
+            runs.append([entry])
+    partitions = tuple(
+        Partition(
+            index=index, provider=run[0].provider or "", first_position=run[0].position, nodes=len(run), boundary=()
+        )
+        for index, run in enumerate(runs)
+    )
+    return phase.model_copy(
+        update={
+            "nodes": nodes,
+            "providers": by_provider(nodes),
+            "by_op_type": group(nodes, op_type_of),
+            "by_layer": by_layer(nodes),
+            "by_module": group(nodes, module_name),
+            "partitions": partitions,
+            "copies": copies,
+        }
+    )
+
+
+def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
+    """Why a node is on the CPU."""
+    cost = FallbackCost(copies=("Memcpy_1",), copy_bytes_per_run=64, copy_wait_us_per_run=5.0, host_us_per_run=12.5,
+                        time_share=0.001, harmless=False, why="it makes 1 copy necessary")  # fmt: skip
+    given: dict[str, Any] = {
+        "phase": phase, "node": entry.name, "op_type": entry.op_type, "wanted": GPU, "provider": entry.provider,
+        "reason": "no_kernel_type", "evidence_kind": "probed", "evidence": f"no kernel for {entry.name} in float32",
+        "remedy": "export with --precision fp16", "module": entry.module, "source_line": "modeling.py:12",
+        "trials": TRIALS, "cost": cost,
+    }  # fmt: skip
+    return Fallback(**(given | changes))
+
+
+def deep_report(layers: int = 32, repeats: int = 3, runs: int = 6) -> Report:
+    """A model with many layers, a stray in each, and a timeline of every node in every run."""
+    report = mixed_report()
+    nodes = layer_nodes(layers, repeats)
+    events = tuple((entry.position, entry.position * 15, 12) for entry in nodes)
+    span = len(nodes) * 16
+    timeline = tuple(
+        TimelineRun(phase="prefill" if run < runs // 2 else "decode", file=report.phases[0].file, run=run, tokens=1,
+                    start_us=run * 10**6, host_us=span, events=events)
+        for run in range(runs)
+    )  # fmt: skip
+    phases = tuple(phase_with(phase, nodes) for phase in report.phases)
+    fallbacks = tuple(fallback(phase.name, entry) for phase in phases for entry in nodes if entry.provider == CPU)
+    return report.model_copy(update={"phases": phases, "timeline": timeline, "fallbacks": fallbacks})
+
+
+def hostile_report(text: str = HOSTILE) -> Report:
+    """A report in which every free text is `text`."""
+    report = deep_report(layers=1, repeats=1, runs=2)
+    nodes = tuple(
+        entry.model_copy(update={"name": f"{text}{entry.position}", "op_type": entry.op_type if entry.op_type and
+                                 entry.op_type.startswith("Memcpy") else text, "module": text, "replaces": (text,)})
+        for entry in report.phases[0].nodes
+    )  # fmt: skip
+    phases = tuple(
+        phase_with(phase, nodes).model_copy(update={"timing_note": text, "file": text}) for phase in report.phases
+    )
+    stray = next(entry for entry in nodes if entry.provider == CPU)
+    trial = Trial(factor="type", change=text, outcome="left", said=text, cached=False)
+    said = {"evidence": text, "remedy": text, "source_line": text, "trials": (trial,), "unprobed": text, "reason": text}
+    return report.model_copy(
+        update={
+            "package": report.package and report.package.model_copy(update={"name": text, "verification_detail": text,
+                                                                            "verification": "unverified"}),
+            "request": report.request.model_copy(update={"options": {text: text}, "chain": (text,), "verb": text}),
+            "environment": report.environment.model_copy(update={"cpu": text, "onnxruntime_build": text}),
+            "phases": phases,
+            "fallbacks": tuple(fallback(phase.name, stray, **said) for phase in phases),
+            "timeline": tuple(run.model_copy(update={"file": text}) for run in report.timeline),
+            "notes": (text,),
+            "exceeded": (text,),
+            "checks": tuple(check.model_copy(update={"detail": text, "passed": False}) for check in report.checks),
+            "created": text,
+            "partita_version": text,
+        }
+    )  # fmt: skip
+
+
+def refused_report() -> Report:
+    """The wanted provider refuses a part of the graph."""
+    part = RejectedPart(file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True,
+                        tries=7)  # fmt: skip
+    return mixed_report().model_copy(update={"rejected": (part,)})
