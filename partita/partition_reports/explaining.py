@@ -152,11 +152,13 @@ def fits(known: list[str], query: str) -> list[str]:
 
 
 def near(known: list[str], query: str) -> list[str]:
-    """Names that look alike, whole or in their last part."""
-    whole = difflib.get_close_matches(query, known, NEAR, 0.6)
+    """Names that look alike, as a whole or else in their last part."""
+    whole = difflib.get_close_matches(query, known, NEAR, 0.8)
+    if whole:
+        return whole
     tails = {name.rpartition("/")[2].casefold(): name for name in reversed(known)}
     last = difflib.get_close_matches(query.rpartition("/")[2].casefold(), tails, NEAR, 0.7)
-    return list(dict.fromkeys((*whole, *(tails[tail] for tail in last))))[:NEAR]
+    return [tails[tail] for tail in last]
 
 
 def names(report: Report) -> Iterator[str]:

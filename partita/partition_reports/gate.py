@@ -137,7 +137,7 @@ def few_unexplained(report: Report, most: int) -> Outcome:
     for entry in report.fallbacks:
         if entry.reason == "unexplained":
             per_phase.setdefault(entry.phase, []).append(f"{entry.node} ({entry.op_type or 'unknown'})")
-    phase, nodes = max(per_phase.items(), key=lambda item: len(item[1]), default=("all phases", []))
+    phase, nodes = max(reversed(per_phase.items()), key=lambda item: len(item[1]), default=("all phases", []))
     held = len(nodes) <= most
     detail = f"{len(nodes)} in {phase}" if held else f"{plural(len(nodes), 'node')} in {phase}: {name_some(nodes)}"
     return Outcome(check=f"{UNEXPLAINED} {most}", holds=held, detail=detail)
