@@ -51,6 +51,7 @@ PROVIDER = Provider(
         Option("load_config", "text", "", 'JSON with properties of OpenVINO itself: {"CPU": {"NUM_STREAMS": "1"}}'),
     ),
     node_patterns=(
+        LogPattern("no_kernel_op", r"(?P<why>OpenVINO does not support the following ONNX operations: .*)"),
         LogPattern("subgraph_rejected", r"(?P<why>\[OpenVINO-EP\] Supported subgraphs on OpenVINO: \d+)"),
     ),
     start_patterns=(
@@ -61,6 +62,7 @@ PROVIDER = Provider(
         LogPattern("option_rejected", r"(?P<why>Invalid OpenVINO EP option: .*)"),
         LogPattern("option_rejected", r"(?P<why>Invalid JSON structure: .*|JSON parsing error: .*)"),
         LogPattern("option_rejected", r"(?P<why>reshape_input parameter: .*)"),
+        LogPattern("option_rejected", r"(?P<why>Invalid input shape definition format: .*)"),
         LogPattern("option_rejected", r"\[ERROR\] (?P<why>\[OpenVINO\] (Unsupported|Invalid|The value).*)"),
         LogPattern("device_missing", r"(?P<why>Device with \"[^\"]+\" name is not registered.*)"),
     ),

@@ -69,6 +69,7 @@ PROVIDER = Provider(
     start_patterns=(
         LogPattern("library_missing", r"(?P<why>Unable to load backend.*)"),
         LogPattern("option_rejected", r"(?P<why>\w+ (precision )?mode is enabled but soc_model is not specified.*)"),
+        LogPattern("option_rejected", r"(?P<why>\w+ (precision )?mode is enabled but SoC model is \d+.*)"),
         LogPattern("option_rejected", r"(?P<why>Only one of 'backend_type' and 'backend_path' .*)"),
         LogPattern("option_rejected", r"(?P<why>Failed to parse '?backend_type'?.*)"),
     ),

@@ -22,15 +22,16 @@ from partita.partition_reports.views._refusal import render_refusal
 from partita.partition_reports.wording import plural
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.patterns import DROPPED
-from partita.providers.resolve import Resolution
+from partita.providers.resolve import Resolution, known_providers
 from partita.providers.start import Failure, explain
 from partita.runtime.model_file import ModelFile, read_model_file
-from partita.runtime.native_log import captured_output, complaints
+from partita.runtime.native_log import captured_output, complaints, headless
 from partita.runtime.ort_buffers import NATIVE_ERRORS
 from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_error
 from partita.runtime.ort_registry import register_library
 from partita.runtime.pins import Pin, check_pins, pinned_opening
 from partita.runtime.session import NativeFailureError, Opening, Session, open_native
+from partita.runtime.wheels import duplicate_runtime, runtime_wheels
 
 MOST_NAMED = 5
 WHOLE = 20_000
@@ -80,7 +81,7 @@ def open_session(
         except NativeFailureError as failure:
             if STRICT in str(failure):
                 raise refusal(path, chain, opening, failure) from failure.error
-            blamed = to_blame(active, failure)
+            blamed = to_blame(active, failure) or only_suspect(path, active, opening)
             if blamed is None:
                 raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
             chain = left_out(chain, blamed, explain(blamed.provider, said(failure)))
@@ -169,7 +170,20 @@ def ort_names(chain: Sequence[Resolution]) -> tuple[str, ...]:
 
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
     """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
-    return tuple(register(resolution) if resolution.library is not None else resolution for resolution in chain)
+    return tuple(
+        register(resolution) if resolution.library is not None else overwritten(resolution) for resolution in chain
+    )
+
+
+def overwritten(resolution: Resolution) -> Resolution:
+    """A provider that the build lacks although a wheel that contains it is installed: another wheel overwrote it."""
+    if resolution.status == "active" or resolution.reason != "not_in_build":
+        return resolution
+    owners = runtime_wheels()
+    if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
+        return resolution
+    finding = duplicate_runtime(owners)
+    return unavailable(resolution, Failure(finding.reason, finding.evidence, finding.remedy))
 
 
 def register(resolution: Resolution) -> Resolution:
@@ -183,7 +197,9 @@ def register(resolution: Resolution) -> Resolution:
             raised = str(error)
             offered = None
     if offered is None:
-        return unavailable(resolution, explain(provider, [raised, *complaints(captured.lines)]))
+        return unavailable(
+            resolution, explain(provider, [raised, *complaints(captured.lines), *headless(captured.lines)])
+        )
     if not offered:
         evidence = f"{resolution.library.name} was registered and offers no device on this machine"
         remedy = provider.remedy("device_missing")
@@ -207,7 +223,8 @@ def left_out(chain: Sequence[Resolution], blamed: Resolution, failure: Failure) 
 
 def said(failure: NativeFailureError) -> list[str]:
     """What ONNX Runtime said when it failed, most telling text first."""
-    return [one_line(text, WHOLE) for text in (str(failure), *complaints(failure.log))]
+    texts = (str(failure), *complaints(failure.log), *headless(failure.log))
+    return [one_line(text, WHOLE) for text in texts]
 
 
 def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resolution | None:
@@ -227,6 +244,22 @@ def to_blame(active: Sequence[Resolution], failure: NativeFailureError) -> Resol
     return others[0]
 
 
+def only_suspect(path: Path, active: Sequence[Resolution], opening: Opening) -> Resolution | None:
+    """The one provider besides the CPU's, when ONNX Runtime opens the same model without it; None otherwise.
+
+    A kernel's constructor that raises reads like a model that is not sound.
+    """
+    others = [resolution for resolution in active if resolution.provider.ort_name != CPU]
+    if len(others) != 1:
+        return None
+    alone = Resolution(known_providers()["cpu"], "active")
+    try:
+        open_native(path, [alone], replace(opening, observe=False, strict=False, config={})).close()
+    except NativeFailureError:
+        return None
+    return others[0]
+
+
 def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, ...]:
     """The chain after the session was opened: a provider that ONNX Runtime left out is unavailable, with its reason.
 
@@ -234,6 +267,7 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
     always registered; outside the chain it holds no node, or opening would have failed.
     """
     settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
+    settled = tuple(without_backend(resolution, session) for resolution in settled)
     active = ort_names(active_of(settled))
     if not active:
         raise ProviderError(nothing_left(settled))
@@ -258,6 +292,18 @@ def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...
             why = Failure(DROPPED.reason, one_line(line[dropped.start() :]), remedy)
             return unavailable(resolution, why)
     return resolution
+
+
+def without_backend(resolution: Resolution, session: Session) -> Resolution:
+    """A provider that compiles may be registered without its own backend, take no node, and only log why (QNN)."""
+    provider = resolution.provider
+    if resolution.status != "active" or not provider.compiles:
+        return resolution
+    listed = session.assigned()
+    if listed is None or any(node.provider == provider.ort_name for node in listed):
+        return resolution
+    why = explain(provider, [*complaints(session.log), *headless(session.log)])
+    return resolution if why.reason == "initialisation_failed" else unavailable(resolution, why)
 
 
 def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
@@ -305,6 +351,7 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
         return open_error(path, ort_names(active), failure.error, failure.log)
     try:
         settled = tuple(settle_one(resolution, session.registered, session.log) for resolution in chain)
+        settled = tuple(without_backend(resolution, session) for resolution in settled)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
         facts = opened_facts(path, session, settled)

@@ -85,3 +85,8 @@ def complaints(lines: tuple[str, ...]) -> tuple[str, ...]:
         if texts:
             return texts
     return ()
+
+
+def headless(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Lines that are not of ONNX Runtime's log: what libraries print by themselves."""
+    return tuple(line.strip() for line in lines if not HEAD.match(line))

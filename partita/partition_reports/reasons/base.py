@@ -22,6 +22,16 @@ from partita.partition_reports.records import ChainEntry
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
 """Strongest first. Logged: ONNX Runtime or the EP said so; probed: an experiment shows it; derived: it follows."""
+FAILURES = frozenset({"failed", "crashed"})
+FINER = frozenset({"no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"})
+"""What a missing kernel, or a failure over a node, turns out to be when something about the node is changed."""
+OWN_NAMES = {
+    "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
+    "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
+    "Transpose": re.compile(r"Transpose(_token_\d+)?"),
+    "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
+}
+"""Names that ONNX Runtime gives to nodes it inserts, by operator."""
 NODE_GROUP = r"(?P<node>\S+)"
 """How most patterns spell a node's name, which may hold blanks in truth."""
 
@@ -131,9 +141,33 @@ def logged(context: Context, code: str) -> Finding | None:
 
 
 def probed(context: Context, code: str) -> Finding | None:
-    """A finding when experiments on the node show this very reason."""
-    shown = conclude(context.probe) if context.wanted.status == "active" else None
-    return Finding("probed", shown.evidence) if shown is not None and shown.code == code else None
+    """A finding when experiments on the node show this very reason.
+
+    They count for a provider that failed over the graph, too, when this node is what it failed over.
+    """
+    culprit = context.rejected is not None and context.node in context.rejected.nodes
+    if context.wanted.status != "active" and not culprit:
+        return None
+    shown = conclude(context.probe)
+    if shown is None or shown.code != code:
+        return None
+    whole = "the provider fails over the whole graph because of this node: " if culprit else ""
+    return Finding("probed", f"{whole}{shown.evidence}")
+
+
+def inserted(context: Context) -> bool:
+    """Whether the file has no such node, and operator and name are those of a node that ONNX Runtime inserts."""
+    name = OWN_NAMES.get(context.op_type or "")
+    return not context.exported and name is not None and name.fullmatch(context.node) is not None
+
+
+def said_of_operator(context: Context) -> str:
+    """What the provider said when it failed over the node alone and named the operator as one that it does not have."""
+    if context.probe is None or not context.probe.trials or context.probe.trials[0].outcome not in FAILURES:
+        return ""
+    said = context.probe.trials[0].said
+    patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == "no_kernel_op"]
+    return said if any(re.search(pattern, said) for pattern in patterns) else ""
 
 
 def names_a_node(pattern: LogPattern) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import NodeProbe, Trial
-from partita.partition_reports.reasons.base import Context, Finding, Reason, probed
+from partita.partition_reports.reasons.base import Context, Finding, Reason, probed, unavailable
 from partita.partition_reports.records import ChainEntry
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when an experiment shows that fixed sizes are all it takes."""
-    return probed(context, "dynamic_shape")
+    """Applies when an experiment shows that fixed sizes are all it takes, for the node or for the graph as a whole."""
+    return probed(context, "dynamic_shape") or unavailable(context, "dynamic_shape", kind="probed")
 
 
 REASON = Reason(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern, NodeProbe, Trial
 from partita.partition_reports.probes import conclude
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged, probed
+from partita.partition_reports.reasons.base import (
+    FINER,
+    Context,
+    Finding,
+    Reason,
+    inserted,
+    logged,
+    probed,
+    said_of_operator,
+)
 from partita.partition_reports.records import ChainEntry
-
-FINER = frozenset({"no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"})
-"""What a missing kernel turns out to be when something about the node is changed."""
 
 
 def decide(context: Context) -> Finding | None:
@@ -17,8 +23,11 @@ def decide(context: Context) -> Finding | None:
     Such a line does not tell the operator from its version or its types, so an experiment that does goes before it.
     """
     shown = conclude(context.probe)
-    if shown is not None and shown.code in FINER:
+    if (shown is not None and shown.code in FINER) or inserted(context):
         return None
+    said = said_of_operator(context)
+    if said:
+        return Finding("probed", f"alone, it makes the provider fail: {said}")
     return probed(context, "no_kernel_op") or logged(context, "no_kernel_op")
 
 

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
-from partita.partition_reports.reasons.base import Context, Finding, Reason
+from partita.partition_reports.reasons.base import Context, Finding, Reason, inserted
 from partita.partition_reports.records import ChainEntry
-
-OWN_NAMES = {
-    "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
-    "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
-    "Transpose": re.compile(r"Transpose(_token_\d+)?"),
-    "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
-}
-"""Names that ONNX Runtime gives to nodes it inserts, by operator."""
 
 
 def decide(context: Context) -> Finding | None:
     """Applies when the file has no such node, and operator and name are those of a node ONNX Runtime inserts."""
-    name = OWN_NAMES.get(context.op_type or "")
-    made_up = not context.exported and name is not None and name.fullmatch(context.node)
-    if not made_up or context.wanted.status != "active":
+    if not inserted(context) or context.wanted.status != "active":
         return None
     return Finding(
         "derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so"

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern, RejectedPart
 from partita.partition_reports.probes import conclude
-from partita.partition_reports.reasons.base import Context, Finding, Reason, about_the_graph, logged, probed
+from partita.partition_reports.reasons.base import (
+    FINER,
+    Context,
+    Finding,
+    Reason,
+    about_the_graph,
+    logged,
+    probed,
+    said_of_operator,
+)
 from partita.partition_reports.records import ChainEntry
 
 MOST_NAMED = 5
@@ -15,8 +24,12 @@ def decide(context: Context) -> Finding | None:
 
     A line about the graph names no node: that this node is in what was left over only follows from where it runs.
     """
+    if said_of_operator(context) and (context.rejected is None or context.node in context.rejected.nodes):
+        return None
     if context.rejected is not None:
-        return Finding("probed", whole_graph(context.rejected, context))
+        shown = conclude(context.probe)
+        finer = shown is not None and shown.code in FINER and context.node in context.rejected.nodes
+        return None if finer else Finding("probed", whole_graph(context.rejected, context))
     if not context.exported:
         return None
     alone = probed(context, "subgraph_rejected")

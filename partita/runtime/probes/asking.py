@@ -53,7 +53,8 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
             unasked += 1
             continue
         cases.setdefault(fingerprint(case_model(case)), (case, []))[1].append(node.op_type)
-    answers = lab.try_all([case_model(case) for case, _ in cases.values()])
+    company = lab.resolution.provider.compiles
+    answers = lab.try_all([case_model(case, company=company) for case, _ in cases.values()])
     left: Counter[str] = Counter()
     for (_, operators), answer in zip(cases.values(), answers, strict=True):
         if answer is None:

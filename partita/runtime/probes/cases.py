@@ -29,6 +29,10 @@ INLINED = "_inlfunc_"
 """How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
 CALLED = re.compile(r"(?P<name>.+)__\d+")
 """How the onnx package calls the same node."""
+COMPANY = "company"
+"""Name of the node beside the one that is tried."""
+SIGNED = frozenset({1, 6, 7, 10})
+"""float32, int32, int64 and float16, as ONNX numbers them."""
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
 
@@ -321,12 +325,20 @@ def size_of(element: int, sizes: Sequence[int]) -> int:
     return count * int(onnx.helper.tensor_dtype_to_np_dtype(element).itemsize)
 
 
-def case_model(case: Case) -> onnx.ModelProto:
-    """The model of one experiment. Outputs have no type: ONNX Runtime infers it, also where it was changed."""
+def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
+    """The model of one experiment. Outputs have no type: ONNX Runtime infers it, also where it was changed.
+
+    `company`: with a Neg before the node. A provider that compiles may take no partition of a single node.
+    """
     import onnx
 
     graph = onnx.GraphProto(name=NODE)
-    graph.node.add().CopyFrom(case.node)
+    node = graph.node.add()
+    node.CopyFrom(case.node)
+    first = next((feed for feed in case.feeds if feed.constant is None and is_signed(feed.kind)), None)
+    if company and first is not None and first.name in node.input:
+        rename(node, {first.name: COMPANY})
+        graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [COMPANY], name=COMPANY))
     add_feeds(graph, case.feeds)
     for name in case.node.output:
         if name:
@@ -334,8 +346,16 @@ def case_model(case: Case) -> onnx.ModelProto:
     return finish(graph, case.opsets, case.ir_version, case.functions)
 
 
-def part_model(graph: Graph, names: Sequence[str]) -> onnx.ModelProto:
-    """The model of several nodes, in the sizes of the run. Raises CannotProbeError when a type is not known."""
+def is_signed(kind: onnx.TypeProto) -> bool:
+    """Whether a tensor can be negated on nearly every provider."""
+    return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
+
+
+def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True) -> onnx.ModelProto:
+    """The model of several nodes, in the sizes of the run unless `fixed` is False.
+
+    Raises CannotProbeError when a type is not known.
+    """
     import onnx
 
     chosen = [graph.nodes[name] for name in names]
@@ -346,7 +366,7 @@ def part_model(graph: Graph, names: Sequence[str]) -> onnx.ModelProto:
     feeds = []
     for name in needed:
         feed = make_feed(graph, name, name)
-        if feed.constant is None and is_fixed(graph.fixed.get(name)):
+        if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
             feed = replace(feed, kind=graph.fixed[name])
         feeds.append(feed)
     add_feeds(part, feeds)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from partita.partition_reports.facts import CPU, LogPattern
-from partita.runtime.probes.cases import NODE
+from partita.runtime.probes.cases import COMPANY, NODE
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
@@ -157,13 +157,11 @@ def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     The list of nodes can lack those of a provider that prefers another layout, and those for which ONNX Runtime puts
     casts around the CPU provider's kernel of another type. A function without a kernel is there as its nodes.
     """
-    listed = {node.name: node.provider for node in session.assigned() or ()}
-    if name == CPU:
+    listed = {node.name: node.provider for node in session.assigned() or () if node.name != COMPANY}
+    if name == CPU or listed.get(NODE) == name:
         return None
     if CPU in listed.values():
         return ""
-    if listed.get(NODE) == name:
-        return None
     planned = [node for stream in session.plan or () for node in stream]
     if any(CAST in node for node in planned):
         return "the CPU provider has it, between casts that ONNX Runtime inserts because it lacks the type, too"

@@ -29,9 +29,18 @@ from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.probes.bisect import find_rejected
+from partita.runtime.probes.bisect import REJECTED, find_rejected
 from partita.runtime.probes.cache import cache_for
-from partita.runtime.probes.cases import CannotProbeError, Case, Graph, case_model, cut_graph, fingerprint, node_case
+from partita.runtime.probes.cases import (
+    CannotProbeError,
+    Case,
+    Graph,
+    case_model,
+    cut_graph,
+    fingerprint,
+    node_case,
+    part_model,
+)
 from partita.runtime.probes.lab import Answer, Lab
 from partita.runtime.probes.variations import Variation, as_it_is, combined, single
 
@@ -39,6 +48,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 BUDGET = "the time for experiments was up (--probe-seconds)"
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
+FIX = "fix the sizes of the model's inputs; for a package: export --static-shapes"
 REJECTED_REMEDY = "change the part that it fails over, or name another provider; other graphs it opens"
 NOTHING_RUN = SessionFacts(
     file="", phases=("run",), graph=(), plan=None, assigned=None, events=(), runs=(), log=(), registered=(), ports=(),
@@ -121,9 +131,11 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     (session,) = probed.sessions
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
-    if session.rejected is None:
-        return error
     entry = chain_entry(chain[0])
+    if session.rejected is None:
+        if entry.reason == first.reason:
+            return error
+        return ProviderError(f"{error.path}: {first.provider.name}: {entry.reason}: {entry.evidence}; {entry.remedy}")
     why = refusal_reason(session, entry)
     return ProviderError(f"{error.path}: {first.provider.name}: {entry.reason}: {why}; {entry.remedy}")
 
@@ -190,7 +202,8 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 def run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:
     """Try variations of several subjects in one go."""
     listed = [(subject, variation) for subject, variations in plans for variation in variations]
-    answers = lab.try_all([case_model(variation.case) for _, variation in listed])
+    company = lab.resolution.provider.compiles
+    answers = lab.try_all([case_model(variation.case, company=company) for _, variation in listed])
     for (subject, variation), answer in zip(listed, answers, strict=True):
         if answer is None:
             subject.unprobed = lab.unusable or BUDGET
@@ -216,7 +229,12 @@ def bisect_run(
     for session in facts.sessions:
         if session.file in models:
             graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
-            part = find_rejected(graph, lab) if lab.starts() else None
+            if not lab.starts():
+                break
+            if opens_when_fixed(graph, lab):
+                first = replace(resolutions[0], reason="dynamic_shape", evidence=with_sizes(resolutions[0]), remedy=FIX)
+                return facts, (first, *resolutions[1:])
+            part = find_rejected(graph, lab)
             if part is not None:
                 rejected[session.file] = part
                 probes[session.file] = probe_part(graph, part, lab)
@@ -228,6 +246,24 @@ def bisect_run(
     )
     first = replace(resolutions[0], reason="subgraph_rejected", remedy=REJECTED_REMEDY)
     return replace(facts, sessions=sessions), (first, *resolutions[1:])
+
+
+def opens_when_fixed(graph: Graph, lab: Lab) -> bool:
+    """Whether the provider opens the graph once its sizes are fixed, and fails over it as the file has them."""
+    names = tuple(node.name for node in graph.proto.graph.node)
+    try:
+        models = [part_model(graph, names, fixed=False), part_model(graph, names)]
+    except CannotProbeError:
+        return False
+    if fingerprint(models[0]) == fingerprint(models[1]):
+        return False
+    as_it_is, fixed = lab.try_all(models, one_node=False)
+    return as_it_is is not None and fixed is not None and as_it_is.outcome in REJECTED and fixed.outcome == "taken"
+
+
+def with_sizes(resolution: Resolution) -> str:
+    """The evidence of a provider that needs fixed sizes."""
+    return f"with all sizes fixed the provider opens this graph, and as it is it fails over it ({resolution.evidence})"
 
 
 def probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
