@@ -11,14 +11,14 @@ import pytest
 from partita.cli import run
 from partita.partition_reports.views import json as json_view
 from tests.partition_reports.changed import HARMFUL, HOSTILE, each_phase, mixed, moved, renamed
-from tests.partition_reports.samples import CPU, recorded_facts, report_of
+from tests.partition_reports.samples import CPU, PACKAGE, recorded_facts, report_of
 from tests.test_startup import run_and_tell
 
 QUERY = "model.layers.0.self_attn.q_proj/MatMul"
 REPORTS = {
     "mixed": mixed(),
     "moved": moved(QUERY),
-    "cpu": report_of(recorded_facts()),
+    "cpu": report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})),
     "dry": mixed().model_copy(update={"timeline": ()}),
     "hostile": renamed(moved(QUERY), {QUERY: HOSTILE, "Memcpy": HOSTILE + "2"}),
     "tame": renamed(mixed(), {QUERY: HOSTILE}),

@@ -71,11 +71,18 @@ def why_unrelated(before: Report, after: Report, phases: list[BothPhases], names
         ours, theirs = (listing(phase.name for phase in report.phases) for report in (before, after))
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     best = max(phases, key=lambda both: both.alike)
-    if best.alike >= RELATED:
+    if best.alike >= RELATED or same_file(before, after):
         return ""
     largest = max(len(best.units_before), len(best.units_after))
     share = f"{best.pairs.by_name} of {largest} nodes in {best.name}"
     return f"only {share} have a name that both reports have, so they are not of one model"
+
+
+def same_file(before: Report, after: Report) -> bool:
+    """Both ran the very same package or ONNX file."""
+    if before.package is not None and after.package is not None:
+        return before.package.manifest_sha256 == after.package.manifest_sha256
+    return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
 
 
 def common_phases(before: Report, after: Report) -> Iterator[BothPhases]:

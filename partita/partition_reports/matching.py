@@ -75,8 +75,8 @@ class Pairs:
 
     @property
     def by_name(self) -> int:
-        """How many nodes of the file both phases have under one name."""
-        return sum(not before.added for before, _ in self.both) - len(self.renamed)
+        """How many nodes both phases have under one name; of what ONNX Runtime added, under one kind of name."""
+        return len(self.both) - len(self.renamed)
 
 
 def pair_units(before: Sequence[Unit], after: Sequence[Unit]) -> Pairs:

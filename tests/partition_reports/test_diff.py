@@ -179,8 +179,22 @@ def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_
     assert "decode p50 ms per step 20.0 99.0 4.95 -" in " ".join(apart.split())  # no mark of the spread
 
 
+def test_a_model_of_nothing_but_nodes_that_the_runtime_added_is_related_to_itself():
+    """So it is with a function, which ONNX Runtime writes out under names of its own."""
+    added = each_node(mixed(), lambda node: node.model_copy(update={"sources": ("plan_file", "profile")}))
+    assert compare(added, added).same
+
+
+def test_the_same_file_is_never_unrelated():
+    elsewhere = each_node(mixed(), lambda node: node.model_copy(update={"name": f"other/{node.name}"}))
+    assert compare(mixed(), elsewhere).unrelated == ""
+    package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
+    assert compare(mixed(), elsewhere.model_copy(update={"package": package})).unrelated
+
+
 def test_unrelated_reports_say_why():
-    found = compare(report_of(recorded_facts()), mixed(), names=("old.json", "new.json"))
+    other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
+    found = compare(other, mixed(), names=("old.json", "new.json"))
     assert found.unrelated.startswith("only ") and "not of one model" in found.unrelated
     assert found.headline.startswith("not comparable: ") and not found.same
     empty = each_phase(mixed(), lambda phase: {"nodes": ()})
