@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -301,6 +302,9 @@ def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
 
     length = size_of(element, sizes)
     tensor = onnx.TensorProto(name=name, data_type=element, dims=list(sizes))
+    if element == onnx.TensorProto.STRING:  # cannot lie in another file
+        tensor.string_data.extend([b""] * math.prod(sizes))
+        return tensor
     if length <= SMALL_BYTES:
         tensor.raw_data = bytes(length)
         return tensor
@@ -312,8 +316,6 @@ def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
 
 def size_of(element: int, sizes: Sequence[int]) -> int:
     """Bytes of a tensor. Types of less than a byte are packed."""
-    import math
-
     import onnx
 
     count = math.prod(sizes)

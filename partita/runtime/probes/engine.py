@@ -95,11 +95,13 @@ def probe_run(
         return facts, resolutions
     began = time.monotonic()
     lab = Lab(replace(wanted, status="active"), cache_for(wanted), began + seconds)
-    if wanted.status == "active":
-        facts = probe_nodes(facts, wanted, models, sizes, lab)
-    elif wanted.reason in AT_FAULT:
-        facts, resolutions = bisect_run(facts, resolutions, models, sizes, lab)
-    lab.cache.save()
+    try:
+        if wanted.status == "active":
+            facts = probe_nodes(facts, wanted, models, sizes, lab)
+        elif wanted.reason in AT_FAULT:
+            facts, resolutions = bisect_run(facts, resolutions, models, sizes, lab)
+    finally:
+        lab.cache.save()  # also what was found before somebody interrupted it
     if not lab.experiments and not lab.cached and not any(session.probes for session in facts.sessions):
         return facts, resolutions
     took = ProbingFacts(time.monotonic() - began, seconds, lab.experiments, lab.cached, lab.crashes)

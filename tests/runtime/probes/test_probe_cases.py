@@ -113,6 +113,15 @@ def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, 
     assert not answer.any()
 
 
+def test_large_constants_of_text_are_empty_texts(cut, opened):
+    texts = helper.make_tensor("w", TensorProto.STRING, [20_000], [b"something"] * 20_000)
+    x = helper.make_tensor_value_info("x", TensorProto.STRING, [20_000])
+    y = helper.make_tensor_value_info("y", TensorProto.BOOL, [20_000])
+    graph = helper.make_graph([helper.make_node("Equal", ["x", "w"], ["y"], name="n")], "g", [x], [y], [texts])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    assert opened(case_model(node_case(cut(model), "n")))
+
+
 # --- inputs --------------------------------------------------------------------------------------------------------
 
 

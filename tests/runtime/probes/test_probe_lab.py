@@ -148,6 +148,12 @@ def test_large_constants_are_holes_in_one_file(model, tmp_path):
     assert values.shape == (1 << 24,) and not np.any(values[:100])
 
 
+def test_the_tests_keep_out_of_the_users_cache(own_cache):
+    from partita.runtime.probes.cache import cache_folder
+
+    assert cache_folder() == own_cache / "probes"
+
+
 # --- real children -------------------------------------------------------------------------------------------------
 
 
