@@ -102,6 +102,7 @@ def environment() -> Environment:
         finalize=harmless,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 

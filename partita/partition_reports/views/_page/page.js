@@ -84,6 +84,13 @@
     });
   });
   function makeCurrent(block) {
+    // The other phases follow to the same layer, so that Tab leads there.
+    all("td[data-phase]", block.closest("tr")).forEach(function (cell) {
+      var blocks = all(".b", cell);
+      if (blocks.length) makeStop(cell.contains(block) ? block : blocks[Math.min(block.where.index, blocks.length - 1)]);
+    });
+  }
+  function makeStop(block) {
     var before = current[block.where.phase];
     if (before) {
       before.tabIndex = -1;
@@ -108,7 +115,7 @@
     var other = key === "ArrowDown" ? cells[at.row + 1] : key === "ArrowUp" ? cells[at.row - 1] : null;
     return other && other[Math.min(at.index, other.length - 1)];
   }
-  Object.keys(phases).forEach(function (name) { if (phases[name].length) makeCurrent(phases[name][0][0]); });
+  Object.keys(phases).forEach(function (name) { if (phases[name].length) makeStop(phases[name][0][0]); });
   all(".map").forEach(function (map) {
     map.addEventListener("click", function (event) {
       var block = event.target.closest(".b");
@@ -182,7 +189,7 @@
     run.at = index;
     var cursor = run.querySelector(".cursor");
     if (!cursor) {
-      cursor = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+      cursor = document.createElementNS(svg.namespaceURI, "rect");
       cursor.setAttribute("class", "cursor");
       svg.appendChild(cursor);
     }

@@ -14,7 +14,9 @@ from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, 
 
 NODE = "(this node)"
 """Stands for the node's own name, so that evidence that differs in nothing else is shown once."""
-HARMLESS = {True: "yes", False: "no", None: "not known"}
+NUMBERS = 3
+"""How many cells of a cost are numbers: time, copies, bytes."""
+HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "not known"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Writer:
         )
 
     def row(self, entries: Sequence[Fallback]) -> Row:
-        """One node, with what it costs in the last of its phases."""
+        """One node, with what it costs in each of its phases."""
         last = entries[-1]
         target = self.rows.get((last.phase, last.node))
         name: Cell = Link(last.node, target) if target else last.node
@@ -132,7 +134,7 @@ class Writer:
                 last.op_type or "unknown",
                 listing(dict.fromkeys(entry.phase for entry in entries)),
                 last.source_line or NOT_KNOWN,
-                *cost_cells(last.cost),
+                *per_phase([(entry.phase, cost_cells(entry.cost)) for entry in entries]),
             ),
             anchor if first_use else "",
         )
@@ -141,6 +143,16 @@ class Writer:
 def without_name(entry: Fallback) -> str:
     """The evidence with the node's own name taken out."""
     return entry.evidence.replace(entry.node, NODE) if len(entry.node) > 3 else entry.evidence
+
+
+def per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Cells of several phases in one: a value that they share stands alone, sentences name their phase."""
+    cells = []
+    for number, values in enumerate(zip(*(values for _, values in columns), strict=True)):
+        told = [f"{phase}: {value}" for (phase, _), value in zip(columns, values, strict=True)]
+        apart = " / ".join(values) if number < NUMBERS else "; ".join(told)
+        cells.append(values[0] if len(set(values)) == 1 else apart)
+    return cells
 
 
 def cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
