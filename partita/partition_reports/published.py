@@ -40,7 +40,8 @@ the log nor a pin tells the cause:
 
 - **One node alone.** The node becomes a model of its own, with the types, sizes and constants that it has in the
   graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
-  run: the question is who takes it. Nodes that differ in their names only are one experiment.
+  run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
+  compiles gets a Neg before the node, because some take no partition of a single node.
 - **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
   element types, as other opsets have the operator, without each attribute that can go, and with other inputs: an
   optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several

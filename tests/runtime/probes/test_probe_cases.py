@@ -132,6 +132,25 @@ def test_an_input_that_is_left_out_stays_left_out(cut, opened):
     assert opened(case_model(case))
 
 
+def test_a_node_can_have_company_before_it(cut, opened):
+    """For providers that take no partition of a single node."""
+    graph = cut(
+        "g (float[4] x, int64 n, bool c) => (float[4] y, float[4] z) <float[4] w = {1, 2, 3, 4}> {\n"
+        "  [twice] y = Mul(x, x)\n  [second] z = Add(w, x)\n}"
+    )
+    for name, result in (("twice", [1, 1, 1, 1]), ("second", [0, 1, 2, 3])):
+        model = case_model(node_case(graph, name), company=True)
+        assert [node.op_type for node in model.graph.node][0] == "Neg" and len(model.graph.node) == 2
+        session = opened(model)
+        assert session.run(None, {session.get_inputs()[0].name: np.ones(4, np.float32)})[0].tolist() == result
+
+
+def test_a_node_without_numbers_has_no_company(cut, opened):
+    text = "g (string[4] a, string[4] b) => (bool[4] y) {\n  [n] y = Equal(a, b)\n}"
+    model = case_model(node_case(cut(text), "n"), company=True)
+    assert [node.op_type for node in model.graph.node] == ["Equal"] and opened(model)
+
+
 def test_an_input_that_is_read_twice_is_one_input(cut, opened):
     graph = cut("g (float[4] x) => (float[4] y) {\n  [n] y = Mul(x, x)\n}")
     assert len(opened(case_model(node_case(graph, "n"))).get_inputs()) == 1
