@@ -99,6 +99,7 @@ class BothPhases:
             runs_in=now.node.name if now.node.name != now.name else None,
             reason=why.reason if why else None,
             evidence=why.evidence if why else "",
+            remedy=why.remedy if why else "",
         )
 
     def placed(self, unit: Unit, change: str) -> NodeChange:
@@ -114,6 +115,7 @@ class BothPhases:
             runs_in=unit.node.name if unit.node.name != unit.name else None,
             reason=why.reason if why else None,
             evidence=why.evidence if why else "",
+            remedy=why.remedy if why else "",
         )
 
     def fused_otherwise(self) -> Iterator[Refusion]:

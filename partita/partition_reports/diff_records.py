@@ -49,6 +49,7 @@ class NodeChange(Record):
     reason: str | None = None
     """Why it is not on the wanted provider in the second report; null when it is there."""
     evidence: str = ""
+    remedy: str = ""
 
 
 class Refusion(Record):

@@ -223,14 +223,15 @@ def per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
 
 def no_more_copies(diff: ReportDiff) -> Iterator[Outcome]:
     """Neither more copies nor more bytes, in any phase."""
-    more, larger, same = [], [], []
+    more: dict[tuple[str, str], list[str]] = {}
+    larger, same = [], []
     for figure in diff.figures:
         was, now = figure.before, figure.after
         if figure.name == "copies" and was is not None and now is not None and now > was:
             new = [
                 say_copy(change) for change in diff.copies if change.phase == figure.phase and change.change == "new"
             ]
-            more.append(f"{now:,.0f} in {figure.phase}, {was:,.0f} in the baseline: {name_some(new)}")
+            more.setdefault((f"{now:,.0f}", f"{was:,.0f} in the baseline: {name_some(new)}"), []).append(figure.phase)
         elif figure.name == "copies":
             same.append(f"{now or 0:,.0f} in {figure.phase}")
         # Per run, not per token: runs with another number of tokens have no figure here, for they cannot be compared.
@@ -240,15 +241,16 @@ def no_more_copies(diff: ReportDiff) -> Iterator[Outcome]:
             elif now > was:
                 sizes = f"{human_bytes(round(now))}, {human_bytes(round(was))} in the baseline"
                 larger.append(f"{sizes}, per run of {figure.phase}")
-    yield Outcome(check=f"{BASELINE}: copies", holds=not more, detail="; ".join(more or same))
+    detail = "; ".join([f"{now} in {listing(phases)}, {rest}" for (now, rest), phases in more.items()] or same)
+    yield Outcome(check=f"{BASELINE}: copies", holds=not more, detail=detail)
     yield Outcome(
         check=f"{BASELINE}: bytes copied", holds=not larger, detail="; ".join(larger) or "no more where known"
     )
 
 
 def say_copy(change: CopyChange) -> str:
-    """A new copy and its size."""
-    return f"{change.what} ({change.direction.replace('_', ' ')}, {human_bytes(change.bytes_after)})"
+    """A new copy."""
+    return f"{change.what} ({change.direction.replace('_', ' ')})"
 
 
 def not_slower(baseline: Report, report: Report, most: float) -> Outcome:

@@ -100,10 +100,12 @@ def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
         inside = count(node.runs_in for node in nodes if node.runs_in)
         if inside:
             page.line(f"as part of: {tally(inside)}", indent=4)
-    evidence = list(dict.fromkeys(member.evidence for member in members if member.evidence))
-    if evidence:
-        more = f" (and {len(evidence) - 1} more like it)" if len(evidence) > 1 else ""
-        page.line(f"evidence: {evidence[0]}{more}", indent=4)
+    told = (("evidence", [member.evidence for member in members]), ("remedy", [member.remedy for member in members]))
+    for label, texts in told:
+        different = [text for text in dict.fromkeys(texts) if text]
+        if different:
+            more = f" (and {len(different) - 1} more like it)" if len(different) > 1 else ""
+            page.line(f"{label}: {different[0]}{more}", indent=4)
 
 
 def say_way(change: NodeChange) -> str:
