@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.partition_reports import fusion, naming, native_log
+from partita.partition_reports import fusion, nameless, naming, native_log
 from partita.partition_reports.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.partition_reports.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.partition_reports.records import PhaseName, Source
@@ -78,6 +78,7 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Sort the facts of one session for look-up by node name."""
+    facts = nameless.with_names(facts)
     exported = {node.name: node for node in facts.graph if node.name}
     assigned = {node.name: node for node in facts.assigned or ()}
     events, bodies = without_bodies(facts.events)
@@ -106,7 +107,10 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for=fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs),
+        stands_for={
+            **nameless.unfolded(facts, order),
+            **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs),
+        },
     )
 
 

@@ -352,6 +352,7 @@ def other_inputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
                 "input", f"without the optional input {slot.name}", replace(case, node=changed, feeds=feeds)
             )
     yield from fewer_outputs(case, schema)
+    yield from bare(case, schema)
     for position, name in enumerate(node.input):
         feed = case.feed(name)
         if position and feed is not None and feed.constant is None and is_fixed(case.fixed.get(name)):
@@ -369,6 +370,36 @@ def fewer_outputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
                 node.output.pop()
             if node.output:
                 yield Variation("input", f"without the optional output {slot.name}", replace(case, node=node))
+
+
+def bare(case: Case, schema: Schema | None) -> Iterator[Variation]:
+    """Without any optional input or output: some go together, such as past and present."""
+    if schema is None:
+        return
+    slots = [schema.slot(position) for position in range(len(case.node.input))]
+    gone = [
+        position
+        for position, slot in enumerate(slots)
+        if slot is not None and slot.optional and case.node.input[position]
+    ]
+    extra = [
+        position
+        for position, slot in enumerate(schema.outputs)
+        if slot.optional and position < len(case.node.output) and case.node.output[position]
+    ]
+    if len(gone) + len(extra) < 2 or len(extra) == sum(map(bool, case.node.output)):
+        return
+    node = copy_node(case.node)
+    for position in gone:
+        node.input[position] = ""
+    for position in extra:
+        node.output[position] = ""
+    for names in (node.input, node.output):
+        while names and not names[-1]:
+            names.pop()
+    left = set(reads(node))
+    feeds = tuple(feed for feed in case.feeds if feed.name in left)
+    yield Variation("input", "without any optional input or output", replace(case, node=node, feeds=feeds))
 
 
 def input_name(schema: Schema | None, position: int) -> str:
