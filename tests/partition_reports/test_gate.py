@@ -11,6 +11,7 @@ from partita.partition_reports.gate import Gate, check
 from partita.partition_reports.limits import Limits
 from partita.partition_reports.records import Bodies, Cache, CacheState
 from partita.partition_reports.requirements import FIELDS, Vocabulary, find, parse_requirement
+from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, PACKAGE, recorded_facts, report_of
 
@@ -240,3 +241,14 @@ def test_a_baseline_of_another_model_is_an_error():
         ReportError, match=r"a\.json is no baseline for r\.json: only .*; give a report of the same model"
     ):
         failures(Gate(), mixed(), other)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_is_documented(field):
+    page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
+    table = page.partition("### Conditions")[2].partition("```")[0]
+    assert f"`{field}`" in table
+    assert (
+        f" {field}"
+        in (REPOSITORY / "partita" / "cli.py").read_text(encoding="utf-8").partition("FIELD OP VALUE")[2][:500]
+    )
