@@ -289,6 +289,17 @@ def test_the_rejected_part_is_in_the_report_and_explains_every_node():
     assert "the smallest part that fails alone" in found[DET].evidence
 
 
+def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_show():
+    """Of every other node it only follows that the graph went down with it."""
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="failed", remedy="?")
+    part = RejectedPart((GATHER,), "finalising failed", True, 4)
+    failing = probe(changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap"))
+    reason, finding = explain(context(wanted=gone, rejected=part, probe=failing))
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
+    assert "the whole graph because of this node: without mode=wrap the provider takes" in finding.evidence
+    assert explain(context(node=DET, wanted=gone, rejected=part))[0].code == "subgraph_rejected"
+
+
 def test_a_part_that_may_not_be_the_smallest_says_so():
     part = RejectedPart((DET, GATHER), "failed", False, 2)
     found = explain(context(rejected=part))[1]

@@ -18,7 +18,13 @@ GATHER = "model.rotary_emb/Gather"
 
 def context(**changes) -> Context:
     plain = Context(
-        GATHER, "Gather", CPU, ChainEntry(provider=GPU, status="active"), exported=True, replaces=(), log=(),
+        GATHER,
+        "Gather",
+        CPU,
+        ChainEntry(provider=GPU, status="active"),
+        exported=True,
+        replaces=(),
+        log=(),
         patterns=PATTERNS,
     )
     return replace(plain, **changes)
@@ -59,8 +65,16 @@ def test_what_nobody_explains_is_unexplained():
 def test_a_log_line_beats_what_follows_from_a_name():
     made_up = context(node="Transpose", op_type="Transpose", exported=False)
     assert explain(made_up)[0].code == "runtime_inserted"
+    line = PREFERRED.replace("model.rotary_emb/Concat", "Transpose")
+    assert explain(replace(made_up, log=(line,)))[0].code == "cpu_preferred"
+
+
+def test_a_missing_kernel_is_no_cause_of_a_node_that_is_not_in_the_file():
+    """What makes it run there is that ONNX Runtime inserted it: nothing about the model's operators would help."""
     line = NO_KERNEL.replace("Gather", "Transpose").replace("model.rotary_emb/Transpose", "Transpose")
-    assert explain(replace(made_up, log=(line,)))[0].code == "no_kernel_op"
+    made_up = context(node="Transpose", op_type="Transpose", exported=False, log=(line,))
+    assert explain(made_up)[0].code == "runtime_inserted"
+    assert explain(replace(made_up, exported=True))[0].code == "no_kernel_op"
 
 
 @pytest.mark.parametrize("line", [NO_KERNEL, PREFERRED])
