@@ -73,3 +73,13 @@ def test_missing_report_is_one_line_and_loads_nothing_heavy(tmp_path):
     assert (code, loaded) == (1, [])
     assert "missing.json" in stderr
     assert len(stderr.strip().splitlines()) == 1, stderr
+
+
+def test_a_page_is_written_without_heavy_libraries(tmp_path):
+    from partita.partition_reports.views import json as json_view
+    from tests.partition_reports.pages import mixed_report
+
+    json_view.write(mixed_report(), tmp_path / "run.json")
+    code, loaded, stderr = run_and_tell("report", "html", "run.json", cwd=tmp_path)
+    assert (code, loaded) == (0, []), stderr
+    assert (tmp_path / "run.html").is_file()

@@ -288,7 +288,7 @@ def test_four_questions_are_answered(mixed: Element) -> None:
     answers = mixed.one("dl", class_="answers")
     said = [words(e) for e in answers.children]
     assert "9 of 13 nodes (69.2 %) on WebGpu in prefill and decode" in said[0]
-    assert "CPU in prefill and decode: 4 nodes:" in said[1] and "Det 1" in said[1]
+    assert "4 nodes on CPU in prefill and decode:" in said[1] and "Det 1" in said[1]
     titles = {reason.code: reason.title for reason in load_reasons()}
     assert f"{titles['no_kernel_op']} (no_kernel_op): 1 node, evidence logged" in said[2]
     assert "partitions" in said[3] and "copies per decode run" in said[3] and "host wait" in said[3]

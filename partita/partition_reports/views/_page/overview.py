@@ -11,7 +11,7 @@ from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.reasons.base import load_reasons
 from partita.partition_reports.records import Fallback, Phase, Report
 from partita.partition_reports.verdict import merge_phases, phase_names
-from partita.partition_reports.views._page.marks import Mark
+from partita.partition_reports.views._page.marks import COPY_OPERATORS, Mark
 from partita.partition_reports.views._page.tables import Link, Table, table
 from partita.partition_reports.views._placement import best_observed
 from partita.partition_reports.wording import (
@@ -157,7 +157,7 @@ def say_strays(report: Report) -> list[str | Link]:
             if provider_of(node) != wanted_of(report):
                 off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
         lines += [
-            f"{short_provider(provider)} in {phase_names(phases)}: {plural(counts.total(), 'node')}: "
+            f"{plural(counts.total(), 'node')} on {short_provider(provider)} in {phase_names(phases)}: "
             f"{tally(dict(counts))}"
             for provider, counts in off.items()
         ]
@@ -206,7 +206,7 @@ def say_costs(report: Report) -> list[str | Link]:
     shares = [entry.time_share for entry in phase.providers if entry.provider != wanted_of(report)]
     known = [share for share in shares if share is not None]
     if known:
-        lines.append(f"{percent(sum(known))} of the node time of {phase.name} is that of nodes elsewhere")
+        lines.append(f"Nodes elsewhere take {percent(sum(known))} of the node time of {phase.name}")
     harmless = Counter(entry.cost.harmless for entry in report.fallbacks if entry.cost and entry.phase == phase.name)
     words = ((True, "harmless"), (False, "not harmless"), (None, "not known to be harmless"))
     if harmless:
@@ -232,9 +232,17 @@ def say_phase_cost(phase: Phase) -> list[str]:
         lines.append(f"{human_bytes(round(cost.copy_bytes_per_token))} copied per token")
     if cost.host_wait_us_per_run:
         token = cost.host_wait_us_per_token
-        each = "" if token is None else f", {decimals(token, 1e-3)} ms per token"
-        lines.append(f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait in copies per {run}{each}")
+        each = "" if token is None else f"; {decimals(token, 1e-3)} ms per token"
+        wait = f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait in copies per {run}"
+        lines.append(f"{wait}{share_of_copies(phase)}{each}")
     return lines
+
+
+def share_of_copies(phase: Phase) -> str:
+    """The part of the node time that Memcpy nodes take."""
+    known = [entry.time_share for entry in phase.by_op_type if entry.name in COPY_OPERATORS]
+    shares = [share for share in known if share is not None]
+    return f", {percent(sum(shares))} of the node time" if shares else ""
 
 
 def draw_ribbons(report: Report, marks: dict[str, Mark]) -> tuple[Ribbon, ...]:
