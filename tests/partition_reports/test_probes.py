@@ -190,6 +190,7 @@ def test_without_a_cause_the_line_stands():
 def test_experiments_in_which_nothing_helps_confirm_the_line():
     reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed("type", "left"))))
     assert (reason.code, finding.kind) == ("no_kernel_op", "probed")
+    assert "--probe-seconds" in reason.remedy and "--probe-seconds" not in (finding.remedy or reason.remedy)
 
 
 @pytest.mark.parametrize("trials", [TAKEN_AS_FLOAT, (LEFT, changed("type", "left")), (changed("as_is", "taken", ""),)])

@@ -16,6 +16,11 @@ from partita.partition_reports.reasons.base import (
 )
 from partita.partition_reports.records import ChainEntry
 
+REMEDY = (
+    "name a provider that has the kernel first, or write the operation with other operators, a package with another "
+    "attention lowering"
+)
+
 
 def decide(context: Context) -> Finding | None:
     """Applies when experiments find nothing that the provider takes, or when it logged that it has no kernel.
@@ -28,6 +33,8 @@ def decide(context: Context) -> Finding | None:
     said = said_of_operator(context)
     if said:
         return Finding("probed", f"alone, it makes the provider fail: {said}")
+    if context.rejected is not None:
+        return None
     return probed(context, "no_kernel_op") or logged(context, "no_kernel_op")
 
 
@@ -42,9 +49,8 @@ REASON = Reason(
     "attributes, inputs and fixed sizes, as far as they are legal; or a native log line that names the node and not "
     "the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An experiment that finds "
     "the cause goes before such a line",
-    remedy="name a provider that has the kernel first, or write the operation with other operators, a package with "
-    "another attention lowering; where it is only logged, another opset or precision may do: give --probe-seconds "
-    "more time to find out",
+    remedy=f"{REMEDY}; where it is only logged, another opset or precision may do: give --probe-seconds more time to "
+    "find out",
     example=Context(
         node="model.rotary_emb/Gather",
         op_type="Gather",
