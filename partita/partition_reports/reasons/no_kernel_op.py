@@ -32,10 +32,11 @@ def decide(context: Context) -> Finding | None:
         return None
     said = said_of_operator(context)
     if said:
-        return Finding("probed", f"alone, it makes the provider fail: {said}")
+        return Finding("probed", f"alone, it makes the provider fail: {said}", REMEDY)
     if context.rejected is not None:
         return None
-    return probed(context, "no_kernel_op") or logged(context, "no_kernel_op")
+    tried = probed(context, "no_kernel_op")
+    return Finding(tried.kind, tried.evidence, REMEDY) if tried is not None else logged(context, "no_kernel_op")
 
 
 REASON = Reason(
