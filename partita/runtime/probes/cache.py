@@ -22,7 +22,7 @@ from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution
 from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build
 
-FORMAT = 1
+FORMAT = 2
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
 FOLDER_VARIABLE = "PARTITA_CACHE_DIR"
 DRIVER_VARIABLES = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "CUDA_VISIBLE_DEVICES")

@@ -83,12 +83,18 @@ def test_the_folder_holds_nothing_but_the_answers(folder):
     assert [path.name for path in (folder / "probes").iterdir()] == ["answers.json"]
 
 
+OURS = {"format": FORMAT}
+FOREIGN = (
+    OURS, {**OURS, "answers": []}, {**OURS, "answers": {"node:a": 7}}, {**OURS, "answers": {"node:a": []}},
+    {**OURS, "answers": {"node:a": ["excellent", ""]}}, {**OURS, "answers": {"node:a": [["taken"], ""]}},
+    {"format": FORMAT + 1, "answers": {"node:a": ["taken", ""]}},
+    {"format": FORMAT - 1, "answers": {"node:a": ["taken", ""]}},
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("content", [
-    b"", b"not JSON", b"\xff\xfe\x00", b"[]", b"null", b'"text"', b"{}", b'{"format": 1}',
-    b'{"format": 1, "answers": []}', b'{"format": 1, "answers": {"node:a": 7}}',
-    b'{"format": 1, "answers": {"node:a": []}}', b'{"format": 1, "answers": {"node:a": ["excellent", ""]}}',
-    b'{"format": 1, "answers": {"node:a": [["taken"], ""]}}',
-    json.dumps({"format": FORMAT + 1, "answers": {"node:a": ["taken", ""]}}).encode(), b"[" * 100_000,
+    b"", b"not JSON", b"\xff\xfe\x00", b"[]", b"null", b'"text"', b"{}", b"[" * 100_000,
+    *(json.dumps(entry).encode() for entry in FOREIGN),
 ])  # fmt: skip
 def test_a_damaged_or_foreign_file_is_as_good_as_none_and_is_replaced(folder, content):
     path = folder / "answers.json"
