@@ -129,10 +129,23 @@ class BothPhases:
                     after=now.node.op_type or "unknown",
                 )
 
+    @cached_property
+    def new_names(self) -> dict[str, str]:
+        """Name before -> name now, of nodes that were matched under another number."""
+        return {was.name: now.name for was, now in self.pairs.renamed}
+
+    @cached_property
+    def name_of(self) -> dict[str, str]:
+        """Key of a unit -> its name."""
+        return {unit.key: unit.name for unit in (*self.units_before, *self.units_after)}
+
     def company(self, unit: Unit) -> frozenset[str]:
         """The nodes of the file that are run together with one; renamed ones count as one and the same."""
-        same = {was.name: now.name for was, now in self.pairs.renamed}
-        return frozenset(same.get(name, name) for name in stands_for(unit.node)) if not unit.added else frozenset()
+        return (
+            frozenset(self.new_names.get(name, name) for name in stands_for(unit.node))
+            if not unit.added
+            else frozenset()
+        )
 
     def reasons(self) -> Iterator[ReasonChange]:
         """Reasons that are new, gone or others."""
@@ -148,10 +161,9 @@ class BothPhases:
         """One reason."""
         shown = now or was
         assert shown is not None
-        named = {unit.key: unit.name for unit in (*self.units_before, *self.units_after)}
         return ReasonChange(
             phase=self.name,
-            node=named.get(key, shown.node),
+            node=self.name_of.get(key, shown.node),
             change="new" if was is None else "gone" if now is None else "changed",
             before=was.reason if was else None,
             after=now.reason if now else None,

@@ -126,7 +126,7 @@ def find(report: Report, query: str) -> Explanation | Matches:
         return explain(report, fitting[0])
     return Matches(
         query=query,
-        matches=tuple(match(report, name) for name in fitting),
+        matches=tuple(matches(report, fitting)),
         suggestions=() if fitting else tuple(near(known, query)),
     )
 
@@ -187,16 +187,26 @@ def blocking(report: Report) -> Iterator[BlockingNode]:
         yield from verdict.blocking
 
 
-def match(report: Report, name: str) -> Match:
-    """One of several."""
-    told = explain(report, name)
-    reasons = list(dict.fromkeys(entry.reason for entry in told.fallbacks))
-    return Match(
-        node=name,
-        op_type=told.op_type,
-        providers={place.phase: place.provider or "unknown" for place in told.places},
-        reason=", ".join(reasons) or None,
-    )
+def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
+    """Several nodes in a few words. One pass over the report: a part such as `/` fits all of a large model."""
+    runs_in: dict[str, dict[str, NodePlacement]] = {}
+    for phase in report.phases:
+        for node in phase.nodes:
+            for name in (*node.replaces, node.name):
+                runs_in.setdefault(name, {})[phase.name] = node
+    entries: dict[str, list[Fallback]] = {}
+    for entry in report.fallbacks:
+        entries.setdefault(entry.node, []).append(entry)
+    for name in fitting:
+        nodes = runs_in.get(name, {})
+        told = [entry for known in {name, *(node.name for node in nodes.values())} for entry in entries.get(known, [])]
+        ops = [node.op_type for node in nodes.values()] + [entry.op_type for entry in told]
+        yield Match(
+            node=name,
+            op_type=next((op for op in ops if op), None),
+            providers={phase: node.provider or "unknown" for phase, node in nodes.items()},
+            reason=", ".join(dict.fromkeys(entry.reason for entry in told)) or None,
+        )
 
 
 def explain(report: Report, name: str) -> Explanation:

@@ -114,6 +114,26 @@ def test_another_number_at_the_end_of_a_name_is_matched_and_said():
     assert f"{MUL}_2 (was {MUL})" in " ".join(rendered(found).split())
 
 
+def test_names_without_their_numbers_are_matched_only_where_both_have_as_many():
+    """One Mul less: which of the two is gone cannot be told, so nothing is."""
+    two = renamed(mixed(), {MUL: f"{MUL}_1", QUERY: f"{MUL}_2"})
+    one = renamed(each_phase(two, lambda phase: {"nodes": tuple(n for n in phase.nodes if n.name != f"{MUL}_1")}), {
+        f"{MUL}_2": f"{MUL}_3",
+    })  # fmt: skip
+    found = compare(two, one)
+    assert not found.renamed
+    assert {change.node for change in found.gone} == {f"{MUL}_1", f"{MUL}_2"}
+    assert {change.node for change in found.came} == {f"{MUL}_3"}
+
+
+def test_what_the_runtime_added_elsewhere_has_moved():
+    elsewhere = renamed(moved("Transpose_token_4"), {"Transpose_token_4": "Transpose_token_6"})
+    there = each_node(mixed(), lambda n: n.model_copy(update={"provider": GPU}) if "Transpose" in n.name else n)
+    found = compare(there, elsewhere)
+    assert {(change.node, change.before, change.after) for change in found.moved} == {("Transpose_token_6", GPU, CPU)}
+    assert not found.came and not found.gone
+
+
 def test_nodes_that_came_and_went():
     fewer = each_phase(mixed(), lambda phase: {"nodes": phase.nodes[:-1]})
     assert {change.node for change in compare(mixed(), fewer).gone} == {"lm_head/MatMul"}

@@ -192,6 +192,11 @@ def test_a_hostile_name_can_be_asked_for_as_it_is_shown_and_reaches_no_terminal(
     assert json.loads(json.dumps(again.model_dump(mode="json", by_alias=True)))["node"] == HOSTILE
 
 
+def test_a_name_as_it_is_shown_wins_over_longer_ones():
+    report = renamed(mixed(), {GATHER: "a\x1b", DET: "a\x1bb"})
+    assert explained(report, "a?").node == "a\x1b"
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("query", [GATHER, DET, "Memcpy", "input_ids"])
 def test_no_line_is_wider_than_the_console(width, query):

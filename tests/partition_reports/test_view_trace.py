@@ -114,6 +114,12 @@ def test_nodes_that_overlap_get_a_second_track():
     assert "WebGpu (2)" in tracks(trace).values()
 
 
+def test_slices_are_in_order_whatever_order_the_report_has():
+    report = mixed()
+    backwards = report.timeline[0].model_copy(update={"events": tuple(reversed(report.timeline[0].events))})
+    assert_valid(trace_of(report.model_copy(update={"timeline": (*report.timeline[1:], backwards)})))
+
+
 def test_two_files_are_two_processes():
     report = mixed()
     first, second = report.timeline[:2]
