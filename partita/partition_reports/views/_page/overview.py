@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.reasons.base import load_reasons
-from partita.partition_reports.records import Fallback, Phase, Report
+from partita.partition_reports.records import Fallback, Phase, PhaseCost, Report
 from partita.partition_reports.verdict import merge_phases, phase_names
 from partita.partition_reports.views._page.marks import COPY_OPERATORS, Mark
 from partita.partition_reports.views._page.tables import Link, Table, table
@@ -293,31 +293,41 @@ def time_part(share: float | None) -> str:
 
 
 def cost_rows(phases: Sequence[Phase]) -> list[tuple[str, ...]]:
-    """Partitions, crossings, copies, bytes and waits."""
-    titles = (
-        "partitions",
-        "tensors between partitions, per run",
-        "copies between devices, per run",
-        "bytes copied per token",
-        "host wait in copies per token, ms",
-    )
-    columns = [cost_column(phase) for phase in phases]
-    return [(title, *(column[row] for column in columns)) for row, title in enumerate(titles)]
+    """Partitions, crossings, copies, bytes and waits. Figures per token only where there are tokens."""
+    rows: list[tuple[str, ...]] = [("partitions", *(f"{len(phase.partitions):,}" for phase in phases))]
+    costs = [phase.cost for phase in phases]
+    rows.append(("tensors between partitions, per run", *each(costs, say_crossings)))
+    rows.append(("copies between devices, per run", *each(costs, say_copies)))
+    rows.append(("host wait in copies, per run, ms", *each(costs, lambda cost: ms(cost.host_wait_us_per_run))))
+    if any(cost is not None and cost.tokens_per_run for cost in costs):
+        rows.append(("bytes copied per token", *each(costs, say_bytes_per_token)))
+        rows.append(("host wait in copies per token, ms", *each(costs, lambda cost: ms(cost.host_wait_us_per_token))))
+    return rows
 
 
-def cost_column(phase: Phase) -> tuple[str, ...]:
-    """What one phase costs, in the order of `cost_rows`."""
-    cost = phase.cost
-    if cost is None:
-        return (f"{len(phase.partitions):,}", *[NOT_KNOWN] * 4)
-    per_token = cost.copy_bytes_per_token
-    return (
-        f"{len(phase.partitions):,}",
-        counted(cost.crossings, cost.crossing_bytes_per_run),
-        counted(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least),
-        NOT_KNOWN if per_token is None else human_bytes(round(per_token)),
-        decimals(cost.host_wait_us_per_token, 1e-3),
-    )
+def each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> list[str]:
+    """What `say` makes of the cost of each phase; `-` where there is none."""
+    return [NOT_KNOWN if cost is None else say(cost) for cost in costs]
+
+
+def say_crossings(cost: PhaseCost) -> str:
+    """Tensors that partitions hand over."""
+    return counted(cost.crossings, cost.crossing_bytes_per_run)
+
+
+def say_copies(cost: PhaseCost) -> str:
+    """Copies and their bytes."""
+    return counted(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+
+
+def say_bytes_per_token(cost: PhaseCost) -> str:
+    """Bytes for one token."""
+    return human_bytes(None if cost.copy_bytes_per_token is None else round(cost.copy_bytes_per_token))
+
+
+def ms(microseconds: float | None) -> str:
+    """Milliseconds."""
+    return decimals(microseconds, 1e-3)
 
 
 def counted(count: int, size: int | None, at_least: int = 0) -> str:

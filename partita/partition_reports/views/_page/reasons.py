@@ -165,15 +165,17 @@ def cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
 
 def list_experiments(members: Sequence[Fallback]) -> list[Experiments]:
     """The experiments of each node; those with the same outcome are shown once."""
-    alike: dict[tuple[Trial, ...], list[str]] = {}
+    alike: dict[tuple[Trial, ...], list[Fallback]] = {}
     for entry in members:
         if entry.trials:
-            nodes = alike.setdefault(entry.trials, [])
-            if entry.node not in nodes:
-                nodes.append(entry.node)
+            alike.setdefault(entry.trials, []).append(entry)
+    firsts = [entries[0].node for entries in alike.values()]
     found = []
-    for trials, nodes in alike.items():
+    for trials, entries in alike.items():
+        nodes = list(dict.fromkeys(entry.node for entry in entries))
         more = f" and {plural(len(nodes) - 1, 'node')} like it" if len(nodes) > 1 else ""
+        if firsts.count(nodes[0]) > 1:
+            more += f" in {listing(dict.fromkeys(entry.phase for entry in entries))}"
         rows = [
             (
                 trial.change or "as it is",
