@@ -33,6 +33,7 @@ REPORTS = {
     "large": pages.deep_report,
     "hostile": pages.hostile_report,
     "control": lambda: pages.hostile_report(pages.CONTROL),
+    "long": lambda: pages.hostile_report("x" * 3000),
 }
 FOCUS = "document.activeElement"
 

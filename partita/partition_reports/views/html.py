@@ -16,7 +16,16 @@ from markupsafe import Markup
 
 from partita.partition_reports.records import Report
 from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.views._page import layers, marks, overview, reasons, sections, timeline
+from partita.partition_reports.views._page import (
+    figures,
+    layers,
+    marks,
+    overview,
+    placement,
+    reasons,
+    sections,
+    timeline,
+)
 from partita.partition_reports.views.base import View
 from partita.partition_reports.wording import clean
 
@@ -51,21 +60,21 @@ def contents(report: Report) -> dict[str, object]:
         "state": overview.find_state(report),
         "answers": overview.answer_questions(report),
         "ribbons": overview.draw_ribbons(report, known),
-        "figures": overview.phase_table(report, known),
+        "figures": figures.phase_table(report, known),
         "timing_notes": tuple(f"{phase.name}: {phase.timing_note}." for phase in report.phases),
         "map": layers.draw_map(report),
-        "partitions": sections.partition_tables(report),
-        "copies": sections.copy_tables(report),
+        "partitions": placement.partition_tables(report),
+        "copies": placement.copy_tables(report),
         "reasons": reasons.explain_fallbacks(report),
         "probing": sections.probing_line(report),
         "rejected": sections.rejected_table(report),
         "runs": timeline.draw_runs(report),
         "no_runs": timeline.why_none(report),
         "cache": sections.cache_table(report),
-        "cache_told": overview.say_cache(report),
-        "bodies": sections.body_lines(report),
-        "groups": sections.group_tables(report),
-        "nodes": sections.node_tables(report),
+        "cache_told": figures.say_cache(report),
+        "bodies": placement.body_lines(report),
+        "groups": placement.group_tables(report),
+        "nodes": placement.node_tables(report),
         "facts": facts(report),
         "checks": sections.check_table(report),
         "disagreements": sections.disagreement_table(report),
