@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.diff_records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
 from partita.partition_reports.matching import (
     CopyPairs,
@@ -230,11 +231,15 @@ class BothPhases:
 
 
 def reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
-    """Key of a unit -> why it is off the wanted provider; a node that is in no plan is known by its name."""
+    """Key of a unit -> why it is off the wanted provider; a node that is in no plan is known by its name.
+
+    A Memcpy node on the second provider of three has a reason, too, but no name that lasts: it is a copy.
+    """
+    memcpy = {node.name for node in phase.nodes if is_memcpy(node)}
     keys: dict[str, list[str]] = {}
     for unit in units(phase):
         keys.setdefault(unit.node.name, []).append(unit.key)
-    entries = (entry for entry in report.fallbacks if entry.phase == phase.name)
+    entries = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node not in memcpy]
     return {key: entry for entry in entries for key in keys.get(entry.node, [entry.node])}
 
 

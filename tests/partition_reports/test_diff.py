@@ -134,6 +134,24 @@ def test_what_the_runtime_added_elsewhere_has_moved():
     assert not found.came and not found.gone
 
 
+def test_a_node_of_which_nobody_says_where_it_runs_has_moved():
+    lost = each_node(mixed(), lambda n: n.model_copy(update={"provider": None}) if n.name == QUERY else n)
+    found = compare(mixed(), lost)
+    assert "1 node moved from WebGpu to an unknown provider in prefill and decode" in found.headline
+    assert "WebGpu -> an unknown provider, 1 node" in rendered(found)
+
+
+def test_the_reason_of_a_memcpy_node_is_no_reason_of_a_node():
+    """With three providers in the chain, copies of the second one are off the first."""
+
+    def with_reason(name):
+        report = renamed(mixed(), {"Memcpy": name})
+        reason = report.fallbacks[0].model_copy(update={"node": name, "reason": "runtime_inserted"})
+        return report.model_copy(update={"fallbacks": (*report.fallbacks, reason)})
+
+    assert compare(with_reason("Memcpy_token_5"), with_reason("Memcpy_token_9")).same
+
+
 def test_nodes_that_came_and_went():
     fewer = each_phase(mixed(), lambda phase: {"nodes": phase.nodes[:-1]})
     assert {change.node for change in compare(mixed(), fewer).gone} == {"lm_head/MatMul"}

@@ -117,7 +117,9 @@ def test_nodes_that_overlap_get_a_second_track():
 def test_slices_are_in_order_whatever_order_the_report_has():
     report = mixed()
     backwards = report.timeline[0].model_copy(update={"events": tuple(reversed(report.timeline[0].events))})
-    assert_valid(trace_of(report.model_copy(update={"timeline": (*report.timeline[1:], backwards)})))
+    trace = trace_of(report.model_copy(update={"timeline": (*report.timeline[1:], backwards)}))
+    assert_valid(trace)
+    assert tracks(trace) == tracks(trace_of(report)), "no track for what only came late"
 
 
 def test_two_files_are_two_processes():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 from rich.console import Console
@@ -37,9 +37,9 @@ def render(diff: ReportDiff, console: Console) -> None:
     page.line(diff.headline, indent=0, style=BOLD)
     show_sides(page, diff)
     show_changes(page, diff)
-    show_nodes(page, "Moved", diff.moved)
-    show_nodes(page, "Came", diff.came)
-    show_nodes(page, "Went", diff.gone)
+    show_nodes(page, "Moved", diff.moved, lambda node: f"{provider(node.before)} -> {provider(node.after)}")
+    show_nodes(page, "Came", diff.came, lambda node: f"on {provider(node.after)}")
+    show_nodes(page, "Went", diff.gone, lambda node: f"was on {provider(node.before)}")
     show_other_names(page, diff)
     show_reasons(page, diff.reasons)
     show_copies(page, diff.copies)
@@ -75,8 +75,8 @@ def show_changes(page: Page, diff: ReportDiff) -> None:
     page.table([Column(title, False) for title in ("in", "what", "A", "B")], rows)
 
 
-def show_nodes(page: Page, title: str, changes: Sequence[NodeChange]) -> None:
-    """Nodes in groups of one way, operator and reason; phases with the same nodes share a group."""
+def show_nodes(page: Page, title: str, changes: Sequence[NodeChange], say_way: Callable[[NodeChange], str]) -> None:
+    """Nodes in groups of one way and reason; phases with the same nodes share a group."""
     if not changes:
         return
     page.heading(f"{title}: {plural(len({change.node for change in changes}), 'node')}")
@@ -106,13 +106,6 @@ def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
         if different:
             more = f" (and {len(different) - 1} more like it)" if len(different) > 1 else ""
             page.line(f"{label}: {different[0]}{more}", indent=4)
-
-
-def say_way(change: NodeChange) -> str:
-    """From where to where."""
-    if change.before is None or change.after is None:
-        return f"{'on' if change.after else 'was on'} {provider(change.after or change.before)}"
-    return f"{provider(change.before)} -> {provider(change.after)}"
 
 
 def say_node(change: NodeChange) -> str:
