@@ -49,8 +49,8 @@ def describe_placement(phases: list[Phase]) -> str:
     if not total:
         return f"no node known in {phase_names(phases)}"
     first, *others = phase.providers
-    placed = [f"{first.nodes} of {plural(total, 'node')} on {provider_name(first.provider)}"]
-    placed += [f"{other.nodes} on {provider_name(other.provider)}" for other in others]
+    placed = [f"{first.nodes:,} of {plural(total, 'node')} on {provider_name(first.provider)}"]
+    placed += [f"{other.nodes:,} on {provider_name(other.provider)}" for other in others]
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""

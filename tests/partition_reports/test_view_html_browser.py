@@ -164,6 +164,7 @@ def test_the_timeline_is_a_slider_with_words(tab: Tab, files: dict[str, Path]) -
     before = tab.run(width)
     tab.run("document.querySelector('[data-zoom=\"2\"]').click()")
     assert tab.run(width) >= 2 * before - 2
+    assert tab.run("document.querySelectorAll('.view')[0].querySelectorAll('text').length") == 9
     tab.run("document.querySelector('[data-zoom=\"0\"]').click()")
     assert tab.run(width) == before
 

@@ -253,6 +253,7 @@
       var middle = (view.scrollLeft + view.clientWidth / 2) / view.scrollWidth;
       zoom = factor ? Math.max(1, Math.min(zoom * factor, 64)) : 1;
       view.firstElementChild.style.width = zoom * 100 + "%";
+      drawTicks(view.firstElementChild, +run.getAttribute("data-span"), 4 * zoom);
       view.scrollLeft = middle * view.scrollWidth - view.clientWidth / 2;
       if (run.at !== undefined) keepInView(run, view);
     }
@@ -260,6 +261,17 @@
       button.addEventListener("click", function () { setZoom(+button.getAttribute("data-zoom")); });
     });
   });
+  function drawTicks(svg, span, count) {
+    var old = all("text", svg), first = old[0];
+    old.slice(1).forEach(function (each) { each.remove(); });
+    for (var number = 1; number <= count; number++) {
+      var tick = first.cloneNode(), time = span * number / count / 1000;
+      tick.setAttribute("x", 100 * number / count + "%");
+      tick.setAttribute("text-anchor", number === count ? "end" : "middle");
+      tick.textContent = (time < 10 ? time.toFixed(2) : time < 100 ? time.toFixed(1) : Math.round(time)) + " ms";
+      svg.appendChild(tick);
+    }
+  }
   function positionsOf(run) {
     return all("[data-p]", run).reduce(function (sum, each) { return sum + positions(each.getAttribute("data-p")).length; }, 0);
   }
