@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import onnx
 import pytest
 from onnx import parser
 
+from partita.partition_reports.facts import Outcome
+from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.bisect import find_rejected
+from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import Graph, cut_graph
-from partita.runtime.probes.lab import Answer
+from partita.runtime.probes.lab import Answer, Lab
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
 NODES = 16
 
 
-class ScriptedLab:
+class ScriptedLab(Lab):
     """Says what a provider makes of a part; `tries`: how often it has time to answer."""
 
     def __init__(
-        self, rejects: Callable[[Collection[str]], bool], tries: int = 10_000, outcome: str = "failed"
+        self, rejects: Callable[[Collection[str]], bool], tries: int = 10_000, outcome: Outcome = "failed"
     ) -> None:
+        super().__init__(Resolution(known_providers()["qnn"], "active"), Cache(None), 0.0)
         self.rejects, self.tries, self.outcome = rejects, tries, outcome
         self.asked: list[tuple[str, ...]] = []
 
-    def try_all(self, models: list[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
         assert not one_node and len(models) == 1
         names = tuple(node.name for node in models[0].graph.node)
         if len(self.asked) >= self.tries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.ort_registry import ort_build
 from partita.runtime.probes import cache as cache_module
 from partita.runtime.probes.cache import FOLDER_VARIABLE, FORMAT, Cache, cache_folder, cache_for
 
@@ -123,7 +125,7 @@ def test_a_full_disk_leaves_the_old_answers_and_no_rubbish(folder, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache_module.json, "dump", full)
+    monkeypatch.setattr(json, "dump", full)
     cache.save()
     assert [entry.name for entry in folder.iterdir()] == ["answers.json"]
     assert Cache(path).get("node:a") == ("taken", "") and Cache(path).get("node:c") is None
@@ -145,7 +147,7 @@ def test_the_oldest_answers_go_first(folder, monkeypatch):
 def test_the_user_says_where(folder, monkeypatch, tmp_path):
     assert cache_folder() == folder / "probes"
     monkeypatch.delenv(FOLDER_VARIABLE)
-    monkeypatch.setattr(cache_module.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "partita" / "probes"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -189,7 +191,7 @@ def test_another_option_or_provider_has_another_file():
 
 def test_another_build_has_another_file(monkeypatch):
     before = name_of()
-    build = cache_module.ort_build()
+    build = ort_build()
     monkeypatch.setattr(cache_module, "ort_build", lambda: replace(build, version="99.0.0"))
     assert name_of() != before
 

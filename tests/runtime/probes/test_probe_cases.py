@@ -114,7 +114,7 @@ def test_a_small_constant_whose_file_is_damaged_becomes_zeros(tmp_path, opened, 
 
 
 def test_large_constants_of_text_are_empty_texts(cut, opened):
-    texts = helper.make_tensor("w", TensorProto.STRING, [20_000], [b"something"] * 20_000)
+    texts = numpy_helper.from_array(np.array(["something"] * 20_000, dtype=object), "w")
     x = helper.make_tensor_value_info("x", TensorProto.STRING, [20_000])
     y = helper.make_tensor_value_info("y", TensorProto.BOOL, [20_000])
     graph = helper.make_graph([helper.make_node("Equal", ["x", "w"], ["y"], name="n")], "g", [x], [y], [texts])

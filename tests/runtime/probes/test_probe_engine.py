@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +46,7 @@ class ScriptedLab(Lab):
     def starts(self) -> bool:
         return self.starts_at_all
 
-    def try_all(self, models: list[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
         return [self.answer(model) for model in models]
 
     def answer(self, model: onnx.ModelProto) -> Answer | None:
