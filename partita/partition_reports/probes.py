@@ -30,6 +30,8 @@ CODES: Mapping[Factor, Code] = {
 }
 """The reason that a single factor shows, in the order in which it is chosen when several would help."""
 IN_COMBINATION: tuple[Factor, ...] = ("type", "opset", "attribute", "input", "static_shape")
+AS_FUNCTION = "as the nodes of its function, not as itself"
+"""What is said of a node that the provider takes only because ONNX Runtime unfolds it."""
 MOST_NAMED = 3
 INSTEAD = " in place of "
 UNCHANGED: Mapping[str, str] = {
@@ -69,19 +71,24 @@ def conclude(probe: NodeProbe | None) -> Conclusion | None:
 def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
     """The conclusion when something that was changed made the provider take the node."""
     for factor, code in CODES.items():
-        helped = [trial.change for trial in others if trial.factor == factor and trial.outcome == "taken"]
+        helped = [trial.change for trial in others if trial.factor == factor and helps(trial)]
         if helped:
             evidence = (
                 f"{preposition(choice(helped))} the provider takes this node, {without(first)}{rest(others, factor)}"
             )
             return Conclusion(code, evidence)
     for trial in others:
-        if trial.factor == "combined" and trial.outcome == "taken":
+        if trial.factor == "combined" and helps(trial):
             main: Factor = next((factor for factor in IN_COMBINATION if factor in trial.parts), "type")
-            helps = preposition(trial.change)
-            evidence = f"{helps} the provider takes this node, with no single change, {without(first)}"
+            change = preposition(trial.change)
+            evidence = f"{change} the provider takes this node, with no single change, {without(first)}"
             return Conclusion(CODES[main], evidence)
     return None
+
+
+def helps(trial: Trial) -> bool:
+    """Whether the changed node is taken, and not only what it is made of."""
+    return trial.outcome == "taken" and trial.said != AS_FUNCTION
 
 
 def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclusion | None:

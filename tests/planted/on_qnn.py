@@ -133,8 +133,8 @@ CASES: tuple[Case, ...] = (
         INDEXED, NOT_INDEXED,
     ),
     qnn(
-        "cumsum", "CumSum on a chip on which finalising the graph fails, without a name; another chip takes it",
-        "subgraph_rejected", RUNNING, RUNNING, chip=OTHER_CHIP,
+        "cumsum", "CumSum of floats on a chip that has none: finalising the graph fails, without a name; int32 works",
+        "no_kernel_type", RUNNING, RUNNING, chip=OTHER_CHIP,
     ),
     qnn(
         "cumsum-neighbour", "a node beside it, which goes down with the graph",

@@ -22,7 +22,7 @@ from partita.partition_reports.records import ChainEntry
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
 """Strongest first. Logged: ONNX Runtime or the EP said so; probed: an experiment shows it; derived: it follows."""
-FAILURES = frozenset({"failed", "crashed"})
+FAILURES = frozenset({"left", "failed", "crashed"})
 FINER = frozenset({"no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"})
 """What a missing kernel, or a failure over a node, turns out to be when something about the node is changed."""
 OWN_NAMES = {
@@ -162,10 +162,12 @@ def inserted(context: Context) -> bool:
 
 
 def said_of_operator(context: Context) -> str:
-    """What the provider said when it failed over the node alone and named the operator as one that it does not have."""
+    """What the provider said of the node alone when it named the operator as one that it does not have."""
     if context.probe is None or not context.probe.trials or context.probe.trials[0].outcome not in FAILURES:
         return ""
     said = context.probe.trials[0].said
+    if context.op_type is None or not re.search(rf"\b{re.escape(context.op_type)}\b", said):
+        return ""
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == "no_kernel_op"]
     return said if any(re.search(pattern, said) for pattern in patterns) else ""
 

@@ -376,8 +376,14 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True) -> onn
     outside |= {port.name for port in graph.proto.graph.output}
     read_inside = {name for node in chosen for name in reads(node)}
     for name in sorted(made):
+        kind = graph.fixed[name] if fixed and is_fixed(graph.fixed.get(name)) else None
         if name in outside or name not in read_inside:
-            part.output.add(name=name)
+            port = part.output.add(name=name)
+            declared = kind or graph.types.get(name)
+            if declared is not None:
+                port.type.CopyFrom(declared)
+        elif kind is not None:
+            part.value_info.add(name=name, type=kind)
     opsets = {entry.domain: entry.version for entry in graph.proto.opset_import}
     return finish(part, opsets, graph.proto.ir_version, called(graph.proto, chosen))
 

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from partita.partition_reports.facts import CPU, LogPattern
-from partita.runtime.probes.cases import COMPANY, NODE
+from partita.partition_reports.probes import AS_FUNCTION
+from partita.runtime.probes.cases import COMPANY, INLINED, NODE
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
@@ -29,8 +30,8 @@ NOBODY = "NotImplemented"
 """ONNX Runtime's exception for a node that no provider of the session has a kernel for."""
 REFUSED = frozenset({"InvalidGraph", "InvalidArgument", "InvalidProtobuf", "NoSuchFile"})
 ILLEGAL = re.compile(
-    r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|opset|not a registered "
-    r"function/op|IR version|is not currently registered",
+    r"invalid model|Type Error|TypeInferenceError|ShapeInferenceError|Unrecognized attribute|ValidateOpset|"
+    r"under development|only guaranteed support|not a registered function/op|IR version|is not currently registered",
     re.IGNORECASE,
 )
 LOADING = re.compile(r"Load model from \S+ failed:\s*")
@@ -147,8 +148,14 @@ def opened(session: Session, resolution: Resolution, one_node: bool) -> tuple[st
         return "taken", ""
     said = left_to_cpu(session, resolution.provider.compiles, name)
     if said is None:
-        return "taken", ""
+        return "taken", AS_FUNCTION if resolution.provider.compiles and unfolded(session) else ""
     return "left", reason_in(session.log, resolution.provider.node_patterns) or said
+
+
+def unfolded(session: Session) -> bool:
+    """Whether ONNX Runtime has put the nodes of the operator's function in its place."""
+    names = {node.name for node in session.assigned() or ()}
+    return NODE not in names and any(not name or name.startswith(INLINED) for name in names)
 
 
 def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:

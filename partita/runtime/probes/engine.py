@@ -23,6 +23,7 @@ from partita.partition_reports.facts import (
 )
 from partita.partition_reports.fallbacks import explain_node, nodes_to_probe
 from partita.partition_reports.groups import UNKNOWN
+from partita.partition_reports.probes import helps
 from partita.partition_reports.records import ChainEntry
 from partita.partition_reports.session_index import index_session
 from partita.partition_reports.wording import plural
@@ -55,6 +56,8 @@ NOTHING_RUN = SessionFacts(
     load_seconds=0.0,
 )  # fmt: skip
 MOST_NAMED = 5
+FEW_NODES = 3
+"""A rejected part of so many nodes is looked at node by node."""
 DECIDED = frozenset({"taken", "invalid"})
 
 
@@ -75,7 +78,7 @@ class Subject:
             not self.unprobed
             and bool(self.trials)
             and self.trials[0].outcome not in DECIDED
-            and all(trial.outcome != "taken" for trial in self.trials)
+            and not any(helps(trial) for trial in self.trials)
         )
 
 
@@ -269,13 +272,17 @@ def with_sizes(resolution: Resolution) -> str:
 
 
 def probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
-    """Experiments on the node that is rejected, when it is a single one: what about it the provider cannot do."""
-    if len(part.nodes) != 1:
-        return {}
-    (name,) = part.nodes
-    try:
-        subject = Subject(node_case(graph, name), [(0, name)])
-    except CannotProbeError as error:
-        return {name: NodeProbe(name, (), str(error))}
-    explore([subject], lab)
-    return {name: NodeProbe(name, tuple(subject.trials), subject.unprobed)}
+    """Experiments on the nodes that are rejected, when they are few: what about them the provider cannot do.
+
+    A node that is rejected only together with others is taken when it is alone.
+    """
+    found: dict[str, NodeProbe] = {}
+    for name in part.nodes if len(part.nodes) <= FEW_NODES else ():
+        try:
+            subject = Subject(node_case(graph, name), [(0, name)])
+        except CannotProbeError as error:
+            found[name] = NodeProbe(name, (), str(error))
+            continue
+        explore([subject], lab)
+        found[name] = NodeProbe(name, tuple(subject.trials), subject.unprobed)
+    return found

@@ -29,6 +29,8 @@ VALUE_ATTRIBUTES = frozenset({"value"})
 """Attributes that hold a tensor, whose type is that of an output."""
 MOST_TYPES, MOST_VERSIONS, MOST_COMBINED = 4, 6, 36
 USUAL_RANK = 4
+OLDEST_OPSET, NO_VERSION = 7, 1 << 30
+"""ONNX Runtime supports operator sets from 7 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +230,12 @@ def other_versions(case: Case) -> Iterator[Variation]:
     current = schema_of(case)
     if node.domain or current is None:
         return
-    others = [schema.since for schema in history(node.domain, node.op_type) if schema.since != current.since]
+    versions = [schema.since for schema in history(node.domain, node.op_type)]
+    # A version counts when some operator set that ONNX Runtime supports has it.
+    others = [
+        since for since, after in zip(versions, (*versions[1:], NO_VERSION), strict=True)
+        if since != current.since and after > OLDEST_OPSET
+    ]  # fmt: skip
     older = [since for since in others if since < current.since][::-1]
     newer = [since for since in others if since > current.since]
     for since in islice((*older, *newer), MOST_VERSIONS):
@@ -241,13 +248,14 @@ def at_version(case: Case, since: int) -> Case | None:
     """The case in another operator set: as it is if that is legal there, else converted; None where neither works."""
     import onnx
 
-    moved = replace(case, opsets={**case.opsets, "": since})
+    opset = max(since, OLDEST_OPSET)
+    moved = replace(case, opsets={**case.opsets, "": opset})
     if legal(moved):
         return moved
     model = case_model(case)
     del model.functions[:]
     try:
-        converted = onnx.version_converter.convert_version(model, since)
+        converted = onnx.version_converter.convert_version(model, opset)
     except Exception:  # noqa: BLE001 - the converter is native code that raises what it likes for what it cannot convert
         return None
     alone = [node for node in converted.graph.node if node.op_type == case.node.op_type]
@@ -289,14 +297,30 @@ def allowed(case: Case, slot: Slot | None, name: str) -> bool:
 
 
 def other_attributes(case: Case, schema: Schema | None) -> Iterator[Variation]:
-    """Each attribute that can be left out, left out."""
+    """Each attribute that can be left out, left out; and without the optional outputs, which it may have called for."""
     for attribute in case.node.attribute:
         if can_go(attribute, schema):
             node = copy_node(case.node)
             kept = [entry for entry in node.attribute if entry.name != attribute.name]
             del node.attribute[:]
             node.attribute.extend(kept)
-            yield Variation("attribute", f"without {attribute.name}={shown(attribute)}", replace(case, node=node))
+            change = f"without {attribute.name}={shown(attribute)}"
+            yield Variation("attribute", change, replace(case, node=node))
+            fewer = required_outputs(node, schema)
+            if fewer is not None:
+                yield Variation("attribute", f"{change} and its optional outputs", replace(case, node=fewer))
+
+
+def required_outputs(node: onnx.NodeProto, schema: Schema | None) -> onnx.NodeProto | None:
+    """The node without its optional outputs; None when it has none, or no other."""
+    optional = [slot.optional for slot in schema.outputs] if schema is not None else []
+    kept = [name for name, may_go in zip(node.output, optional, strict=False) if not may_go]
+    if not kept or len(kept) == len(node.output):
+        return None
+    fewer = copy_node(node)
+    del fewer.output[:]
+    fewer.output.extend(kept)
+    return fewer
 
 
 def with_defaults(case: Case, schema: Schema | None) -> Case | None:
