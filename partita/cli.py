@@ -316,6 +316,74 @@ def place(
     )
 
 
+@app.command(epilog="Example: partita bench ./package --providers webgpu cpu")
+def bench(
+    package: PackageArgument,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CHAIN]...", help="Further chains, as words after those of --provider."),
+    ] = None,
+    provider: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--provider",
+            "--providers",
+            metavar="CHAIN",
+            help="A chain to measure, e.g. cpu or webgpu,cpu; may be given several times, and further chains may "
+            "follow as words: --providers webgpu cpu.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="CHAIN", help="Ratios are against this one. Default: cpu, else the first.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help="The prompt; - reads it from stdin. Default: made-up tokens.")
+    ] = None,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="--prompt is token ids, e.g. 1,45,7.")] = False,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Length of a made-up prompt. Default: 64.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate, greedily; at least 2.")] = 32,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds that count; one more, a warm-up, comes first.")] = 5,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    threads: ThreadsOption = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="A provider that takes longer to load or for a turn has failed.")
+    ] = 600.0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the partition report of each chain to this folder.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate the same on several providers, in turns: medians, ratios, whether the tokens are the same, and where
+    the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
+    """
+    from partita.commands import bench as verb
+    from partita.commands.bench_options import BenchOptions
+
+    raise Exit(
+        verb.run(
+            BenchOptions(
+                package=package,
+                chains=(*(provider or ()), *(more or ())),
+                baseline=baseline,
+                prompt=prompt,
+                token_ids=token_ids,
+                prompt_tokens=prompt_tokens,
+                max_new_tokens=max_new_tokens,
+                prefill_chunk=prefill_chunk,
+                rounds=rounds,
+                provider_options=tuple(provider_option or ()),
+                provider_libraries=tuple(provider_library or ()),
+                threads=threads,
+                timeout_seconds=timeout,
+                report=report,
+                as_json=as_json,
+            )
+        )
+    )
+
+
 @app.command(epilog="Example: partita providers --json")
 def providers(provider_library: ProviderLibraryOption = None, as_json: JsonOption = False) -> None:
     """Show which execution providers run on this machine, and what keeps the others from it."""

@@ -1,0 +1,189 @@
+"""One contender of a bench: `python -m partita.commands.bench_child`, a question per line in, an answer per line out.
+
+It opens the package once, generates when it is its turn, and at the end once more under observation. It may crash or
+hang: the parent reads that as a finding. It ends without unloading native libraries, when its stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.errors import PartitaError
+
+if TYPE_CHECKING:
+    from partita.commands.chain_options import ChainOptions, Target
+    from partita.package import Manifest
+    from partita.runtime.runner import Runner, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the contenders of a bench have in common."""
+
+    package: str
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids, a row each."""
+    max_new_tokens: int
+    prefill_chunk: int | None
+
+
+def main() -> None:
+    """Answer questions until there are no more."""
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
+    worker = Worker()
+    for line in sys.stdin:
+        out.write(json.dumps(answer(worker, json.loads(line))) + "\n")
+        out.flush()
+    os._exit(0)
+
+
+def answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
+    """The answer, or an error as data."""
+    from partita.commands.place_child import public_type
+
+    asked: dict[str, Callable[..., dict[str, Any]]] = {
+        "load": worker.load,
+        "turn": worker.turn,
+        "observe": worker.observe,
+    }
+    name, given = next(iter(question.items()))
+    try:
+        return asked[name](**given)
+    except PartitaError as error:
+        details = getattr(error, "details", "")
+        return {"error": {"type": public_type(error), "text": str(error), "details": details}}
+    except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
+        return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
+
+
+class Worker:
+    """The package, open on one chain."""
+
+    where: ChainOptions
+    target: Target
+    task: Task
+    manifest: Manifest
+    runner: Runner
+
+    def load(self, *, where: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+        """Open the package."""
+        from partita.commands.chain_options import ChainOptions, read_chain_options
+        from partita.package import read_manifest
+        from partita.runtime.chain import idle_providers
+        from partita.runtime.environment import environment
+        from partita.runtime.generate import check_prompts
+
+        self.where = ChainOptions(**{name: frozen(value) for name, value in where.items()})
+        self.task = Task(**{name: frozen(value) for name, value in task.items()})
+        self.target = read_chain_options(self.where)
+        self.manifest = read_manifest(Path(self.task.package))
+        self.runner = self.open(observe=False)
+        check_prompts(self.runner, self.task.prompts)
+        idle = sorted({name for entry in self.runner.graphs for name in idle_providers(entry.session, entry.model)})
+        missing = [
+            f"{entry.provider.name} is not used: {entry.reason}: {entry.evidence}"
+            for entry in self.runner.resolutions if entry.status != "active"
+        ]  # fmt: skip
+        return {
+            "load_seconds": sum(graph.session.load_seconds for graph in self.runner.graphs),
+            "unused": [*missing, *(f"{name} took no node" for name in idle)],
+            "environment": environment().model_dump(mode="json"),
+        }
+
+    def open(self, *, observe: bool) -> Runner:
+        """A runner on the chain."""
+        from partita.runtime.runner import load_runner
+
+        return load_runner(
+            Path(self.task.package), self.target.chain, threads=self.where.threads, observe=observe,
+            manifest=self.manifest, options=self.target.options,
+        )  # fmt: skip
+
+    def generate(self, runner: Runner) -> None:
+        """Generate greedily, to the last token: where a model would stop, every contender goes on."""
+        from partita.runtime.generate import PREFILL_CHUNK_TOKENS, generate
+        from partita.runtime.sampling import make_sampler
+
+        loop = generate(
+            runner, self.task.prompts, max_new_tokens=self.task.max_new_tokens, sampler=make_sampler(temperature=0.0),
+            prefill_chunk=self.task.prefill_chunk or PREFILL_CHUNK_TOKENS,
+        )  # fmt: skip
+        for _ in loop:
+            pass
+
+    def turn(self, *, number: int) -> dict[str, Any]:
+        """One generation, as a `Turn`."""
+        from partita.partition_reports.bench_records import Turn
+        from partita.runtime.process import peak_rss_bytes
+        from partita.runtime.run_facts import first_token_seconds
+
+        self.generate(self.runner)
+        steps = self.runner.steps
+        prefill, decode = ([step for step in steps if step.phase == phase] for phase in ("prefill", "decode"))
+        first = first_token_seconds(steps)
+        rows = zip(*(step.tokens for step in steps), strict=True)
+        return Turn(
+            round=number,
+            prefill_ms=milliseconds(prefill),
+            prefill_tokens=sum(step.row_tokens for step in prefill),
+            decode_ms=milliseconds(decode),
+            decode_tokens=sum(step.row_tokens for step in decode),
+            decode_outside_ms=1000 * sum(step.overhead_seconds for step in decode),
+            first_token_ms=None if first is None else 1000 * first,
+            tokens=tuple(tuple(token for token in row if token is not None) for row in rows),
+            peak_rss_bytes=peak_rss_bytes(),
+        ).model_dump(mode="json")
+
+    def observe(self, *, file: str) -> dict[str, Any]:
+        """One more generation, profiled, in sessions of its own; its report goes to `file`."""
+        from partita.commands.run_report import Asked, make_report
+        from partita.partition_reports.views import json as json_view
+        from partita.runtime.generate import PREFILL_CHUNK_TOKENS
+        from partita.runtime.optimised import with_optimised
+        from partita.runtime.run_facts import run_facts
+
+        self.runner.close()
+        with self.open(observe=True) as runner:
+            self.generate(runner)
+            facts = with_optimised(run_facts(runner), [entry.session for entry in runner.graphs])
+            resolutions = runner.resolutions
+            longest = max(len(prompt) for prompt in self.task.prompts)
+            wanted = (self.task.prefill_chunk or PREFILL_CHUNK_TOKENS) if runner.can_append_chunks else longest
+        asked = Asked(
+            verb="bench",
+            chain=tuple(resolution.provider.ort_name for resolution in resolutions),
+            chain_source=self.target.source,
+            options={
+                f"{name}.{key}": value for name, given in self.target.options.items() for key, value in given.items()
+            },
+            threads=self.where.threads,
+            prompt_tokens=longest,
+            max_new_tokens=self.task.max_new_tokens,
+            prefill_chunk_tokens=runner.chunk_fixed or wanted,
+        )
+        report = make_report(Path(self.task.package), self.manifest, facts, resolutions, asked)
+        json_view.write(report, Path(file))
+        return {"report": file}
+
+
+def frozen(value: Any) -> Any:
+    """Tuples in place of JSON's lists."""
+    return tuple(frozen(entry) for entry in value) if isinstance(value, list) else value
+
+
+def milliseconds(steps: Sequence[Step]) -> tuple[float, ...]:
+    """Time of each step, host work included."""
+    return tuple(1000 * (step.run_seconds + step.overhead_seconds) for step in steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The rounds of a bench: a process per contender, each in its turn, and what becomes of those that crash or hang.
+
+A process of its own per contender gives each its own peak memory, and leaves the others standing when native code ends
+one of them. They are open at the same time, so there has to be memory for all; only one computes at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import partita.errors as errors
+from partita.commands.bench_child import Task
+from partita.commands.bench_options import Entry
+from partita.errors import PartitaError, ProviderError
+from partita.partition_reports.bench_records import Turn
+from partita.partition_reports.benching import Lane
+from partita.partition_reports.records import Environment, Report
+from partita.partition_reports.views import json as json_view
+from partita.runtime.live_child import ChildLostError, LiveChild
+
+CHILD = "partita.commands.bench_child"
+PAUSE_SECONDS = 0.5
+"""Before each turn: threads of the one before spin for a while after its last run."""
+Say = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Racer:
+    """One contender while the rounds go on."""
+
+    entry: Entry
+    child: LiveChild | None = None
+    turns: list[Turn] = field(default_factory=list)
+    loaded: dict[str, Any] = field(default_factory=dict)
+    error: PartitaError | None = None
+    observed: Report | None = None
+    why_unknown: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """It has been opened and has not failed since."""
+        return self.child is not None and self.error is None
+
+    def ask(self, question: dict[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        """The answer of its process. Raises what was raised there; ProviderError when it crashed or hangs."""
+        assert self.child is not None
+        try:
+            answer = self.child.ask(question, timeout_seconds)
+        except ChildLostError as lost:
+            raise ProviderError(f"its process {lost}") from lost
+        told = answer.get("error")
+        if isinstance(told, dict):
+            kind = getattr(errors, told["type"], PartitaError)
+            raise kind(told["text"], details=told["details"]) if kind is ProviderError else kind(told["text"])
+        return answer
+
+    def lane(self, file: Path | None) -> Lane:
+        """What is known of it, for the figures."""
+        return Lane(
+            name=self.entry.name,
+            chain=tuple(provider.ort_name for provider in self.entry.chain),
+            turns=tuple(self.turns),
+            error=" ".join(str(self.error).split()) if self.error is not None else "",
+            unused=tuple(self.loaded.get("unused", ())),
+            load_seconds=self.loaded.get("load_seconds"),
+            observed=self.observed,
+            why_unknown=self.why_unknown,
+            file=str(file) if file is not None and self.observed is not None else None,
+        )
+
+    def environment(self) -> Environment | None:
+        """The machine as its process sees it."""
+        told = self.loaded.get("environment")
+        return None if told is None else Environment.model_validate(told)
+
+
+class Race:
+    """All contenders. Use it as a context manager: it ends their processes."""
+
+    def __init__(self, entries: Sequence[Entry], task: Task, folder: Path, timeout_seconds: float, say: Say) -> None:
+        self.racers = [Racer(entry) for entry in entries]
+        self.task, self.folder, self.timeout_seconds, self.say = task, folder, timeout_seconds, say
+
+    def __enter__(self) -> Race:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        for racer in self.racers:
+            if racer.child is not None:
+                racer.child.kill() if kind is not None else racer.child.close()
+
+    def load(self) -> None:
+        """Open the package once per contender, one after the other."""
+        for number, racer in enumerate(self.racers):
+            self.say(f"opening on {racer.entry.name}")
+            racer.child = LiveChild(CHILD, self.folder / f"{number}")
+            question = {"where": dataclasses.asdict(racer.entry.where), "task": dataclasses.asdict(self.task)}
+            try:
+                racer.loaded = racer.ask({"load": question}, self.timeout_seconds)
+            except PartitaError as error:
+                racer.error = error
+                racer.child.close()
+
+    def run(self, rounds: int) -> None:
+        """A warm-up and `rounds` rounds, each begun by another contender."""
+        for number in range(rounds + 1):
+            turn = number % len(self.racers)
+            for racer in self.racers[turn:] + self.racers[:turn]:
+                if racer.alive:
+                    self.say(f"{f'round {number} of {rounds}' if number else 'warm-up'}: {racer.entry.name}")
+                    self.take_turn(racer, number)
+
+    def take_turn(self, racer: Racer, number: int) -> None:
+        """One generation of one contender."""
+        time.sleep(PAUSE_SECONDS)
+        try:
+            racer.turns.append(Turn.model_validate(racer.ask({"turn": {"number": number}}, self.timeout_seconds)))
+        except PartitaError as error:
+            racer.error = error
+
+    def observe(self, files: dict[str, Path]) -> None:
+        """One more generation of each under observation. What fails here takes nothing from the figures."""
+        for number, racer in enumerate(self.racers):
+            if not racer.alive:
+                continue
+            self.say(f"observing {racer.entry.name}")
+            file = files.get(racer.entry.name, self.folder / f"{number}.json").resolve()
+            try:
+                racer.ask({"observe": {"file": str(file)}}, self.timeout_seconds)
+                racer.observed = json_view.read(file)
+            except PartitaError as error:
+                racer.why_unknown = f"the observed round failed: {' '.join(str(error).split())}"

@@ -1,0 +1,187 @@
+"""From the turns of several contenders to medians, ratios and where the time goes. Pure: no clock, no process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from partita.partition_reports.bench_records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.groups import UNKNOWN, share, total_us
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.timing import percentile
+
+WARM_UP = 0
+"""The round that no figure covers."""
+CPU_NAME = "cpu"
+PhaseChoice = Literal["prefill", "decode"]
+PHASES: tuple[PhaseChoice, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What is known of one contender when the rounds are over."""
+
+    name: str
+    chain: tuple[str, ...]
+    turns: tuple[Turn, ...]
+    error: str = ""
+    unused: tuple[str, ...] = ()
+    load_seconds: float | None = None
+    observed: Report | None = None
+    """Report of the round that was profiled."""
+    why_unknown: str = ""
+    """Why there is none."""
+    file: str | None = None
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median, lowest and highest; None when there are no values."""
+    listed = list(values)
+    return Spread(median=statistics.median(listed), low=min(listed), high=max(listed)) if listed else None
+
+
+def rate(turn: Turn, phase: PhaseChoice) -> float | None:
+    """Tokens per second of one turn; None when the phase has no run."""
+    times, tokens = (
+        (turn.prefill_ms, turn.prefill_tokens) if phase == "prefill" else (turn.decode_ms, turn.decode_tokens)
+    )
+    total = sum(times)
+    return 1000 * tokens / total if total > 0 and tokens else None
+
+
+def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
+    """Rounds that count: not the warm-up, and finished by every contender that did not fail."""
+    alive = [frozenset(turn.round for turn in lane.turns) for lane in lanes if not lane.error]
+    return frozenset.intersection(*alive) - {WARM_UP} if alive else frozenset()
+
+
+def counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
+    """Turns that figures cover. One that failed keeps what it finished."""
+    return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
+
+
+def phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
+    """Speed of a phase over these turns; None when it had no run."""
+    rates = [value for turn in turns if (value := rate(turn, phase)) is not None]
+    times = [ms for turn in turns for ms in (turn.prefill_ms if phase == "prefill" else turn.decode_ms)]
+    over = spread(rates)
+    p50, p95 = percentile(times, 50), percentile(times, 95)
+    if over is None or p50 is None or p95 is None:
+        return None
+    return PhaseSpeed(tokens_per_second=over, p50_ms=p50, p95_ms=p95, runs=len(times))
+
+
+def overlap(left: Spread, right: Spread) -> bool:
+    """Whether the ranges from the lowest to the highest round have a value in common."""
+    return left.low <= right.high and right.low <= left.high
+
+
+def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> Ratio | None:
+    """How many times as fast `ours` are as `theirs`, round by round; None when no round has both."""
+    other = {turn.round: rate(turn, phase) for turn in theirs}
+    pairs = [
+        (mine, base)
+        for turn in ours if (mine := rate(turn, phase)) is not None and (base := other.get(turn.round)) is not None
+    ]  # fmt: skip
+    ratios = spread(mine / base for mine, base in pairs)
+    left, right = spread(pair[0] for pair in pairs), spread(pair[1] for pair in pairs)
+    if ratios is None or left is None or right is None:
+        return None
+    noise = overlap(left, right)
+    return Ratio(phase=phase, median=ratios.median, low=ratios.low, high=ratios.high, within_noise=noise)
+
+
+def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference | None:
+    """The earliest position where the tokens of a row are not the baseline's; None when all are the same."""
+    found = [
+        Difference(row=row, position=position, token=token, baseline_token=base)
+        for row, (mine, others) in enumerate(zip(ours, theirs, strict=True))
+        for position, (token, base) in enumerate(zip_longest(mine, others)) if token != base
+    ]  # fmt: skip
+    return min(found, key=lambda entry: (entry.position, entry.row), default=None)
+
+
+def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
+    """The contender that the others are compared with: the one asked for, else cpu, else the first; of those that were
+    measured. None when there is none.
+    """
+    names = [lane.name for lane in lanes if not lane.error]
+    return next((name for name in (asked, CPU_NAME, *names) if name in names), None)
+
+
+def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Contender, ...]:
+    """The figures of all, in the order given. `baseline`: name of the one that the others are compared with."""
+    complete = complete_rounds(lanes)
+    base = next((lane for lane in lanes if lane.name == baseline), None)
+    return tuple(contender(lane, base, complete) for lane in lanes)
+
+
+def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Contender:
+    """The figures of one contender. `base`: the baseline, which may be the same."""
+    turns = counted(lane, complete)
+    rival = base if base is not None and base is not lane and not lane.error else None
+    theirs = counted(rival, complete) if rival is not None else ()
+    difference = first_difference(turns[0].tokens, theirs[0].tokens) if turns and theirs else None
+    decode_ms = sum(sum(turn.decode_ms) for turn in turns)
+    return Contender(
+        name=lane.name,
+        chain=lane.chain,
+        status="failed" if lane.error else "measured",
+        error=lane.error,
+        unused=lane.unused,
+        rounds=len(turns),
+        load_seconds=lane.load_seconds,
+        peak_rss_bytes=max((turn.peak_rss_bytes for turn in lane.turns), default=None),
+        first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),
+        prefill=phase_speed(turns, "prefill"),
+        decode=phase_speed(turns, "decode"),
+        decode_outside_share=sum(turn.decode_outside_ms for turn in turns) / decode_ms if decode_ms else None,
+        ratios=tuple(found for phase in PHASES if (found := ratio(turns, theirs, phase)) is not None),
+        repeats=len({turn.tokens for turn in lane.turns}) == 1 if len(lane.turns) > 1 else None,
+        same_tokens=difference is None if turns and theirs else None,
+        difference=difference,
+        why=explain(lane.observed) if lane.observed is not None else None,
+        why_unknown=lane.why_unknown,
+        report=lane.file,
+        turns=lane.turns,
+    )
+
+
+def explain(report: Report) -> Why | None:
+    """Where the host's time goes in the phase that is run for every token; None when no phase is known."""
+    used = [entry.provider for entry in report.chain if entry.status == "active"]
+    if not report.phases or not used:
+        return None
+    phase = next((entry for entry in report.phases if entry.name == "decode"), report.phases[-1])
+    memcpy = [node for node in phase.nodes if is_memcpy(node)]
+    rest = [node for node in phase.nodes if not is_memcpy(node)]
+    own = [node for node in rest if node.provider == used[0]]
+    others = [node for node in rest if node.provider != used[0]]
+    whole = total_us(phase.nodes)
+    return Why(
+        phase=phase.name,
+        provider=used[0],
+        nodes=len(own),
+        nodes_elsewhere=len(others),
+        elsewhere=tuple(dict.fromkeys(node.provider or UNKNOWN for node in others)),
+        partitions=len(phase.partitions),
+        copies=len(phase.copies),
+        memcpy_nodes=len(memcpy),
+        copy_bytes_per_token=phase.cost.copy_bytes_per_token if phase.cost is not None else None,
+        node_us=whole,
+        run_us=run_time(report, phase),
+        wait_share=share(total_us(memcpy) or 0.0, whole),
+        own_share=share(total_us(own) or 0.0, whole),
+        elsewhere_share=share(total_us(others) or 0.0, whole),
+    )
+
+
+def run_time(report: Report, phase: Phase) -> float | None:
+    """Median host time of the profiled runs of a phase in microseconds, the first left out as node times have it."""
+    runs = [run.host_us for run in report.timeline if run.phase == phase.name]
+    timed = runs[1:] if len(runs) > 1 else runs
+    return float(statistics.median(timed)) if timed and statistics.median(timed) > 0 else None

@@ -1,0 +1,110 @@
+"""A child process that is kept alive and asked one thing at a time: JSON lines in, JSON lines out.
+
+Like `child_process`, it may crash or hang, and that is a finding; unlike there, it answers more than once. Its stdin
+and stdout are pipes: it says one line per question, and what native code prints goes to a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from partita.runtime.child_process import how_ended, read_end, search_path
+from partita.runtime.native_log import clean_lines
+
+END_SECONDS = 5.0
+"""For a child to leave by itself, once it is told to or has closed its stdout."""
+SAID = 200
+
+
+class ChildLostError(Exception):
+    """The child gave no answer: what became of it, in words."""
+
+
+class LiveChild:
+    """One child process. `close` ends it, whatever it is doing."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        folder.mkdir()
+        self.log = folder / "stderr"
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        with self.log.open("wb") as log:
+            # See `child_process`. What a crash leaves behind goes with the folder.
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env={**os.environ, "PYTHONPATH": search_path(), "TMPDIR": str(folder)},
+                start_new_session=True,
+            )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        with suppress(ValueError):  # closed while it was read
+            for line in self.process.stdout:
+                self.lines.put(line)
+        self.lines.put(None)
+
+    def ask(self, question: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
+        """The answer of the child. Raises ChildLostError when it ends, hangs, or says something else."""
+        assert self.process.stdin is not None
+        try:
+            # A child that has ended is noticed by its stdout.
+            with suppress(BrokenPipeError):
+                self.process.stdin.write(json.dumps(question) + "\n")
+                self.process.stdin.flush()
+            line = self.lines.get(timeout=timeout_seconds)
+        except queue.Empty:
+            self.kill()
+            raise ChildLostError(f"gave no answer within {timeout_seconds:g} s{self.last_line()}") from None
+        if line is None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)
+            self.kill()
+            raise ChildLostError(f"{how_ended(self.process.returncode)}{self.last_line()}")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self.kill()
+            raise ChildLostError(f"said what is no answer: {line[:SAID].strip()!r}")
+        return answer
+
+    def last_line(self) -> str:
+        """What it wrote last on stderr, in words; empty when it wrote nothing."""
+        lines = clean_lines(read_end(self.log))
+        return f"; last line: {lines[-1][:SAID]}" if lines else ""
+
+    def close(self) -> None:
+        """Let it leave, and end it when it does not."""
+        if self.process.poll() is None and self.process.stdin is not None:
+            with suppress(OSError, ValueError):
+                self.process.stdin.close()  # the end of the questions
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and everything that it started."""
+        if self.process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                if hasattr(os, "killpg"):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                else:
+                    self.process.kill()
+        self.process.wait()
