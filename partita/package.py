@@ -170,6 +170,8 @@ class AskedLowering(Record):
     """What it said when it was given the whole graph and failed; empty otherwise."""
     unasked: int
     """Nodes for which there was no answer."""
+    disagrees: str
+    """Where the known answer, replayed on the provider, was another than the model's; empty otherwise."""
 
 
 class TargetRecord(Record):
@@ -181,7 +183,9 @@ class TargetRecord(Record):
     how: str
     """How it was asked: itself, over stand-ins, or not at all and why."""
     asked: tuple[AskedLowering, ...]
-    """In the order of the questions; once a provider takes a graph whole, no other is asked about."""
+    """In the order of the questions; once a provider takes a graph whole and rightly, no other is asked about."""
+    unfit: dict[str, str]
+    """Lowerings that the model does not fit, and why: they were not asked about."""
     verification: Literal["verified", "unverified", "not_run"]
     """The known answer, replayed on this very provider."""
     detail: str

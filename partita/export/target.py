@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from partita.export.weights import CheckpointWeight
-from partita.package import AskedLowering, Manifest, TargetRecord, Verification
+from partita.package import AskedLowering, Manifest, Verification
 
 ORDER = ("gqa", "onnx24", "primitives")
 """Lowerings by what they are worth where a provider takes all of them: fewest nodes, most in place."""
@@ -62,26 +62,6 @@ class Target:
     """Replays the known answer on it; None when it cannot run here."""
 
 
-@dataclass(slots=True)
-class Choice:
-    """Candidates in the order in which they are to be tried, and what the provider said of each."""
-
-    order: list[str]
-    asked: list[AskedLowering] = field(default_factory=list)
-    reason: str = ""
-
-    def record(self, target: Target, result: Verification | None) -> TargetRecord:
-        """What the manifest keeps. `result`: of the known answer on the target."""
-        return TargetRecord(
-            provider=target.provider,
-            source=target.source,
-            how=target.how,
-            asked=tuple(self.asked),
-            verification=result.status if result is not None else "not_run",
-            detail=result.detail if result is not None else "",
-        )
-
-
 def candidates(target: Target, wanted: str) -> list[str]:
     """Lowerings to ask about: the one that was asked for, else all, those of the provider's record first."""
     return (
@@ -94,10 +74,15 @@ def rank(answers: Mapping[str, Answer], order: Sequence[str]) -> list[str]:
     return sorted(answers, key=lambda name: (answers[name].misses, order.index(name)))
 
 
-def asked(name: str, answer: Answer) -> AskedLowering:
+def asked(name: str, answer: Answer, disagrees: str) -> AskedLowering:
     """An answer as the manifest keeps it."""
     return AskedLowering(
-        attention=name, nodes=answer.nodes, left=dict(answer.left), fails=answer.fails, unasked=answer.unasked
+        attention=name,
+        nodes=answer.nodes,
+        left=dict(answer.left),
+        fails=answer.fails,
+        unasked=answer.unasked,
+        disagrees=disagrees,
     )
 
 

@@ -28,7 +28,7 @@ PROVIDER = Provider(
     aliases=("qualcomm",),
     wheels=(),
     device_memory="Cpu",
-    preferred_attention="onnx24",
+    preferred_attention="primitives",
     compiles=True,
     plugin=Plugin(
         "onnxruntime-qnn", "onnxruntime_qnn", (("backend_path", "get_qnn_htp_path"),), EMULATED,

@@ -1,0 +1,103 @@
+"""Which lowering a package gets: the target is asked about one after the other, until it takes one whole.
+
+What it takes it may still compute wrongly. Such a lowering is set aside, and the next one is asked about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from partita.errors import UnsupportedModelError
+from partita.export.attention import Lowering, lowering
+from partita.export.drafts import Draft
+from partita.export.options import ExportOptions
+from partita.export.progress import stage
+from partita.export.target import Answer, Target, asked, candidates, describe, rank, skeleton
+from partita.export.tracing import FakeModel, Traced
+from partita.package import TargetRecord, Verification
+
+
+@dataclass(slots=True)
+class Choosing:
+    """Lowerings of one draft, and what the target said of each."""
+
+    draft: Draft
+    target: Target
+    wanted: str
+    """A lowering by name, which is taken whatever the answer, or auto."""
+    answers: dict[str, Answer] = field(default_factory=dict)
+    unfit: dict[str, UnsupportedModelError] = field(default_factory=dict)
+    """Lowerings that the model does not fit."""
+    disagrees: dict[str, str] = field(default_factory=dict)
+    """Lowerings that the target takes and computes wrongly, and what the replay said."""
+
+    def best(self) -> str | None:
+        """The lowering to try next; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+        names = candidates(self.target, self.wanted)
+        for name in names:
+            left = self.left()
+            if left and self.answers[left[0]].misses == 0:
+                break
+            if name not in self.answers and name not in self.unfit:
+                self.ask(name)
+        if not self.answers:
+            raise next(iter(self.unfit.values()))
+        return next(iter(self.left()), None)
+
+    def left(self) -> list[str]:
+        """Lowerings with an answer that are still to be tried, best first."""
+        names = candidates(self.target, self.wanted)
+        return [name for name in rank(self.answers, names) if name not in self.disagrees]
+
+    def ask(self, name: str) -> None:
+        """Ask the target about one lowering."""
+        work = self.draft.work
+        try:
+            # The last graph is the one for decode; a step of one token is what is asked about.
+            traced = self.draft.graphs(name).traced[-1]
+        except UnsupportedModelError as error:
+            self.unfit[name] = error
+            return
+        if self.target.ask is None:
+            self.answers[name] = Answer(len(list(traced.model.graph)), {}, "")
+            return
+        with stage(work.progress, "ask target", work.seconds):
+            self.answers[name] = self.target.ask(skeleton(traced.model), one_token(traced))
+
+    def reason(self, name: str) -> str:
+        """Why it is `name`, in one sentence."""
+        head = "asked for" if self.wanted != "auto" else "auto"
+        if self.target.ask is None:
+            return f"{head}: the default for {self.target.provider}, {self.target.how}"
+        others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != name]
+        others += [f"{other} disagrees: {detail}" for other, detail in self.disagrees.items()]
+        others += [f"{other}: {error}" for other, error in self.unfit.items()]
+        return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[name])}", *others])
+
+    def record(self, result: Verification | None) -> TargetRecord:
+        """What the manifest keeps. `result`: of the known answer on the target."""
+        told = self.answers if self.target.ask is not None else {}
+        return TargetRecord(
+            provider=self.target.provider,
+            source=self.target.source,
+            how=self.target.how,
+            asked=tuple(asked(name, answer, self.disagrees.get(name, "")) for name, answer in told.items()),
+            unfit={name: str(error) for name, error in self.unfit.items()},
+            verification=result.status if result is not None else "not_run",
+            detail=result.detail if result is not None else "",
+        )
+
+
+def one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
+    """Sizes of the inputs of a graph that reads one token."""
+    ports = {port.name: tuple(size if isinstance(size, int) else 1 for size in port.shape) for port in traced.inputs}
+    return {**ports, **{state.past: state.shape for state in traced.states}}
+
+
+def without_target(options: ExportOptions, fake: FakeModel) -> tuple[Lowering, str]:
+    """The lowering where nobody is to be asked, and why."""
+    if options.attention != "auto":
+        return lowering(options.attention), "asked for"
+    if any(layer.key_width != layer.value_width for layer in fake.layers):
+        return lowering("onnx24"), "auto: keys and values differ in width, which gqa cannot hold"
+    return lowering("gqa"), "auto: one fused node per layer, in place, on the CPU provider"

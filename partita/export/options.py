@@ -1,0 +1,68 @@
+"""What a user can ask of an export, and what of that makes no sense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.errors import UsageError
+from partita.export.attention import lowering
+from partita.export.checkpoint import Checkpoint
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DEFAULT_MAX_LENGTH = 2048
+DEFAULT_PREFILL_CHUNK = 128
+OLDEST_OPSET = 17
+MAX_OPSET = 24
+"""Highest operator set that the pinned torch exporter writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportOptions:
+    """What to export, and how. Sizes in tokens."""
+
+    checkpoint: str
+    out: Path
+    precision: str = "fp32"
+    max_length: int | None = None
+    batch_size: int = 1
+    attention: str = "auto"
+    static_shapes: bool = False
+    prefill_chunk: int | None = None
+    verify: bool = True
+    force: bool = False
+    opset: int | None = None
+
+
+def check_options(options: ExportOptions) -> None:
+    """Check what needs no checkpoint. Raises UsageError."""
+    if options.precision not in PRECISIONS:
+        raise UsageError(f"--precision {options.precision}: choose one of {', '.join(PRECISIONS)}")
+    for name, value in (
+        ("max-length", options.max_length),
+        ("batch-size", options.batch_size),
+        ("prefill-chunk", options.prefill_chunk),
+    ):
+        least = 2 if name == "max-length" else 1  # one token of prompt and one of answer
+        if value is not None and not least <= value <= 1 << 24:
+            raise UsageError(f"--{name} {value}: must be between {least} and {1 << 24:,}")
+    if options.prefill_chunk is not None and not options.static_shapes:
+        raise UsageError("--prefill-chunk fixes the shape of prefill.onnx: it needs --static-shapes")
+    if options.attention != "auto":
+        chosen = lowering(options.attention)
+        if options.opset is not None and options.opset < chosen.min_opset:
+            raise UsageError(
+                f"--opset {options.opset}: --attention {chosen.name} needs opset {chosen.min_opset} or newer"
+            )
+    if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
+        raise UsageError(f"--opset {options.opset}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
+
+
+def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
+    """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
+    made_for = getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None)
+    if options.max_length is None:
+        return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
+    if made_for is not None and options.max_length > made_for:
+        raise UsageError(f"--max-length {options.max_length}: the model was made for at most {made_for} positions")
+    return options.max_length

@@ -1,0 +1,156 @@
+"""Look up cosines and sines of the rotary embedding instead of computing them.
+
+    positions [B, S] ─ Unsqueeze ─ Cast ─ Mul(frequencies) ─ Concat ─ Cos ─ Mul(scaling) ─ cos [B, S, D]    before
+    table [N, D] ─ Gather(positions) ─ cos [B, S, D]                                                        after
+
+A position is one of 0 .. N-1, so the table holds every value there can be. Providers compute Cos and Sin as exactly as
+their device does: SwiftShader was seen to be off by 2e-4 at positions up to 11, and WGSL promises nothing beyond pi.
+Cosines and sines together are as large as the keys and values of one KV head in one layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+
+from partita.export.passes.rewriting import drop_unused_initializers, replace, take_names
+from partita.export.weights import CheckpointWeight
+
+POSITIONS, STATE = "position_ids", "past_key_values."
+WAVES = frozenset({"Cos", "Sin"})
+BEFORE = frozenset({"Unsqueeze", "Cast", "Mul", "MatMul", "Transpose", "Concat"})
+AFTER = frozenset({"Cast", "Mul", "Concat"})
+"""Operators between the positions and a wave, and behind one. None has the number of positions written into it."""
+
+
+def run(model: ir.Model) -> int:
+    """Replace every value that is a wave of the positions; returns how many."""
+    graph = model.graph
+    positions = next((value for value in graph.inputs if value.name == POSITIONS), None)
+    state = next((value for value in graph.inputs if (value.name or "").startswith(STATE)), None)
+    if positions is None or state is None or state.shape is None:
+        return 0
+    length = state.shape[2]
+    assert isinstance(length, int)
+    tables = [(value, tabulated(model, positions, value, length)) for value in waves(graph, positions)]
+    count = 0
+    for value, table in tables:
+        if table is not None:
+            look_up(graph, positions, value, table)
+            count += 1
+    drop_unused_initializers(graph)
+    return count
+
+
+def waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
+    """Values [B, S, D] that depend on nothing but the positions, through a wave, and are read by something else."""
+    before, after = {positions}, set[ir.Value]()
+    for node in graph:
+        moving = [value for value in node.inputs if value is not None and not is_constant(value)]
+        if not moving:
+            continue
+        if node.op_type in WAVES and before.issuperset(moving):
+            after.update(node.outputs)
+        elif node.op_type in BEFORE and before.issuperset(moving):
+            before.update(node.outputs)
+        elif node.op_type in AFTER and after.issuperset(moving) and keeps_positions(node):
+            after.update(node.outputs)
+    return [value for value in graph_order(graph, after) if is_read_outside(value, after) and is_row(value, positions)]
+
+
+def is_constant(value: ir.Value) -> bool:
+    """True for a value that is known now; weights of the checkpoint are not read."""
+    return value.const_value is not None and not isinstance(value.const_value, CheckpointWeight)
+
+
+def keeps_positions(node: ir.Node) -> bool:
+    """True when the node leaves the axis of the positions alone: factors of a scalar or the last axis, joined there."""
+    if node.op_type == "Concat":
+        return node.attributes.get_int("axis", 0) in (-1, 2)
+    constants = [value.shape for value in node.inputs if value is not None and is_constant(value)]
+    return all(shape is not None and shape.rank() <= 1 for shape in constants)
+
+
+def graph_order(graph: ir.Graph, values: set[ir.Value]) -> list[ir.Value]:
+    """The values in the order in which the graph computes them."""
+    return [value for node in graph for value in node.outputs if value in values]
+
+
+def is_read_outside(value: ir.Value, values: set[ir.Value]) -> bool:
+    """True when a node reads it whose result is none of `values`."""
+    return any(not values.issuperset(use.node.outputs) for use in value.uses())
+
+
+def is_row(value: ir.Value, positions: ir.Value) -> bool:
+    """True for [B, S, D]: a row of known size for each position."""
+    shape, wanted = value.shape, positions.shape
+    if shape is None or wanted is None or shape.rank() != 3 or not isinstance(shape[2], int):
+        return False
+    return [str(size) for size in (shape[0], shape[1])] == [str(size) for size in (wanted[0], wanted[1])]
+
+
+def tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
+    """The rows [N, D] of `value` for every position; None when a row depends on more than its position."""
+    assert positions.shape is not None and isinstance(positions.shape[0], int) and positions.dtype is not None
+    compute = ReferenceEvaluator(cut(model, positions, value))
+    numbers = np.tile(np.arange(length, dtype=positions.dtype.numpy()), (positions.shape[0], 1))
+    rows, mirrored = (np.asarray(outputs(compute, order)) for order in (numbers, numbers[:, ::-1]))
+    if rows.shape[:2] != numbers.shape or not np.array_equal(rows, mirrored[:, ::-1]):
+        return None
+    return np.ascontiguousarray(rows[0])
+
+
+def outputs(compute: ReferenceEvaluator, numbers: npt.NDArray[Any]) -> Any:
+    """What a model of one output gives for positions [B, N]."""
+    return compute.run(None, {POSITIONS: numbers})[0]  # type: ignore[index]  # a list, as no names are given
+
+
+def cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
+    """What computes `value` from the positions, as a model of its own."""
+    needed, wanted = [], {value}
+    for node in reversed(list(model.graph)):
+        if wanted.intersection(node.outputs):
+            needed.append(ir.serde.serialize_node(node))
+            wanted.update(v for v in node.inputs if v is not None)
+    constants = [
+        onnx.numpy_helper.from_array(v.const_value.numpy(), v.name) for v in wanted if v.const_value is not None
+    ]
+    assert positions.dtype is not None and value.dtype is not None
+    graph = onnx.helper.make_graph(
+        needed[::-1], "waves",
+        [onnx.helper.make_tensor_value_info(POSITIONS, positions.dtype.value, None)],
+        [onnx.helper.make_tensor_value_info(value.name or "", value.dtype.value, None)],
+        constants,
+    )  # fmt: skip
+    opset = onnx.helper.make_opsetid("", model.opset_imports[""])
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
+
+
+def look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDArray[Any]) -> None:
+    """Put a Gather of `rows` [N, D] where `value` is computed."""
+    old = value.producer()
+    assert old is not None
+    name = f"{value.name}.table"
+    tensor = ir.tensor(rows, name=name)
+    table = ir.Value(name=name, shape=ir.Shape(rows.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.initializers[name] = table
+    new = ir.node("Gather", inputs=[table, positions], attributes={"axis": 0})
+    take_names(new, old)
+    before = [v.producer() for v in old.inputs if v is not None]
+    replace(graph, old, new)
+    remove_unread(graph, before)
+
+
+def remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
+    """Remove those of `nodes` that nothing reads any more, and what was there only for them."""
+    for node in nodes:
+        if node is None or node.graph is not graph or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        before = [v.producer() for v in node.inputs if v is not None]
+        graph.remove(node, safe=True)
+        remove_unread(graph, before)

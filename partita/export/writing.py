@@ -1,0 +1,244 @@
+"""A package is written into a folder of the work, and verified: on the CPU provider, and on the one that it is for."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+
+import partita
+from partita.errors import ParityError, ProviderError, ResourceError
+from partita.export import bf16_twin, known_answer, weights
+from partita.export.attention import Lowering
+from partita.export.checkpoint import Checkpoint, source_files
+from partita.export.choosing import Choosing
+from partita.export.drafts import Draft, Graphs, Phase, Work, phases
+from partita.export.options import ExportOptions
+from partita.export.progress import stage
+from partita.export.tokenizer import probe_tokenizer
+from partita.export.tracing import FakeModel, Traced
+from partita.package import (
+    KNOWN_ANSWER,
+    WEIGHTS,
+    FileRecord,
+    Graph,
+    GraphFile,
+    Manifest,
+    Source,
+    TargetRecord,
+    TokenizerKind,
+    Verification,
+    record_file,
+    sha256_of,
+    write_manifest,
+)
+
+TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
+
+Replay = Callable[[Path, Manifest], Verification]
+"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+
+
+class TargetParityError(ParityError):
+    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+        """What the replay said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What an export did."""
+
+    out: Path
+    manifest: Manifest
+    attention_reason: str
+    passes: dict[str, int]
+    seconds: dict[str, float]
+    peak_rss_bytes: int
+    notes: tuple[str, ...]
+
+
+def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None) -> Summary:
+    """Write the package into the work folder, and verify it. Raises ParityError; TargetParityError when only the target
+    that was chosen disagrees.
+    """
+    draft, chosen, traced = graphs.draft, graphs.chosen, graphs.traced
+    work, checkpoint, max_length = draft.work, draft.checkpoint, draft.max_length
+    options, files_of = work.options, phases(work.options, max_length)
+    models = [t.model for t in traced]
+    parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
+    if options.verify:
+        cache = sum(_nbytes(state.shape, state.dtype) for state in traced[0].states)
+        # The bfloat16 twin keeps its cache in float32.
+        known_answer.check_memory(parameters, cache * 2 if options.precision == "bf16" else cache)
+    _check_space(options.out.parent, planned)
+    with stage(work.progress, "write weights", work.seconds, planned) as current:
+        data = weights.write_data(models, work.folder, current)
+    with stage(work.progress, "write graph", work.seconds):
+        for (file, _, _), model in zip(files_of, models, strict=True):
+            ir.save(model, work.folder / file)
+        for name in checkpoint.companions():
+            shutil.copyfile(checkpoint.folder / name, work.folder / name)
+        source = _source(checkpoint, parameters)
+        tokenizer = probe_tokenizer(work.folder, checkpoint.companions())
+        if tokenizer == "none":
+            work.notes.append("the checkpoint has no tokenizer: generate will need --token-ids")
+    files = _graph_files(files_of, traced)
+    graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
+    manifest = _manifest(work, source, graph, data, tokenizer)
+    manifest = _verify(draft, manifest, models, [file for file, _, _ in files_of], replay)
+    if choosing is not None:
+        manifest = manifest.model_copy(update={"target": _verify_target(work, manifest, choosing)})
+    write_manifest(work.folder, manifest)
+    return Summary(options.out, manifest, reason, graphs.passes, work.seconds, _peak_rss_bytes(), tuple(work.notes))
+
+
+def _graph_files(files_of: list[Phase], traced: list[Traced]) -> tuple[GraphFile, ...]:
+    """What the manifest says of each graph."""
+    return tuple(
+        GraphFile(
+            file=file,
+            phase=phase,
+            sequence_length=length,
+            nodes=len(list(t.model.graph)),
+            inputs=t.inputs,
+            outputs=t.outputs,
+        )
+        for (file, phase, length), t in zip(files_of, traced, strict=True)
+    )
+
+
+def _verify_target(work: Work, manifest: Manifest, choosing: Choosing) -> TargetRecord:
+    """Replay the known answer on the target, where it can run. Raises TargetParityError when it disagrees."""
+    target = choosing.target
+    if target.replay is None or not work.options.verify:
+        return choosing.record(None)
+    with stage(work.progress, "verify target", work.seconds):
+        try:
+            result = target.replay(work.folder, manifest)
+        except ProviderError as error:
+            work.notes.append(f"not verified on {target.provider}: {error}")
+            return choosing.record(None)
+    if result.status != "verified":
+        raise TargetParityError(
+            f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
+            "nothing was written; name another --attention or another --target",
+            result.detail,
+        )
+    return choosing.record(result)
+
+
+def _check_space(parent: Path, needed: int) -> None:
+    free = shutil.disk_usage(parent).free
+    if needed > free:
+        raise ResourceError(
+            f"{parent}: no space left: the package needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
+        )
+
+
+def _source(checkpoint: Checkpoint, parameters: int) -> Source:
+    files = tuple(
+        FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name))
+        for name, size in source_files(checkpoint)
+    )
+    return Source(
+        checkpoint=checkpoint.given,
+        model_type=checkpoint.model_type,
+        architecture=checkpoint.architecture,
+        dtype=checkpoint.dtype,
+        parameters=parameters,
+        files=files,
+    )
+
+
+def _graph(
+    options: ExportOptions,
+    fake: FakeModel,
+    traced: Traced,
+    files: tuple[GraphFile, ...],
+    max_length: int,
+    chosen: Lowering,
+    weight_bytes: int,
+) -> Graph:
+    cache = sum(_nbytes(state.shape, state.dtype) for state in traced.states)
+    return Graph(
+        files=files,
+        states=traced.states,
+        opsets=dict(traced.model.opset_imports),
+        attention=chosen.name,
+        appends_chunks=options.batch_size == 1 or chosen.appends_in_batches,
+        precision=options.precision,
+        batch_size=options.batch_size,
+        max_length=max_length,
+        vocab_size=fake.vocab_size,
+        weight_bytes=weight_bytes,
+        cache_bytes=cache,
+    )
+
+
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    size = 4 if dtype == "float32" else 2
+    for length in shape:
+        size *= length
+    return size
+
+
+def _manifest(work: Work, source: Source, graph: Graph, data: weights.DataFile, tokenizer: TokenizerKind) -> Manifest:
+    files = [FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256)]
+    files += [record_file(work.folder, p.name) for p in sorted(work.folder.iterdir()) if p.name != WEIGHTS]
+    return Manifest(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        source=source,
+        graph=graph,
+        files=tuple(files),
+        tokenizer=tokenizer,
+        toolchain=_toolchain(),
+        verification=Verification(status="unverified", detail="exported with --no-verify"),
+    )
+
+
+def _toolchain() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for name in TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = partita.__version__ if name == "partita" else "not installed as a package"
+    return versions
+
+
+def _verify(draft: Draft, manifest: Manifest, models: list[ir.Model], files: list[str], replay: Replay) -> Manifest:
+    """Replay the known answer, and return the manifest with the result. Raises ParityError when they differ."""
+    work = draft.work
+    if not work.options.verify:
+        return manifest
+    with stage(work.progress, "known answer", work.seconds):
+        known_answer.save(draft.known_answer(), work.folder)
+        manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
+    with stage(work.progress, "verify", work.seconds):
+        if work.options.precision == "bf16":
+            result = bf16_twin.replay(work.folder, manifest, files, replay)
+        else:
+            result = replay(work.folder, manifest)
+    if result.status != "verified":
+        raise ParityError(
+            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}; "
+            "nothing was written, please report this model"
+        )
+    return manifest.model_copy(update={"verification": result})
+
+
+def _peak_rss_bytes() -> int:
+    """Peak resident memory of this process; Linux reports KiB, macOS bytes (getrusage(2))."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
