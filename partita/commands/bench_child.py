@@ -1,7 +1,8 @@
 """One contender of a bench: `python -m partita.commands.bench_child`, a question per line in, an answer per line out.
 
-It opens the package once, generates when it is its turn, and at the end once more under observation. It may crash or
-hang: the parent reads that as a finding. It ends without unloading native libraries, when its stdin does.
+It opens the package once and generates when it is its turn; or it opens it under observation, generates once and writes
+a report. It may crash or hang: the parent reads that as a finding. It ends without unloading native libraries, when its
+stdin does.
 """
 
 from __future__ import annotations
@@ -74,18 +75,23 @@ class Worker:
     manifest: Manifest
     runner: Runner
 
-    def load(self, *, where: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
-        """Open the package."""
+    def prepare(self, where: dict[str, Any], task: dict[str, Any]) -> None:
+        """Read what was asked."""
         from partita.commands.chain_options import ChainOptions, read_chain_options
         from partita.package import read_manifest
-        from partita.runtime.chain import idle_providers
-        from partita.runtime.environment import environment
-        from partita.runtime.generate import check_prompts
 
         self.where = ChainOptions(**{name: frozen(value) for name, value in where.items()})
         self.task = Task(**{name: frozen(value) for name, value in task.items()})
         self.target = read_chain_options(self.where)
         self.manifest = read_manifest(Path(self.task.package))
+
+    def load(self, *, where: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+        """Open the package."""
+        from partita.runtime.chain import idle_providers
+        from partita.runtime.environment import environment
+        from partita.runtime.generate import check_prompts
+
+        self.prepare(where, task)
         self.runner = self.open(observe=False)
         check_prompts(self.runner, self.task.prompts)
         idle = sorted({name for entry in self.runner.graphs for name in idle_providers(entry.session, entry.model)})
@@ -95,6 +101,7 @@ class Worker:
         ]  # fmt: skip
         return {
             "load_seconds": sum(graph.session.load_seconds for graph in self.runner.graphs),
+            "active": active(self.runner),
             "unused": [*missing, *(f"{name} took no node" for name in idle)],
             "environment": environment().model_dump(mode="json"),
         }
@@ -143,19 +150,19 @@ class Worker:
             peak_rss_bytes=peak_rss_bytes(),
         ).model_dump(mode="json")
 
-    def observe(self, *, file: str) -> dict[str, Any]:
-        """One more generation, profiled, in sessions of its own; its report goes to `file`."""
+    def observe(self, *, where: dict[str, Any], task: dict[str, Any], file: str) -> dict[str, Any]:
+        """Open the package, generate once with the profile on, and write the report to `file`."""
         from partita.commands.run_report import Asked, make_report
         from partita.partition_reports.views import json as json_view
         from partita.runtime.generate import PREFILL_CHUNK_TOKENS
         from partita.runtime.optimised import with_optimised
         from partita.runtime.run_facts import run_facts
 
-        self.runner.close()
+        self.prepare(where, task)
         with self.open(observe=True) as runner:
             self.generate(runner)
             facts = with_optimised(run_facts(runner), [entry.session for entry in runner.graphs])
-            resolutions = runner.resolutions
+            resolutions, used = runner.resolutions, active(runner)
             longest = max(len(prompt) for prompt in self.task.prompts)
             wanted = (self.task.prefill_chunk or PREFILL_CHUNK_TOKENS) if runner.can_append_chunks else longest
         asked = Asked(
@@ -172,7 +179,12 @@ class Worker:
         )
         report = make_report(Path(self.task.package), self.manifest, facts, resolutions, asked)
         json_view.write(report, Path(file))
-        return {"report": file}
+        return {"active": used}
+
+
+def active(runner: Runner) -> list[str]:
+    """Names of the providers of the chain that are used."""
+    return [entry.provider.name for entry in runner.resolutions if entry.status == "active"]
 
 
 def frozen(value: Any) -> Any:

@@ -56,8 +56,15 @@ class Ratio(Record):
     """Of the ratios of the rounds that both finished; a round compares turns that followed each other."""
     low: float
     high: float
-    within_noise: bool
-    """The slowest and fastest rounds of the two overlap, so the ratio tells nothing."""
+    standing: Literal["differs", "within_noise", "too_few_rounds"]
+    """Whether the ratio tells something: not where the ranges from the slowest to the fastest round overlap, nor over so
+    few rounds that chance alone would often keep them apart.
+    """
+
+    @property
+    def within_noise(self) -> bool:
+        """The ranges overlap."""
+        return self.standing == "within_noise"
 
 
 class Why(Record):
@@ -80,8 +87,6 @@ class Why(Record):
     copy_bytes_per_token: float | None
     node_us: float | None
     """Host time in nodes; null, like the shares, when no run was profiled."""
-    run_us: float | None
-    """Host time of a session run; what is in no node is between them, and profiling is part of that."""
     wait_share: float | None
     """Part of the node time in Memcpy nodes: waiting for work that was queued on the device, and copying."""
     own_share: float | None
@@ -130,6 +135,10 @@ class Contender(Record):
     """As the baseline; null for the baseline itself, or where nothing can be compared."""
     difference: Difference | None
     why: Why | None
+    node_share: float | None
+    """Node time of `why` as part of the median decode step, at most 1. The rest is in no node: waiting for the device at the
+    end of a run, and work around the nodes.
+    """
     why_unknown: str
     """Why `why` is null."""
     report: str | None

@@ -49,8 +49,21 @@ def compare(entry: Contender, base: Contender) -> str:
     first = f"{say_ratio(main)}{' of' if main.within_noise else ''} {base.name} in {main.phase}"
     parts = [f"{entry.name} is {first} ({figures(entry, base, main)})"]
     parts += [f"{say_ratio(other)} in {other.phase} ({figures(entry, base, other)})" for other in others]
-    cause = where_the_time_goes(entry) if main.median < 1 and not main.within_noise else ""
-    return ", ".join(parts) + (f": {cause}" if cause else "")
+    text = ", ".join(parts)
+    if same_place(entry, base):
+        text += f"; both ran on {short_provider(base.why.provider if base.why else '')} alone"
+    elif main.median < 1 and not main.within_noise and (cause := where_the_time_goes(entry)):
+        text += f": {cause}"
+    few = main.standing == "too_few_rounds"
+    return f"{text}; {plural(entry.rounds, 'round')} cannot tell that from noise" if few else text
+
+
+def same_place(entry: Contender, base: Contender) -> bool:
+    """Both ran on one and the same provider, so that a ratio is none of two providers."""
+    ours, theirs = entry.why, base.why
+    if ours is None or theirs is None or ours.nodes_elsewhere or theirs.nodes_elsewhere:
+        return False
+    return ours.provider == theirs.provider
 
 
 def say_ratio(found: Ratio) -> str:
@@ -97,10 +110,15 @@ def where_the_time_goes(entry: Contender) -> str:
     parts = list(known_parts(why))
     if not parts:
         return "where its time goes is not known: no run was profiled"
+    if entry.node_share is not None and entry.node_share < MOSTLY:
+        said = (
+            f"{whole_percent(1 - entry.node_share)} of its {why.phase} time is in none of its {plural(why.nodes, 'node')} "
+            "but waiting for a device at the end of a run, or work around the nodes"
+        )
+        return "; ".join(part for part in (said, around(why, "")) if part)
     share, where = max(parts)
-    between = between_nodes(why)
     said = f"{whole_percent(share)} of the host's time in nodes of its {why.phase} runs is in {where}"
-    return "; ".join(part for part in (said, around(why, where), between) if part)
+    return "; ".join(part for part in (said, around(why, where)) if part)
 
 
 def known_parts(why: Why) -> Iterator[tuple[float, str]]:
@@ -129,13 +147,6 @@ def around(why: Why, said: str) -> str:
     if why.partitions > 1:
         parts.append(plural(why.partitions, "partition"))
     return listing(parts) if parts else ""
-
-
-def between_nodes(why: Why) -> str:
-    """That most of a run is in no node, so that shares of the node time tell little of it; empty otherwise."""
-    if why.node_us is None or why.run_us is None or why.node_us >= MOSTLY * why.run_us:
-        return ""
-    return f"nodes are {whole_percent(why.node_us / why.run_us)} of a profiled run"
 
 
 def whole_percent(share: float) -> str:

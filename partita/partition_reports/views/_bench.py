@@ -10,9 +10,10 @@ from partita.partition_reports.bench_records import Bench, Contender, PhaseSpeed
 from partita.partition_reports.views._tables import BOLD, DIM, NAME, Column, Page
 from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
 
+MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
 EXPLAINED = (
     "Memcpy nodes wait until the device has done what is queued, and copy; where a device works on its own, its own "
-    "nodes only queue work"
+    "nodes only queue work. of a step: all node time as part of the median step above"
 )
 
 
@@ -71,14 +72,15 @@ def speed_rows(entry: Contender, baseline: str | None) -> Iterator[tuple[str, ..
 
 
 def say_ratio(ratio: Ratio | None) -> str:
-    """The ratio; ~ where it is noise."""
-    return NOT_KNOWN if ratio is None else f"{'~' if ratio.within_noise else ''}{decimals(ratio.median)}"
+    """The ratio, with a mark where it tells nothing."""
+    return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{decimals(ratio.median)}"
 
 
 def show_once(page: Page, bench: Bench) -> None:
     """What there is one figure of, and whether the tokens are the same."""
     page.line(
-        "ratio: the median of the ratios of the rounds; ~ where it is within noise: the ranges overlap", style=DIM
+        "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds to tell",
+        style=DIM,
     )
     page.heading("Start, memory and tokens")
     columns = [NAME, *(Column(title) for title in ("first token ms", "load s", "peak memory"))]
@@ -115,7 +117,7 @@ def show_why(page: Page, bench: Bench) -> None:
         columns = [NAME, Column("provider", number=False), *(Column(title) for title in titles)]
         page.table(columns, [placement_row(entry) for entry in known])
         page.heading("Host time in nodes, in decode runs that were profiled and are not counted")
-        columns = [NAME, *(Column(title) for title in ("own nodes", "elsewhere", "Memcpy nodes"))]
+        columns = [NAME, *(Column(title) for title in ("of a step", "own nodes", "elsewhere", "Memcpy nodes"))]
         page.table(columns, [time_row(entry) for entry in known])
         page.line(EXPLAINED, style=DIM)
     for entry in bench.contenders:
@@ -136,4 +138,5 @@ def time_row(entry: Contender) -> tuple[str, ...]:
     """Parts of the time in nodes."""
     why = entry.why
     assert why is not None
-    return (entry.name, *(percent(share) for share in (why.own_share, why.elsewhere_share, why.wait_share)))
+    shares = (entry.node_share, why.own_share, why.elsewhere_share, why.wait_share)
+    return (entry.name, *(percent(share) for share in shares))
