@@ -41,6 +41,12 @@ def test_a_provider_that_lists_nothing_is_judged_by_its_log():
 def test_nodes_without_a_name_count_one_by_one():
     nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
     rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0", "Det1", "NonZero2"),)), GPU_ALONE)
+    assert [(row.node, row.op_type) for row in rows] == [("Det0", "Det"), ("Det1", "Det"), ("NonZero2", "NonZero")]
+
+
+def test_nodes_without_a_name_in_any_source_count_one_by_one():
+    nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
+    rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0",),)), GPU_ALONE)
     assert [row.op_type for row in rows] == ["Det", "Det", "NonZero"]
     assert "(no name)" in render_refusal(rows)
 
