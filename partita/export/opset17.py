@@ -36,14 +36,28 @@ def convert(node: ir.Node) -> None:
     """Write one node as opset 17 has it."""
     if node.op_type in AXES_AS_INPUT:
         axes_as_attribute(node)
-    elif node.op_type == "Split" and len(node.inputs) > 1 and node.inputs[1] is not None:
-        node.attributes.pop("num_outputs", None)
+    elif node.op_type == "Split" and (has_sizes(node) or is_even(node)):
+        node.attributes.pop("num_outputs", None)  # without sizes opset 17 cuts in as many equal parts as there are outputs
     elif node.op_type == "Pad" and len(node.inputs) < 4:
         pass  # only the input `axes` is new
     elif node.op_type in ("ScatterElements", "ScatterND") and node.attributes.get_string("reduction", "none") == "none":
         pass  # only two kinds of reduction are new
     else:
         raise refused(node)
+
+
+def has_sizes(node: ir.Node) -> bool:
+    """True for a Split whose sizes are written out."""
+    return len(node.inputs) > 1 and node.inputs[1] is not None
+
+
+def is_even(node: ir.Node) -> bool:
+    """True for a Split whose parts are known to be of equal size."""
+    whole = node.inputs[0]
+    if whole is None or whole.shape is None:
+        return False
+    size = whole.shape[node.attributes.get_int("axis", 0)]
+    return isinstance(size, int) and size % len(node.outputs) == 0
 
 
 def axes_as_attribute(node: ir.Node) -> None:

@@ -53,7 +53,7 @@ def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill
     return rows
 
 
-@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
 @pytest.mark.parametrize("model_type", sorted(MODELS))
 def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
     checkpoint = tiny_checkpoint(model_type)
@@ -68,7 +68,7 @@ def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
 
 
-@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
     checkpoint = tiny_checkpoint(model_type)
@@ -77,7 +77,7 @@ def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_
     assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
 
 
-@pytest.mark.parametrize("attention", ["gqa", "onnx24"])
+@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
 @pytest.mark.parametrize("model_type", ["qwen2", "gemma2"])
 def test_rows_of_different_length(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str

@@ -1,0 +1,206 @@
+"""The lowering of standard operators up to opset 17: nothing newer in the file, and the numbers of the model.
+
+Parity in float32 over all architectures, static pairs and rows of unequal length are in test_parity.py, where this
+lowering is one of three.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from partita.errors import UnsupportedModelError, UsageError
+from partita.export.opset17 import AXES_AS_INPUT, to_opset17
+from partita.export.pipeline import ExportOptions, check_options
+from partita.package import TOLERANCES, read_manifest
+from tests.conftest import MODELS, Exported, TinyCheckpoint
+from tests.export.test_parity import NEW_TOKENS, PROMPT, original_tokens, our_tokens
+
+OPSET = 17
+
+
+def graphs(package: Path) -> list[onnx.ModelProto]:
+    files = [file.file for file in read_manifest(package).graph.files]
+    return [onnx.load(package / file, load_external_data=False) for file in files]
+
+
+STATIC: dict[str, Any] = {"static_shapes": True, "prefill_chunk": 6}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"), [*((name, {}) for name in sorted(MODELS)), ("llama", STATIC), ("gemma3_text", STATIC)]
+)
+def test_every_operator_is_a_standard_one_of_opset_17(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, options: dict[str, Any]
+) -> None:
+    package = exported(tiny_checkpoint(model_type), attention="primitives", **options)
+    assert read_manifest(package).graph.opsets == {"": OPSET}
+    for model in graphs(package):
+        assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", OPSET)]
+        assert not model.functions
+        for node in model.graph.node:
+            assert node.domain == "" and onnx.defs.get_schema(node.op_type, OPSET, "").since_version <= OPSET, node.name
+            known = onnx.defs.get_schema(node.op_type, OPSET, "")
+            assert {a.name for a in node.attribute} <= set(known.attributes), node.name
+            assert known.min_input <= len(node.input) <= known.max_input, node.name
+
+
+def test_the_checker_of_onnx_accepts_it(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    package = exported(tiny_checkpoint("gemma3_text"), attention="primitives")
+    onnx.checker.check_model(package / "model.onnx", full_check=True)
+
+
+def test_the_cache_is_written_by_position_and_never_rebuilt(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """One ScatterElements from past to present per state: what a provider can do in place."""
+    package = exported(tiny_checkpoint("llama"), attention="primitives")
+    (model,) = graphs(package)
+    writers = {output: node for node in model.graph.node for output in node.output}
+    for state in read_manifest(package).graph.states:
+        node = writers[state.present]
+        assert (node.op_type, node.input[0]) == ("ScatterElements", state.past)
+    assert {port.role for port in read_manifest(package).graph.files[0].inputs} == {
+        "tokens", "positions", "logits_rows"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "gemma3_text"])
+def test_float16(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    result = read_manifest(exported(tiny_checkpoint(model_type), attention="primitives", precision="fp16")).verification
+    assert result.status == "verified" and result.tolerance == TOLERANCES["fp16"]
+
+
+def test_float16_masks_what_is_not_there(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """An empty cache of zeros has scores above those of real keys: they must get no weight at all."""
+    package = exported(tiny_checkpoint("llama"), attention="primitives", precision="fp16")
+    (model,) = graphs(package)
+    (lowest,) = {
+        float(numpy_helper.to_array(tensor))
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT16 and tensor.dims == [] and numpy_helper.to_array(tensor) < -1e4
+    }
+    assert np.isfinite(np.float16(lowest)) and np.exp(np.float16(lowest) - np.float16(-100)) == 0
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_one_kv_head_and_as_many_as_query_heads(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, kv_heads: int
+) -> None:
+    checkpoint = tiny_checkpoint("llama", num_key_value_heads=kv_heads)
+    package = exported(checkpoint, attention="primitives")
+    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [original_tokens(checkpoint, PROMPT, NEW_TOKENS)]
+
+
+def test_rows_behind_a_softcap_and_a_window(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Batch of two, a static chunk, half of the layers with a window of 8, scores through tanh."""
+    checkpoint = tiny_checkpoint("gemma2")
+    package = exported(checkpoint, attention="primitives", batch_size=2, static_shapes=True, prefill_chunk=5)
+    prompts = [PROMPT[2:8], PROMPT]
+    expected = [original_tokens(checkpoint, prompt, NEW_TOKENS) for prompt in prompts]
+    assert our_tokens(package, prompts, NEW_TOKENS) == expected
+
+
+@pytest.mark.parametrize(("attention", "opset", "least"), [("gqa", 17, 18), ("onnx24", 23, 24)])
+def test_an_opset_below_what_a_lowering_needs(tmp_path: Path, attention: str, opset: int, least: int) -> None:
+    options = ExportOptions("none", tmp_path / "out", attention=attention, opset=opset)
+    with pytest.raises(UsageError, match=f"--opset {opset}: --attention {attention} needs opset {least} or newer"):
+        check_options(options)
+
+
+@pytest.mark.parametrize("opset", [16, 25])
+def test_an_opset_that_is_not_written_at_all(tmp_path: Path, opset: int) -> None:
+    with pytest.raises(UsageError, match=f"--opset {opset}: must be between 17 and 24"):
+        check_options(ExportOptions("none", tmp_path / "out", opset=opset))
+
+
+def test_a_newer_opset_is_written_when_asked(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    package = exported(tiny_checkpoint("llama"), attention="primitives", opset=21)
+    assert read_manifest(package).graph.opsets == {"": 21}
+
+
+# opset 18 -> 17
+
+
+def model_of(node: onnx.NodeProto, *constants: onnx.TensorProto, shape: tuple[int, ...] = (2, 3, 4)) -> ir.Model:
+    """A model of one node in opset 18: x -> y, z, …"""
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))]
+    graph = helper.make_graph([node], "g", inputs, outputs, list(constants))
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return ir.from_proto(made)
+
+
+def int64s(name: str, *values: int) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.array(values, np.int64), name)
+
+
+def values_of(model: ir.Model) -> list[npt.NDArray[Any]]:
+    x = np.random.default_rng(0).uniform(0.5, 2, (2, 3, 4)).astype(np.float32)
+    return ReferenceEvaluator(ir.to_proto(model)).run(None, {"x": x})  # type: ignore[return-value, arg-type]
+
+
+REDUCTIONS = sorted(AXES_AS_INPUT)
+CONVERTED = {
+    **{
+        f"{op}{'' if keep else ' dropped'}": (
+            helper.make_node(op, ["x", "axes"], ["y"], keepdims=keep), (int64s("axes", -1, 1),)
+        )
+        for op, keep in itertools.product(REDUCTIONS, (0, 1))
+    },
+    "over all axes": (helper.make_node("ReduceMax", ["x"], ["y"]), ()),
+    "Split": (helper.make_node("Split", ["x", "sizes"], ["y", "z"], axis=1), (int64s("sizes", 1, 2),)),
+    "Split in equal parts": (helper.make_node("Split", ["x"], ["y", "z"], axis=-1, num_outputs=2), ()),
+    "Pad": (helper.make_node("Pad", ["x", "pads"], ["y"]), (int64s("pads", 0, 0, 1, 0, 1, 0),)),
+    "unchanged": (helper.make_node("Relu", ["x"], ["y"]), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(CONVERTED))
+def test_opset_17_computes_the_same(case: str) -> None:
+    node, constants = CONVERTED[case]
+    model = model_of(node, *constants)
+    before = values_of(model)
+    to_opset17(model)
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(onnx.shape_inference.infer_shapes(proto, strict_mode=True))
+    assert [entry.version for entry in proto.opset_import] == [OPSET]
+    for ours, wanted in zip(values_of(model), before, strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-6)
+
+
+def test_axes_that_nobody_else_reads_are_gone() -> None:
+    node, constants = CONVERTED["ReduceSumSquare"]
+    model = model_of(node, *constants)
+    to_opset17(model)
+    assert list(model.graph.initializers) == []
+
+
+REFUSED = {
+    "Split with a rest": (helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2), ()),
+    "Pad of some axes": (
+        helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"]), (int64s("pads", 1, 1), int64s("axes", 1))
+    ),
+    "no axes, no reduction": (helper.make_node("ReduceMax", ["x"], ["y"], noop_with_empty_axes=1), ()),
+    "axes that are computed": (helper.make_node("ReduceMax", ["x", "unknown"], ["y"]), ()),
+    "Resize": (helper.make_node("Resize", ["x", "", "scales"], ["y"]),
+               (numpy_helper.from_array(np.array([1, 1, 2], np.float32), "scales"),)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(REFUSED))
+def test_what_opset_17_does_not_have_is_refused(case: str) -> None:
+    node, constants = REFUSED[case]
+    node.name = "model.layers.0/Node"
+    model = model_of(node, *constants)
+    with pytest.raises(UnsupportedModelError, match=r"model\.layers\.0/Node: \w+ cannot be written in opset 17"):
+        to_opset17(model)
