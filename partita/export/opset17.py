@@ -37,7 +37,8 @@ def convert(node: ir.Node) -> None:
     if node.op_type in AXES_AS_INPUT:
         axes_as_attribute(node)
     elif node.op_type == "Split" and (has_sizes(node) or is_even(node)):
-        node.attributes.pop("num_outputs", None)  # without sizes opset 17 cuts in as many equal parts as there are outputs
+        # Without sizes opset 17 cuts in as many equal parts as there are outputs.
+        node.attributes.pop("num_outputs", None)
     elif node.op_type == "Pad" and len(node.inputs) < 4:
         pass  # only the input `axes` is new
     elif node.op_type in ("ScatterElements", "ScatterND") and node.attributes.get_string("reduction", "none") == "none":

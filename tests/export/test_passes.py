@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from partita.export.checkpoint import Checkpoint, open_checkpoint
-from partita.export.passes import ORDER, gather_rows, tied_head, transposed_weights
+from partita.export.passes import ORDER, gather_rows, rotary_tables, tied_head, transposed_weights
 from partita.export.weights import CheckpointWeight
 from tests.conftest import TinyCheckpoint
 
@@ -119,6 +119,55 @@ def test_tied_head(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
     model = check_equal(make, tied_head.run, tmp_path, {"x": random(batch, 2, 64)})
     assert [n.op_type for n in model.graph] == ["Reshape", "Gemm", "Reshape"]
     assert HEAD in model.graph.initializers
+
+
+LENGTH = 32
+
+
+def rotary(batch: int = 1, *, scaling: ir.Value | None = None, wave: str = "Cos") -> ir.Model:
+    """positions [B, s] -> cos [B, s, 4], added to x so that something reads it."""
+    positions, x = value("position_ids", [batch, "s"], ir.DataType.INT32), value("x", [batch, "s", 4])
+    past = value("past_key_values.0.key", [batch, 2, LENGTH, 4])
+    axis, frequencies = constant("axis", [-1]), floats("frequencies", [1.0, 0.1])
+    scaling = scaling or floats("scaling", [1.5])
+    column = ir.node("Unsqueeze", [positions, axis])
+    real = ir.node("Cast", [column.outputs[0]], {"to": ir.DataType.FLOAT})
+    angle = ir.node("Mul", [real.outputs[0], frequencies])
+    both = ir.node("Concat", [angle.outputs[0], angle.outputs[0]], {"axis": -1})
+    turned = ir.node(wave, [both.outputs[0]])
+    scaled = ir.node("Mul", [turned.outputs[0], scaling])
+    scaled.outputs[0].shape, scaled.outputs[0].type = ir.Shape([batch, "s", 4]), ir.TensorType(ir.DataType.FLOAT)
+    turned.outputs[0].shape, turned.outputs[0].type = ir.Shape([batch, "s", 4]), ir.TensorType(ir.DataType.FLOAT)
+    nodes = [column, real, angle, both, turned, scaled, ir.node("Add", [scaled.outputs[0], x])]
+    for number, node in enumerate(nodes[:-1]):
+        node.outputs[0].name = f"v{number}"
+    return graph([positions, x, past], nodes, [axis, frequencies, scaling])
+
+
+def floats(name: str, values: Any) -> ir.Value:
+    tensor = ir.tensor(np.array(values, np.float32), name=name)
+    shape = ir.Shape(np.shape(values))
+    return ir.Value(name=name, shape=shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+
+
+@pytest.mark.parametrize("wave", ["Cos", "Sin"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rotary_tables(tmp_path: Path, batch: int, wave: str) -> None:
+    numbers = np.stack([np.array([row, 5, LENGTH - 1, 0], np.int32) for row in range(batch)])
+    past = np.zeros((batch, 2, LENGTH, 4), np.float32)
+    feed: Feed = {"position_ids": numbers, "x": random(batch, 4, 4), "past_key_values.0.key": past}
+    model = check_equal(lambda: rotary(batch, wave=wave), rotary_tables.run, tmp_path, feed)
+    assert [n.op_type for n in model.graph] == ["Gather", "Add"]
+    (table,) = model.graph.initializers.values()
+    assert table.shape == ir.Shape([LENGTH, 4])
+
+
+def test_rotary_tables_leaves_what_is_more_than_a_row_per_position(checkpoint: Checkpoint) -> None:
+    per_column = rotary(scaling=floats("scaling", np.ones((1, 3, 4))))  # a factor for each place in the step
+    assert rotary_tables.run(per_column) == 1, "the wave is looked up, the factor stays"
+    assert [n.op_type for n in per_column.graph] == ["Gather", "Mul", "Add"]
+    learned = weight(checkpoint, "model.norm.weight")
+    assert rotary_tables.run(rotary(scaling=learned)) == 1, "nor is a weight of the checkpoint read"
 
 
 def test_every_pass_has_a_test() -> None:

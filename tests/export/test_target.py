@@ -1,0 +1,232 @@
+"""The provider that a package is for is asked, and what it says decides: order of the questions, ranking, records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from partita.commands.export import replay as replay_on_cpu
+from partita.errors import ParityError, ProviderError, UnsupportedModelError
+from partita.export.pipeline import ExportOptions, Summary, export
+from partita.export.target import Answer, Target, candidates, describe, rank
+from partita.package import Manifest, Verification, read_manifest
+from tests.conftest import TinyCheckpoint
+
+SPOILS = {"gqa": "GroupQueryAttention", "onnx24": "TensorScatter", "primitives": "ScatterElements"}
+"""An operator that only this lowering has."""
+
+
+def name_of(model: bytes) -> str:
+    """The lowering of a graph that a provider is asked about."""
+    operators = {node.op_type for node in onnx.ModelProto.FromString(model).graph.node}
+    (name,) = [name for name, operator in SPOILS.items() if operator in operators]
+    return name
+
+
+class Provider:
+    """A provider by its answers: what it leaves of each lowering, and which it computes wrongly."""
+
+    def __init__(
+        self, left: Mapping[str, int], *, wrong: tuple[str, ...] = (), fails: Mapping[str, str] | None = None
+    ) -> None:
+        self.left, self.wrong, self.fails = left, wrong, fails or {}
+        self.asked: list[str] = []
+        self.sizes: list[Mapping[str, tuple[int, ...]]] = []
+        self.replayed: list[str] = []
+
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        name = name_of(model)
+        self.asked.append(name)
+        self.sizes.append(sizes)
+        count = self.left.get(name, 0)
+        nodes = len(onnx.ModelProto.FromString(model).graph.node)
+        return Answer(nodes, {SPOILS[name]: count} if count else {}, self.fails.get(name, ""))
+
+    def replay(self, folder: Path, manifest: Manifest) -> Verification:
+        assert (folder / "model.onnx").is_file() and not (folder / "manifest.json").exists()
+        name = manifest.graph.attention
+        self.replayed.append(name)
+        if name in self.wrong:
+            return Verification(status="unverified", detail="first difference in prefill, output logits")
+        return Verification(status="verified", detail="10 steps agree")
+
+    def target(self, preferred: str = "gqa") -> Target:
+        return Target("there", "--target", preferred, "by itself", self.ask, self.replay)
+
+
+Exporting = Callable[..., Summary]
+
+
+@pytest.fixture
+def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
+    """Export the tiny llama for a target."""
+
+    def run(target: Target, model: str = "llama", overrides: dict[str, Any] | None = None, **options: Any) -> Summary:
+        checkpoint = tiny_checkpoint(model, **(overrides or {}))
+        wanted = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, **options)
+        return export(wanted, replay=replay_on_cpu, target=target)
+
+    return run
+
+
+def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Exporting) -> None:
+    provider = Provider({})
+    summary = exporting(provider.target())
+    assert provider.asked == provider.replayed == ["gqa"]
+    assert summary.manifest.graph.attention == "gqa"
+    nodes = summary.manifest.graph.files[0].nodes
+    assert summary.attention_reason == f"auto: there takes {nodes} of {nodes} nodes"
+    target = read_manifest(summary.out).target
+    assert target is not None
+    assert (target.provider, target.source, target.how) == ("there", "--target", "by itself")
+    assert (target.verification, target.detail) == ("verified", "10 steps agree")
+    (asked,) = target.asked
+    assert (asked.attention, asked.left, asked.fails, asked.unasked, asked.disagrees) == ("gqa", {}, "", 0, "")
+    assert asked.nodes == nodes
+
+
+def test_the_providers_own_choice_is_asked_about_first(exporting: Exporting) -> None:
+    provider = Provider({"primitives": 1, "gqa": 2})
+    summary = exporting(provider.target("primitives"))
+    assert provider.asked == ["primitives", "gqa", "onnx24"]
+    assert summary.manifest.graph.attention == "onnx24"
+    assert "primitives takes" in summary.attention_reason and "not ScatterElements (1)" in summary.attention_reason
+
+
+def test_a_step_of_one_token_is_asked_about(exporting: Exporting) -> None:
+    provider = Provider({})
+    exporting(provider.target())
+    (sizes,) = provider.sizes
+    assert sizes["input_ids"] == (1, 1) and sizes["past_key_values.0.key"] == (1, 2, 64, 16)
+
+
+def test_no_weight_is_read_to_ask(exporting: Exporting) -> None:
+    kinds: list[bool] = []
+
+    def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        weights = [t for t in onnx.ModelProto.FromString(model).graph.initializer if t.name.startswith("model.layers")]
+        kinds.extend(t.data_location == onnx.TensorProto.EXTERNAL for t in weights)
+        return Answer(1, {}, "")
+
+    exporting(replace(Provider({}).target(), ask=ask))
+    assert kinds and all(kinds)
+
+
+def test_fewest_nodes_left_wins_and_everything_asked_is_recorded(exporting: Exporting) -> None:
+    provider = Provider({"gqa": 2, "onnx24": 6, "primitives": 1})
+    summary = exporting(provider.target())
+    assert provider.asked == ["gqa", "onnx24", "primitives"] and provider.replayed == ["primitives"]
+    target = summary.manifest.target
+    assert target is not None
+    assert [(entry.attention, sum(entry.left.values())) for entry in target.asked] == [
+        ("gqa", 2), ("onnx24", 6), ("primitives", 1)
+    ]  # fmt: skip
+
+
+def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_about(exporting: Exporting) -> None:
+    provider = Provider({"onnx24": 6}, wrong=("gqa",))
+    summary = exporting(provider.target())
+    assert provider.asked == ["gqa", "onnx24", "primitives"], "the others were asked only after gqa had disagreed"
+    assert provider.replayed == ["gqa", "primitives"]
+    assert summary.manifest.graph.attention == "primitives" and summary.manifest.verification.status == "verified"
+    assert "gqa disagrees: first difference" in summary.attention_reason
+    assert any(note.startswith("--attention gqa was tried and left: first difference") for note in summary.notes)
+    target = summary.manifest.target
+    assert target is not None and [bool(entry.disagrees) for entry in target.asked] == [True, False, False]
+    assert sorted(path.name for path in summary.out.iterdir()) == sorted(
+        [*(file.name for file in summary.manifest.files), "manifest.json"]
+    )
+
+
+def test_when_it_computes_none_rightly_nothing_is_written(exporting: Exporting, tmp_path: Path) -> None:
+    provider = Provider({}, wrong=tuple(SPOILS))
+    with pytest.raises(ParityError, match="there does not compute what the model computes") as caught:
+        exporting(provider.target())
+    assert caught.value.exit_code == 4 and provider.replayed == list(SPOILS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_named_lowering_is_the_only_one_asked_about_and_is_taken_whatever_the_answer(exporting: Exporting) -> None:
+    provider = Provider({"onnx24": 6})
+    summary = exporting(provider.target(), attention="onnx24")
+    assert provider.asked == ["onnx24"] and summary.manifest.graph.attention == "onnx24"
+    assert summary.attention_reason.startswith("asked for: there takes ")
+
+
+def test_a_named_lowering_that_it_computes_wrongly_is_an_error(exporting: Exporting, tmp_path: Path) -> None:
+    with pytest.raises(ParityError, match="name another --attention or another --target"):
+        exporting(Provider({}, wrong=("gqa",)).target(), attention="gqa")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_opset_skips_the_lowerings_that_need_a_newer_one(exporting: Exporting) -> None:
+    provider = Provider({"gqa": 1})
+    summary = exporting(provider.target(), opset=18)
+    assert provider.asked == ["gqa", "primitives"] and summary.manifest.graph.attention == "primitives"
+    assert "onnx24: --opset 18: onnx24 needs 24 or newer" in summary.attention_reason
+    target = summary.manifest.target
+    assert target is not None and target.unfit == {"onnx24": "--opset 18: onnx24 needs 24 or newer"}
+
+
+def test_a_lowering_that_the_model_does_not_fit_is_skipped_with_its_reason(
+    exporting: Exporting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiny llama has equal widths; a lowering that says it cannot hold them stands in for one that cannot."""
+    from partita.export.attention import gqa
+
+    def emit(call: Any) -> Any:
+        raise UnsupportedModelError("layer 0 has something that gqa cannot write")
+
+    monkeypatch.setattr(gqa, "LOWERING", replace(gqa.LOWERING, emit=emit))
+    provider = Provider({})
+    summary = exporting(provider.target())
+    assert provider.asked == ["onnx24"]
+    assert "gqa: layer 0 has something that gqa cannot write" in summary.attention_reason
+    with pytest.raises(UnsupportedModelError, match="layer 0 has something"):
+        exporting(provider.target(), attention="gqa", force=True)
+
+
+def test_a_provider_that_cannot_run_here_leaves_a_note(exporting: Exporting) -> None:
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        raise ProviderError("there: no device")
+
+    summary = exporting(replace(Provider({}).target(), replay=replay))
+    target = summary.manifest.target
+    assert target is not None and target.verification == "not_run" and summary.manifest.verification.provider
+    assert "not verified on there: there: no device" in summary.notes
+
+
+def test_without_a_replay_or_with_no_verify_the_record_says_not_run(exporting: Exporting) -> None:
+    provider = Provider({})
+    target = exporting(replace(provider.target(), replay=None)).manifest.target
+    assert target is not None and target.verification == "not_run"
+    target = exporting(provider.target(), verify=False, force=True).manifest.target
+    assert target is not None and target.verification == "not_run" and provider.replayed == []
+
+
+def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(exporting: Exporting) -> None:
+    how = "which could not be asked: not_in_build: no such provider"
+    summary = exporting(Target("there", "--target", "primitives", how))
+    assert summary.manifest.graph.attention == "primitives"
+    assert summary.attention_reason == f"auto: the default for there, {how}"
+    target = summary.manifest.target
+    assert target is not None and (target.asked, target.how) == ((), how)
+
+
+def test_ranking_counts_what_is_left_and_what_is_unknown_and_failures_last() -> None:
+    order = candidates(Target("there", "--target", "primitives", ""), "auto")
+    assert order == ["primitives", "gqa", "onnx24"]
+    answers = {
+        "primitives": Answer(100, {}, "cannot compile"),
+        "gqa": Answer(50, {"GroupQueryAttention": 2}, ""),
+        "onnx24": Answer(60, {}, "", unasked=2),
+    }
+    assert rank(answers, order) == ["gqa", "onnx24", "primitives"], "of equals the one that was asked first"
+    assert describe(answers["primitives"]) == "fails over the whole graph: cannot compile"
+    assert describe(answers["gqa"]) == "takes 48 of 50 nodes, not GroupQueryAttention (2)"
+    assert describe(answers["onnx24"]) == "takes 58 of 60 nodes; no answer on 2"

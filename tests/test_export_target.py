@@ -1,0 +1,107 @@
+"""`partita export --target`: the verb asks the provider that is installed, here CUDA over its stand-ins and the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita import cli
+from tests.conftest import TinyCheckpoint
+
+Export = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Export:
+    """Run the verb on the tiny llama; gives exit code, stdout and stderr."""
+
+    def run(*options: str) -> tuple[int, str, str]:
+        code = cli.run(["export", str(tiny_checkpoint("llama")), str(tmp_path / "out"), "--max-length", "64", *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def as_json(done: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = done
+    assert code == 0, err
+    content: dict[str, Any] = json.loads(out)
+    return content
+
+
+def refused(done: tuple[int, str, str], code: int, *words: str) -> None:
+    """One line on stderr with all of `words`, nothing on stdout."""
+    assert (done[0], done[1]) == (code, ""), done
+    (line,) = [line for line in done[2].splitlines() if line.startswith("partita: ")]
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize(("precision", "attention"), [("fp32", "onnx24"), ("fp16", "gqa")])
+def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, attention: str) -> None:
+    """GroupQueryAttention has no float32 kernel for CUDA: only the provider itself knows."""
+    content = as_json(exporting("--target", "cuda", "--precision", precision, "--json"))
+    graph, target = content["manifest"]["graph"], content["manifest"]["target"]
+    assert graph["attention"] == attention
+    assert target["provider"] == "cuda" and target["source"] == "--target" and target["verification"] == "not_run"
+    assert "over stand-ins for its libraries" in target["how"]
+    asked = {entry["attention"]: entry["left"] for entry in target["asked"]}
+    assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
+    code, out, _ = exporting("--target", "cuda")
+    assert code == 0
+    (reason,) = [line for line in out.splitlines() if line.startswith("  attention ")]
+    assert "onnx24 (auto: cuda takes " in reason and "gqa takes " in reason and "not GroupQueryAttention (2)" in reason
+    (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
+    assert line.startswith("  target      cuda (--target), asked over stand-ins") and line.endswith("not run on it")
+
+
+def test_without_a_target_the_best_provider_here_is_asked(exporting: Export) -> None:
+    target = as_json(exporting("--json"))["manifest"]["target"]
+    assert target["source"].startswith("default: ")
+    assert target["provider"] != "cpu" or target["verification"] == "verified"
+
+
+def test_a_named_lowering_without_a_target_asks_nobody(exporting: Export) -> None:
+    content = as_json(exporting("--attention", "primitives", "--json"))
+    assert content["manifest"]["target"] is None and content["attention_reason"] == "asked for"
+
+
+def test_a_named_lowering_with_a_target_is_asked_about_alone(exporting: Export) -> None:
+    target = as_json(exporting("--attention", "primitives", "--target", "cpu", "--json"))["manifest"]["target"]
+    assert [entry["attention"] for entry in target["asked"]] == ["primitives"]
+    assert target["verification"] == "verified"
+
+
+def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
+    """It is an error, unless the user takes the documented default."""
+    refused(exporting("--target", "directml"), 3, "directml", "not_in_build", "--target-default", "--attention gqa")
+    code, out, _ = exporting("--target", "directml", "--target-default")
+    assert code == 0 and "the default for directml, which could not be asked: not_in_build" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--target", "cuda,cpu"), ("--target cuda,cpu", "name one provider")),
+        (("--target", "cpu,cpu"), ("cpu",)),
+        (("--target", "nosuchprovider"), ("nosuchprovider", "cpu")),
+        (("--target", ""), ("provider",)),
+        (("--attention", "gqa", "--provider-option", "cuda.device_id=0"), ("--provider-option", "--target")),
+        (("--attention", "gqa", "--target-default"), ("--target-default", "--target names")),
+        (("--target", "cpu", "--provider-option", "cuda.device_id=0"), ("cuda",)),
+        (("--target", "cpu", "--provider-option", "cpu.nosuchoption=1"), ("nosuchoption",)),
+        (("--attention", "nosuchlowering"), ("nosuchlowering", "gqa", "onnx24", "primitives")),
+        (("--target", "cpu", "--attention", "onnx24", "--opset", "20"), ("--opset 20", "onnx24", "24")),
+        (("--opset", "16"), ("--opset 16", "17")),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[str, ...], words: Any) -> None:
+    refused(exporting(*options), 2, *words)
