@@ -527,7 +527,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.
     assert "\x1b" not in err
 
 
-@pytest.mark.parametrize("verb", [[], ["export"], ["generate"], ["verify"], ["report"], ["report", "show"]])
+@pytest.mark.parametrize("verb", [[], ["export"], ["generate"], ["verify"], ["bench"], ["report"], ["report", "show"]])
 def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: list[str]) -> None:
     out, _ = succeeds(capsys, *verb, "--help")
     assert "Usage:" in out

@@ -133,7 +133,6 @@ def finish(options: BenchOptions, bench: Bench, racers: Sequence[Racer]) -> int:
             if entry.report is not None:
                 note(f"report: {entry.report} (see it with: partita report show {entry.report})")
     if bench.interrupted:
-        note(f"partita: interrupted after {max(entry.rounds for entry in bench.contenders)} of {bench.rounds} rounds")
         return INTERRUPTED
     if failed:
         raise failure(failed)

@@ -57,8 +57,8 @@ class Ratio(Record):
     low: float
     high: float
     standing: Literal["differs", "within_noise", "too_few_rounds"]
-    """Whether the ratio tells something: not where the ranges from the slowest to the fastest round overlap, nor over so
-    few rounds that chance alone would often keep them apart.
+    """Whether the ratio tells something: not where the ranges from the slowest to the fastest round overlap, nor over
+    so few rounds that chance alone would often keep them apart.
     """
 
     @property
@@ -136,8 +136,8 @@ class Contender(Record):
     difference: Difference | None
     why: Why | None
     node_share: float | None
-    """Node time of `why` as part of the median decode step, at most 1. The rest is in no node: waiting for the device at the
-    end of a run, and work around the nodes.
+    """Node time of `why` as part of the median decode step, at most 1. The rest is in no node: waiting for the
+    device at the end of a run, and work around the nodes.
     """
     why_unknown: str
     """Why `why` is null."""

@@ -107,13 +107,15 @@ def where_the_time_goes(entry: Contender) -> str:
         return f"{whole_percent(outside)} of its decode time is outside the session runs"
     if why is None:
         return f"where its time goes is not known: {entry.why_unknown}" if entry.why_unknown else ""
+    if why.provider == CPU and not why.copies and not why.nodes_elsewhere:
+        return ""
     parts = list(known_parts(why))
     if not parts:
         return "where its time goes is not known: no run was profiled"
     if entry.node_share is not None and entry.node_share < MOSTLY:
         said = (
-            f"{whole_percent(1 - entry.node_share)} of its {why.phase} time is in none of its {plural(why.nodes, 'node')} "
-            "but waiting for a device at the end of a run, or work around the nodes"
+            f"{whole_percent(1 - entry.node_share)} of its {why.phase} time is in none of its "
+            f"{plural(why.nodes, 'node')} but waiting for a device at the end of a run, or work around the nodes"
         )
         return "; ".join(part for part in (said, around(why, "")) if part)
     share, where = max(parts)
@@ -138,7 +140,7 @@ def known_parts(why: Why) -> Iterator[tuple[float, str]]:
 def around(why: Why, said: str) -> str:
     """What goes with the largest part: copies, nodes elsewhere and partitions, or that there are none."""
     if not why.copies and not why.nodes_elsewhere:
-        return "nothing is copied and no node is elsewhere" if why.provider != CPU else ""
+        return "nothing is copied and no node is elsewhere"
     parts = []
     if why.nodes_elsewhere and " on " not in said:
         parts.append(f"{plural(why.nodes_elsewhere, 'node')} elsewhere")

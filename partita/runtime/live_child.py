@@ -50,7 +50,10 @@ class LiveChild:
                 env={**os.environ, "PYTHONPATH": search_path(), "TMPDIR": str(folder)},
                 start_new_session=True,
             )
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.lost = ""
+        """What became of it, once it gave no answer."""
+        self.listener = threading.Thread(target=self._listen, daemon=True)
+        self.listener.start()
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
@@ -60,30 +63,36 @@ class LiveChild:
         self.lines.put(None)
 
     def ask(self, question: Mapping[str, Any], timeout_seconds: float) -> dict[str, Any]:
-        """The answer of the child. Raises ChildLostError when it ends, hangs, or says something else."""
+        """The answer of the child. Raises ChildLostError when it ends, hangs, or says something else, now or before."""
+        if self.lost:
+            raise ChildLostError(self.lost)
         assert self.process.stdin is not None
+        # One that has ended is noticed by its stdout.
+        with suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
         try:
-            # A child that has ended is noticed by its stdout.
-            with suppress(BrokenPipeError):
-                self.process.stdin.write(json.dumps(question) + "\n")
-                self.process.stdin.flush()
             line = self.lines.get(timeout=timeout_seconds)
         except queue.Empty:
-            self.kill()
-            raise ChildLostError(f"gave no answer within {timeout_seconds:g} s{self.last_line()}") from None
+            raise self.give_up(f"gave no answer within {timeout_seconds:g} s{self.last_line()}") from None
         if line is None:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)
             self.kill()
-            raise ChildLostError(f"{how_ended(self.process.returncode)}{self.last_line()}")
+            raise self.give_up(f"{how_ended(self.process.returncode)}{self.last_line()}")
         try:
             answer = json.loads(line)
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            self.kill()
-            raise ChildLostError(f"said what is no answer: {line[:SAID].strip()!r}")
+            raise self.give_up(f"said what is no answer: {line[:SAID].strip()!r}")
         return answer
+
+    def give_up(self, why: str) -> ChildLostError:
+        """End the child; the error that says why."""
+        self.lost = why
+        self.kill()
+        return ChildLostError(why)
 
     def last_line(self) -> str:
         """What it wrote last on stderr, in words; empty when it wrote nothing."""
@@ -108,3 +117,9 @@ class LiveChild:
                 else:
                     self.process.kill()
         self.process.wait()
+        self.listener.join(END_SECONDS)
+        if self.process.stdin is not None:
+            with suppress(OSError):  # what was not written yet has no reader
+                self.process.stdin.close()
+        if self.process.stdout is not None and not self.listener.is_alive():
+            self.process.stdout.close()

@@ -1,0 +1,254 @@
+"""`partita bench` as its users meet it: real processes on the CPU, and what becomes of contenders that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from partita.commands import bench_rounds
+from partita.commands.bench_rounds import Race
+from partita.partition_reports.bench_records import Bench
+from partita.partition_reports.views import json as json_view
+from tests.conftest import Exported, TinyCheckpoint, require
+from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds
+from tests.test_startup import run_and_tell
+from tests.test_supervise import ABORTS, HANGS, library
+
+QUICK = ("--rounds", "1", "--max-new-tokens", "4", "--prompt-tokens", "5")
+NO_DEVICE = "cuda,cpu"
+"""On a machine without CUDA this is the CPU, under another name."""
+
+
+@pytest.fixture(scope="module")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_rounds, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    out, _ = succeeds(capsys, "bench", *arguments, "--json")
+    Bench.model_validate_json(out)
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_two_chains_take_turns_and_are_compared(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[tuple[int, str]] = []
+    take_turn = Race.take_turn
+
+    def noted(self: Race, racer: bench_rounds.Racer, number: int) -> None:
+        order.append((number, racer.entry.name))
+        take_turn(self, racer, number)
+
+    monkeypatch.setattr(Race, "take_turn", noted)
+    found = measured(capsys, package, "--providers", NO_DEVICE, "cpu", "--rounds", "2", "--max-new-tokens", "6")
+    assert order == [(0, NO_DEVICE), (0, "cpu"), (1, "cpu"), (1, NO_DEVICE), (2, NO_DEVICE), (2, "cpu")]
+    first, cpu = found["contenders"]
+    assert found["baseline"] == "cpu" and found["verdict"][0].startswith(f"{NO_DEVICE} is ")
+    assert "cuda is not used: library_missing" in found["verdict"][0] or "device_missing" in found["verdict"][0]
+    assert (first["rounds"], cpu["rounds"], first["same_tokens"], first["repeats"]) == (2, 2, True, True)
+    assert [len(turn["decode_ms"]) for turn in cpu["turns"]] == [5, 5, 5]
+    assert [len(turn["tokens"][0]) for turn in cpu["turns"]] == [6, 6, 6]
+    assert cpu["why"]["provider"] == "CPUExecutionProvider" and cpu["why"]["nodes_elsewhere"] == 0
+    assert cpu["load_seconds"] > 0 and cpu["peak_rss_bytes"] > 1 << 20
+    assert {entry["phase"] for entry in first["ratios"]} == {"prefill", "decode"} and not cpu["ratios"]
+
+
+def test_the_tokens_are_those_of_generate(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = ("--prompt", "1,45,7,99", "--token-ids")
+    found = measured(capsys, package, "--provider", "cpu", *prompt, "--rounds", "1", "--max-new-tokens", "6")
+    out, _ = succeeds(
+        capsys, "generate", package, "1,45,7,99", "--token-ids", "--max-new-tokens", "6", "--provider", "cpu", "--json"
+    )
+    ours = found["contenders"][0]["turns"][0]["tokens"][0]
+    theirs = json.loads(out)["rows"][0]["tokens"]
+    assert ours[: len(theirs)] == theirs and len(ours) == 6
+
+
+def test_one_provider_is_measured_without_a_ratio(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--rounds", "1", "--max-new-tokens", "4", "--threads", "1", "--prompt", "return")
+    out, _ = succeeds(capsys, "bench", package, "--provider", "cpu", *words)
+    assert out.startswith("cpu: decode ") and "--threads 1" in out
+
+
+def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "reports"
+    succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["cpu.json", "cuda-cpu.json"]
+    report = json_view.read(folder / "cpu.json")
+    assert (report.request.verb, report.request.prompt_tokens, report.request.max_new_tokens) == ("bench", 5, 4)
+    assert any(phase.observed_runs for phase in report.phases)
+    assert [check for check in report.checks if not check.passed] == []
+    succeeds(capsys, "report", "show", folder / "cpu.json")
+
+
+def test_options_reach_the_chains_that_have_the_provider(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--provider-option", "cuda.device_id=0")
+    found = measured(capsys, package, "--provider", "cpu", NO_DEVICE, *QUICK, *words)
+    assert [entry["status"] for entry in found["contenders"]] == ["measured", "measured"]
+    fails(capsys, 2, "cuda", "bench", package, "--provider", "cpu", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "no provider to measure"),
+        (["--provider", "cpu", "CPU"], 2, "twice"),
+        (["--provider", "gpuu"], 2, "unknown provider 'gpuu'"),
+        (["--provider", ""], 2, "--provider is empty"),
+        (["--provider", "cpu", "--rounds", "0"], 2, "--rounds is 0"),
+        (["--provider", "cpu", "--max-new-tokens", "1"], 2, "--max-new-tokens is 1"),
+        (["--provider", "cpu", "--prefill-chunk", "0"], 2, "--prefill-chunk is 0"),
+        (["--provider", "cpu", "--threads", "0"], 2, "--threads is 0"),
+        (["--provider", "cpu", "--timeout", "nan"], 2, "--timeout is nan"),
+        (["--provider", "cpu", "--baseline", "webgpu"], 2, "--baseline webgpu: not among"),
+        (["--provider", "cpu", "--token-ids"], 2, "give --prompt"),
+        (["--provider", "cpu", "--prompt", "a", "--prompt-tokens", "4"], 2, "give one of them"),
+        (["--provider", "cpu", "--prompt", "1,x", "--token-ids"], 2, "not a list of token ids"),
+        (["--provider", "cpu", "--prompt", "1,9999", "--token-ids"], 1, "token id 9999"),
+        (["--provider", "cpu", "--prompt", ""], 1, "the prompt is empty"),
+        (["--provider", "cpu", "--prompt-tokens", "60"], 1, "cache of this package holds"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(
+    package: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    fails(capsys, code, said, "bench", package, *words)
+
+
+def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    words = ("bench", package, "--provider", "cpu", "--report")
+    fails(capsys, 1, "a file; give a folder", *words, tmp_path / "file")
+    fails(capsys, 1, "inside the package", *words, package / "reports")
+    fails(capsys, 1, "cannot be made", *words, tmp_path / "no" / "such")
+    assert not (package / "reports").exists()
+
+
+def test_damaged_packages(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(capsys, 1, "no such folder", "bench", tmp_path / "absent", "--provider", "cpu")
+    copy = shutil.copytree(package, tmp_path / "copy")
+    with (copy / "model.onnx").open("ab") as file:
+        file.write(b"x")
+    fails(capsys, 1, "model.onnx", "bench", copy, "--provider", "cpu")
+
+
+def test_a_provider_that_cannot_start_is_exit_code_3_and_the_other_is_measured(
+    package: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from partita.cli import run
+
+    assert run(["bench", str(package), "--providers", "cuda", "cpu", *QUICK]) == 3
+    out, err = capsys.readouterr()
+    assert out.startswith("cpu: decode ") and "cuda failed: " in out
+    assert err.startswith("partita: cuda: ")
+    assert "cuda: " in fails(capsys, 3, "missing", "bench", package, "--provider", "cuda", *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"), [(ABORTS, "killed by SIGABRT"), (HANGS, "no answer within 3 s")], ids=["crash", "hang"]
+)
+def test_a_provider_that_crashes_or_hangs_is_a_finding(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, words: str
+) -> None:
+    from partita.cli import run
+
+    named = f"mine={library(tmp_path, source)}"
+    fails(capsys, 2, "mine: in no chain", "bench", package, "--provider", "cpu", "--provider-library", named)
+    plugin = ("--provider-library", named, "--timeout", "3" if source is HANGS else "60")
+    assert run(["bench", str(package), "--provider", "mine,cpu", "cpu", *QUICK, *plugin, "--json"]) == 3
+    out, err = capsys.readouterr()
+    lost, cpu = json.loads(out)["contenders"]
+    assert (lost["status"], cpu["status"], cpu["rounds"]) == ("failed", "measured", 1)
+    assert words in lost["error"] and words in err
+
+
+def test_one_that_fails_in_the_middle_keeps_what_it_finished(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from partita.cli import run
+
+    take_turn = Race.take_turn
+
+    def killed(self: Race, racer: bench_rounds.Racer, number: int) -> None:
+        if number == 2 and racer.entry.name == NO_DEVICE:
+            assert racer.child is not None
+            racer.child.process.kill()
+        take_turn(self, racer, number)
+
+    monkeypatch.setattr(Race, "take_turn", killed)
+    words = ["--providers", NO_DEVICE, "cpu", "--rounds", "3", "--max-new-tokens", "4", "--json"]
+    assert run(["bench", str(package), *words]) == 3
+    lost, cpu = json.loads(capsys.readouterr().out)["contenders"]
+    assert (lost["rounds"], cpu["rounds"], lost["ratios"]) == (1, 3, [])
+    assert "SIGKILL" in lost["error"]
+
+
+@pytest.mark.parametrize(("when", "rounds"), [(3, 2), (1, 0)])
+def test_ctrl_c_prints_what_is_complete_and_leaves_no_process(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: int, rounds: int
+) -> None:
+    from partita.cli import run
+
+    take_turn = Race.take_turn
+
+    def interrupted(self: Race, racer: bench_rounds.Racer, number: int) -> None:
+        if number == when and racer.turns[-1].round == when - 1 and any(o.turns[-1].round == when for o in self.racers):
+            raise KeyboardInterrupt
+        take_turn(self, racer, number)
+
+    monkeypatch.setattr(Race, "take_turn", interrupted)
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    words = ["--providers", NO_DEVICE, "cpu", "--rounds", "5", "--max-new-tokens", "4", "--json"]
+    assert run(["bench", str(package), *words]) == 130
+    out, err = capsys.readouterr()
+    assert "interrupted" in err
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    if rounds:
+        found = json.loads(out)
+        assert found["interrupted"] and [entry["rounds"] for entry in found["contenders"]] == [rounds, rounds]
+        assert len(found["contenders"][0]["turns"]) + len(found["contenders"][1]["turns"]) == 2 * (rounds + 1) + 1
+    else:
+        assert out == ""
+
+
+def test_a_closed_pipe_is_no_error(package: Path) -> None:
+    done = into_closed_pipe("bench", package, "--provider", "cpu", *QUICK)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_usage_errors_load_nothing_heavy(tmp_path: Path) -> None:
+    for words, code in ((["--help"], 0), (["nowhere", "--provider", "cpu", "--rounds", "0"], 2), (["nowhere"], 2)):
+        assert run_and_tell("bench", *words, cwd=tmp_path)[:2] == (code, [])
+
+
+def test_a_process_that_prints_to_stdout_does_not_spoil_the_answers(package: Path, tmp_path: Path) -> None:
+    require("a C compiler", shutil.which("cc") is not None)
+    chatty = (
+        "#include <stdio.h>\n#include <unistd.h>\n"
+        '__attribute__((constructor)) static void say(void) { write(1, "{\\"load\\": 1}\\n", 12); }\n'
+    )
+    plugin = library(tmp_path, chatty)
+    command = [sys.executable, "-m", "partita", "bench", str(package), "--provider", "mine,cpu", "cpu", *QUICK]
+    done = subprocess.run(
+        [*command, "--provider-library", f"mine={plugin}", "--json"],
+        capture_output=True, text=True, env={**child_environment(), "PARTITA_CACHE_DIR": os.devnull}, check=False,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["contenders"][1]["status"] == "measured"
+    assert "no answer" not in done.stdout
