@@ -85,6 +85,9 @@ class Why(Record):
     """Memcpy nodes, and inputs and outputs that are bound in another memory."""
     memcpy_nodes: int
     copy_bytes_per_token: float | None
+    """Of all copies."""
+    memcpy_bytes_per_token: float | None
+    """Of the Memcpy nodes alone."""
     node_us: float | None
     """Host time in nodes; null, like the shares, when no run was profiled."""
     wait_share: float | None

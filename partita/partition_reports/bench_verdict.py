@@ -114,8 +114,8 @@ def where_the_time_goes(entry: Contender) -> str:
         return "where its time goes is not known: no run was profiled"
     if entry.node_share is not None and entry.node_share < MOSTLY:
         said = (
-            f"{whole_percent(1 - entry.node_share)} of its {why.phase} time is in none of its "
-            f"{plural(why.nodes, 'node')} but waiting for a device at the end of a run, or work around the nodes"
+            f"{whole_percent(1 - entry.node_share)} of its {why.phase} time passes outside its "
+            f"{plural(why.nodes, 'node')}, in waiting for a device at the end of a run or in work around the nodes"
         )
         return "; ".join(part for part in (said, around(why, "")) if part)
     share, where = max(parts)
@@ -126,7 +126,7 @@ def where_the_time_goes(entry: Contender) -> str:
 def known_parts(why: Why) -> Iterator[tuple[float, str]]:
     """Share and words of every part of the node time that is known."""
     if why.wait_share is not None and why.memcpy_nodes:
-        size = why.copy_bytes_per_token
+        size = why.memcpy_bytes_per_token
         moved = "" if size is None else f" ({human_bytes(round(size))} per token)"
         count = plural(why.memcpy_nodes, "Memcpy node")
         yield why.wait_share, f"{count}{moved}, which wait for the device to finish what is queued, and copy"

@@ -10,6 +10,7 @@ from typing import Literal
 
 from partita.partition_reports.bench_records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.cost import per, total_bytes
 from partita.partition_reports.groups import UNKNOWN, share, total_us
 from partita.partition_reports.records import Report
 from partita.partition_reports.timing import percentile
@@ -186,6 +187,10 @@ def explain(report: Report) -> Why | None:
         copies=len(phase.copies),
         memcpy_nodes=len(memcpy),
         copy_bytes_per_token=phase.cost.copy_bytes_per_token if phase.cost is not None else None,
+        memcpy_bytes_per_token=per(
+            total_bytes(copy for copy in phase.copies if copy.kind == "memcpy_node"),
+            phase.cost.tokens_per_run if phase.cost is not None else None,
+        ),
         node_us=whole,
         wait_share=share(total_us(memcpy) or 0.0, whole),
         own_share=share(total_us(own) or 0.0, whole),

@@ -165,6 +165,8 @@ class RejectedPart:
     minimal: bool
     """Every smaller part that was tried opens; False when the time was up before."""
     tries: int
+    whole: bool = False
+    """It is the graph as the file has it: cut out of the file, no part fails, not even all nodes together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,8 @@ class SessionFacts:
     """Providers the session registered, in order."""
     ports: tuple[PortFact, ...]
     load_seconds: float
+    plan_devices: tuple[str, ...] | None = None
+    """Kind of device of each stream of the plan, in ONNX Runtime's numbers: 0 is the CPU."""
     patterns: tuple[LogPattern, ...] = ()
     """How lines of `log` give reasons away: the patterns of the provider that is wanted most."""
     constants: frozenset[str] = frozenset()

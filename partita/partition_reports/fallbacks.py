@@ -6,7 +6,7 @@ from partita.partition_reports.facts import AssignedNode, Trial
 from partita.partition_reports.groups import UNKNOWN, provider_of
 from partita.partition_reports.placement import choose_provider
 from partita.partition_reports.probes import fullest
-from partita.partition_reports.reasons.base import Context, explain
+from partita.partition_reports.reasons.base import Context, Finding, Reason, explain, load_reasons
 from partita.partition_reports.records import ChainEntry, Fallback, NodePlacement, PhaseName
 from partita.partition_reports.records import Trial as TrialRecord
 from partita.partition_reports.session_index import SessionIndex
@@ -70,7 +70,8 @@ def explain_node(
         rejected=index.facts.rejected,
         budget=index.facts.budget,
     )
-    reason, finding = explain(context)
+    lost = provider == UNKNOWN and wanted.status == "active" and context.pin is None
+    reason, finding = nowhere() if lost else explain(context)
     known = (index.exported.get(each) or index.inner.get(each) for each in names)
     origins = (node.source for node in known if node is not None)
     return Fallback(
@@ -90,6 +91,12 @@ def explain_node(
     )
 
 
+def nowhere() -> tuple[Reason, Finding]:
+    """For a node that no source places: it may well be on the wanted provider, so nothing is said of why it is not."""
+    unexplained = next(reason for reason in load_reasons() if reason.code == "unexplained")
+    return unexplained, Finding("none", "no source says where this node runs")
+
+
 def trial_record(trial: Trial) -> TrialRecord:
     """One experiment as a report has it."""
     return TrialRecord(
@@ -106,8 +113,8 @@ def nodes_to_probe(index: SessionIndex, wanted: ChainEntry) -> tuple[str, ...]:
     placed += [(node.name, node.provider, (node.name,)) for node in strays_in_bodies(index, wanted.provider)]
     found: list[str] = []
     for name, provider, names in placed:
-        if provider != wanted.provider:
-            told = explain_node(index, "run", name, index.op_type(name), provider or UNKNOWN, wanted)
+        if provider is not None and provider != wanted.provider:
+            told = explain_node(index, "run", name, index.op_type(name), provider, wanted)
             if told.reason in UNDECIDED:
                 found += [
                     each for each in names if each in index.exported or each in index.inner or each.startswith(INLINED)

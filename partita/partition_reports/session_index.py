@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from partita.partition_reports import fusion, nameless, naming, native_log
-from partita.partition_reports.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.partition_reports.facts import CPU, AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.partition_reports.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.partition_reports.records import PhaseName, Source
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
 """Phases of a generation, in order."""
+HOST_DEVICE = "0"
+"""ONNX Runtime's number of the CPU among the kinds of devices."""
 EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
 Claims = dict[Source, frozenset[str]]
 """Providers that each source names for one node; one source may contradict itself."""
@@ -185,7 +187,28 @@ def collect_claims(
         said["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
     for name, provider in native_log.placements(facts.log, order).items():
         said["native_log"].setdefault(name, set()).add(provider)
+    by_device = providers_by_device(facts)
+    said["plan_file"] = {
+        name: {by_device[name]}
+        for name in order
+        if name in by_device and not any(name in by_node for by_node in said.values())
+    }
     return {
         name: {source: frozenset(by_node[name]) for source, by_node in said.items() if name in by_node}
         for name in order
+    }
+
+
+def providers_by_device(facts: SessionFacts) -> dict[str, str]:
+    """What the devices of the plan's streams tell: the one provider besides the CPU's has the streams of its device.
+
+    Empty where there are several such providers, or where one computes on the CPU and shares its stream.
+    """
+    others = [name for name in facts.registered if name != CPU]
+    if len(others) != 1 or not facts.plan or not facts.plan_devices or set(facts.plan_devices) == {HOST_DEVICE}:
+        return {}
+    return {
+        name: CPU if device == HOST_DEVICE else others[0]
+        for stream, device in zip(facts.plan, facts.plan_devices, strict=False)
+        for name in stream
     }

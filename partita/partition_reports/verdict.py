@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partita.partition_reports.facts import CPU
 from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.records import Cache, Phase, Report
 from partita.partition_reports.wording import human_bytes, listing, plural
@@ -55,7 +56,9 @@ def describe_placement(phases: list[Phase]) -> str:
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
-    return f"{', '.join(placed)} in {phase_names(phases)}; {parts}"
+    inside = len(phase.bodies.cpu_nodes) if phase.bodies else 0
+    bodies = f"; {plural(inside, 'node')} in bodies of control flow on {CPU}" if inside else ""
+    return f"{', '.join(placed)} in {phase_names(phases)}; {parts}{bodies}"
 
 
 def provider_name(provider: str) -> str:

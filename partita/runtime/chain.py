@@ -391,6 +391,7 @@ def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> S
         graph=model.nodes,
         inner=model.inner,
         plan=session.plan,
+        plan_devices=session.plan_devices,
         assigned=session.assigned(),
         events=(),
         runs=(),

@@ -28,6 +28,14 @@ def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
         return None
 
 
+def parse_plan_devices(text: str) -> tuple[str, ...] | None:
+    """Kind of device per stream of a plan file, as ONNX Runtime numbers them: 0 is the CPU; None when it has none."""
+    try:
+        return tuple(str(device) for device in json.loads(text)["devices"])
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return None
+
+
 def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
     """Node executions and run windows of a profile.
 

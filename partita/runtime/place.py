@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.partition_reports.partitions import ELEMENT_BYTES
 from partita.providers.base import Provider
@@ -42,6 +42,15 @@ PREFILL_TOKENS = 16
 """Dummy prompt of a package, where its graph takes any number of tokens."""
 DUMMY_TOKEN = 0
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
+
+
+class RunInterruptedError(GenerationError):
+    """Ctrl-C came between the opening of a session and the end of its runs."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: interrupted before its runs had ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +166,8 @@ def run_model(
             bound = time.perf_counter()
             binding.run()
             steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
+    except KeyboardInterrupt:
+        return steps, RunInterruptedError(model.path)
     except GenerationError as error:
         return steps, unfit_inputs(model, error)
     except (ProviderError, ResourceError) as error:
@@ -176,7 +187,8 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
     """A sentence about a run that failed."""
     if error is None:
         return ()
-    return (f"run {done + 1} of {wanted} failed, so what only a whole run can tell is missing: {error}",)
+    how = "was interrupted" if isinstance(error, RunInterruptedError) else "failed"
+    return (f"run {done + 1} of {wanted} {how}, so what only a whole run can tell is missing: {error}",)
 
 
 def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
@@ -189,6 +201,7 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
         graph=model.nodes,
         inner=model.inner,
         plan=session.plan,
+        plan_devices=session.plan_devices,
         assigned=session.assigned(),
         events=events,
         runs=windows,
@@ -242,8 +255,8 @@ def place_package(folder: Path, where: Where) -> Placed:
 def with_graphs(
     facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None
 ) -> RunFacts:  # fmt: skip
-    """The facts with the graphs as ONNX Runtime runs them; not where memory has run out already."""
-    wanted = where.whole and not isinstance(error, ResourceError)
+    """The facts with the graphs as ONNX Runtime runs them; not where memory has run out, or patience."""
+    wanted = where.whole and not isinstance(error, ResourceError | RunInterruptedError)
     return with_optimised(facts, sessions) if wanted else facts
 
 
@@ -257,6 +270,8 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
         feed = runner.decode_feed()
         for number in range(runs):
             run_step(runner, feed, "decode", min(size + number, runner.max_length - 1))
+    except KeyboardInterrupt:
+        return RunInterruptedError(runner.folder)
     except RUN_ERRORS as error:
         return error
     return None

@@ -57,6 +57,7 @@ def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         graph=entry.model.nodes,
         inner=entry.model.inner,
         plan=session.plan,
+        plan_devices=session.plan_devices,
         assigned=session.assigned(),
         events=events,
         runs=runs,

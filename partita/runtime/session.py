@@ -21,7 +21,7 @@ import onnxruntime as ort
 from partita.partition_reports.facts import CPU, AssignedNode
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
-from partita.runtime.evidence import parse_plan
+from partita.runtime.evidence import parse_plan, parse_plan_devices
 from partita.runtime.native_log import Captured, captured_output
 from partita.runtime.ort_buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
 from partita.runtime.ort_errors import run_error
@@ -98,6 +98,7 @@ class Session:
         self._inputs_in = places(native.get_inputs(), native.get_input_memory_infos())
         self._outputs_in = places(native.get_outputs(), native.get_output_memory_infos())
         self.plan = read_plan(plan_path(folder))
+        self.plan_devices = read_devices(plan_path(folder))
         if not opening.observe:
             folder.cleanup()
 
@@ -351,6 +352,11 @@ def session_options(
 def plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
     """Where ONNX Runtime writes its plan. It must not exist: ONNX Runtime would obey it instead."""
     return Path(folder.name) / "plan.json"
+
+
+def read_devices(path: Path) -> tuple[str, ...] | None:
+    """Kind of device per stream; None when ONNX Runtime wrote no plan."""
+    return parse_plan_devices(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def read_plan(path: Path) -> tuple[tuple[str, ...], ...] | None:

@@ -22,7 +22,7 @@ from partita.partition_reports.records import ChainEntry
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
 """Strongest first. Logged: ONNX Runtime or the EP said so; probed: an experiment shows it; derived: it follows."""
-FAILURES = frozenset({"left", "failed", "crashed"})
+FAILURES = frozenset({"failed", "crashed", "timed_out"})
 FINER = frozenset({"no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"})
 """What a missing kernel, or a failure over a node, turns out to be when something about the node is changed."""
 OWN_NAMES = {
@@ -145,7 +145,7 @@ def probed(context: Context, code: str) -> Finding | None:
 
     They count for a provider that failed over the graph, too, when this node is what it failed over.
     """
-    culprit = context.rejected is not None and context.node in context.rejected.nodes
+    culprit = is_culprit(context)
     if context.wanted.status != "active" and not culprit:
         return None
     shown = conclude(context.probe)
@@ -155,6 +155,13 @@ def probed(context: Context, code: str) -> Finding | None:
     return Finding("probed", f"{whole}{shown.evidence}")
 
 
+def is_culprit(context: Context) -> bool:
+    """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
+    part, probe = context.rejected, context.probe
+    inside = part is not None and context.node in part.nodes
+    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILURES
+
+
 def inserted(context: Context) -> bool:
     """Whether the file has no such node, and operator and name are those of a node that ONNX Runtime inserts."""
     name = OWN_NAMES.get(context.op_type or "")
@@ -162,14 +169,16 @@ def inserted(context: Context) -> bool:
 
 
 def said_of_operator(context: Context) -> str:
-    """What the provider said of the node alone when it named the operator as one that it does not have."""
-    if context.probe is None or not context.probe.trials or context.probe.trials[0].outcome not in FAILURES:
+    """What the provider said of the node alone when it failed, and named the operator as one that it does not have."""
+    probe = context.probe
+    if probe is None or not probe.trials or probe.unprobed or context.op_type is None:
         return ""
-    said = context.probe.trials[0].said
-    if context.op_type is None or not re.search(rf"\b{re.escape(context.op_type)}\b", said):
+    first = probe.trials[0]
+    if first.outcome not in FAILURES and context.rejected is None:
         return ""
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == "no_kernel_op"]
-    return said if any(re.search(pattern, said) for pattern in patterns) else ""
+    named = re.search(rf"\b{re.escape(context.op_type)}\b", first.said)
+    return first.said if named and any(re.search(pattern, first.said) for pattern in patterns) else ""
 
 
 def names_a_node(pattern: LogPattern) -> bool:

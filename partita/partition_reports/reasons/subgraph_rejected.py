@@ -10,6 +10,7 @@ from partita.partition_reports.reasons.base import (
     Finding,
     Reason,
     about_the_graph,
+    is_culprit,
     logged,
     probed,
     said_of_operator,
@@ -28,7 +29,7 @@ def decide(context: Context) -> Finding | None:
         return None
     if context.rejected is not None:
         shown = conclude(context.probe)
-        finer = shown is not None and shown.code in FINER and context.node in context.rejected.nodes
+        finer = shown is not None and shown.code in FINER and is_culprit(context)
         return None if finer else Finding("probed", whole_graph(context.rejected, context))
     if not context.exported:
         return None
@@ -44,11 +45,13 @@ def decide(context: Context) -> Finding | None:
 
 def whole_graph(part: RejectedPart, context: Context) -> str:
     """What bisection found, and whether this node is in it."""
+    if part.whole:
+        return f"the provider opens other graphs and fails over this one, but over no part cut out of it: {part.said}"
     more = len(part.nodes) - MOST_NAMED
     named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     size = "the smallest part that fails alone" if part.minimal else "the smallest failing part found in time"
     shown = conclude(context.probe)
-    if shown is not None and context.node in part.nodes:
+    if shown is not None and is_culprit(context):
         return f"the provider fails over this graph; {size} is {named}; {shown.evidence}"
     here = "this node is in it" if context.node in part.nodes else "the graph fails as a whole, this node with it"
     return f"the provider fails over this graph; {size} is {named}: {part.said}; {here}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from partita.partition_reports.bench_records import Bench, Contender, PhaseSpeed, Ratio
+from partita.partition_reports.bench_verdict import times
 from partita.partition_reports.views._tables import BOLD, DIM, NAME, Column, Page
 from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
 
@@ -73,7 +74,7 @@ def speed_rows(entry: Contender, baseline: str | None) -> Iterator[tuple[str, ..
 
 def say_ratio(ratio: Ratio | None) -> str:
     """The ratio, with a mark where it tells nothing."""
-    return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{decimals(ratio.median)}"
+    return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
 
 
 def show_once(page: Page, bench: Bench) -> None:

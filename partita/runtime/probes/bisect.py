@@ -38,7 +38,7 @@ class Search:
         if part in self.said:
             return True
         try:
-            model = part_model(self.graph, part)
+            model = part_model(self.graph, part, company=self.lab.resolution.provider.compiles)
         except CannotProbeError:
             return False
         (answer,) = self.lab.try_all([model], one_node=False)

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.probes.constants import find_constants
 from partita.runtime.probes.fold import known_values
 from partita.runtime.probes.schemas import element_names
+from partita.runtime.probes.scopes import one_meaning
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
 if TYPE_CHECKING:
@@ -104,6 +106,8 @@ class Case:
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
+    signed_output: str = ""
+    """An output that can be negated; empty when none is known to."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for one that is left out."""
@@ -121,14 +125,9 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """The same for a model without a file. `folder`: where weights outside the model lie."""
-    proto = inlined(proto)
+    proto = one_meaning(inlined(proto))
     fixed = tensor_types(proto, sizes)
-    constants = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
-    for node in all_nodes(proto.graph):
-        if node.op_type == "Constant" and node.output:
-            value = next((entry.t for entry in node.attribute if entry.name == "value"), None)
-            if value is not None:
-                constants[node.output[0]] = value
+    constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
     return Graph(
         proto=proto,
         folder=folder,
@@ -203,6 +202,7 @@ def node_case(graph: Graph, name: str) -> Case:
     return Case(
         node, feeds, fixed, folded, {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version, called(graph.proto, [original]),
+        next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
     )  # fmt: skip
 
 
@@ -330,22 +330,34 @@ def size_of(element: int, sizes: Sequence[int]) -> int:
 def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
     """The model of one experiment. Outputs have no type: ONNX Runtime infers it, also where it was changed.
 
-    `company`: with a Neg before the node. A provider that compiles may take no partition of a single node.
+    `company`: with a Neg beside the node. A provider that compiles may take no partition of a single node.
     """
     import onnx
 
     graph = onnx.GraphProto(name=NODE)
-    node = graph.node.add()
-    node.CopyFrom(case.node)
-    first = next((feed for feed in case.feeds if feed.constant is None and is_signed(feed.kind)), None)
-    if company and first is not None and first.name in node.input:
-        rename(node, {first.name: COMPANY})
-        graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [COMPANY], name=COMPANY))
+    graph.node.add().CopyFrom(case.node)
+    after = add_company(graph, case.feeds, case.signed_output) if company else ""
     add_feeds(graph, case.feeds)
-    for name in case.node.output:
+    for name in (*case.node.output, after):
         if name:
             graph.output.add(name=name)
     return finish(graph, case.opsets, case.ir_version, case.functions)
+
+
+def add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:
+    """Put a Neg before the only node, or after it where no input can be negated; the output that it adds, if any."""
+    import onnx
+
+    (node,) = graph.node
+    first = next((feed for feed in feeds if feed.constant is None and is_signed(feed.kind)), None)
+    if first is not None and first.name in node.input:
+        rename(node, {first.name: COMPANY})
+        graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [COMPANY], name=COMPANY))
+        return ""
+    if not signed_output:
+        return ""
+    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [COMPANY], name=COMPANY))
+    return COMPANY
 
 
 def is_signed(kind: onnx.TypeProto) -> bool:
@@ -353,8 +365,10 @@ def is_signed(kind: onnx.TypeProto) -> bool:
     return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
 
 
-def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True) -> onnx.ModelProto:
-    """The model of several nodes, in the sizes of the run unless `fixed` is False.
+def part_model(
+    graph: Graph, names: Sequence[str], *, fixed: bool = True, company: bool = False
+) -> onnx.ModelProto:  # fmt: skip
+    """The model of several nodes, in the sizes of the run unless `fixed` is False. `company`: as in `case_model`.
 
     Raises CannotProbeError when a type is not known.
     """
@@ -371,6 +385,8 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True) -> onn
         if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
             feed = replace(feed, kind=graph.fixed[name])
         feeds.append(feed)
+    if company and len(chosen) == 1:
+        add_company(part, feeds, "")
     add_feeds(part, feeds)
     outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in reads(node)}
     outside |= {port.name for port in graph.proto.graph.output}

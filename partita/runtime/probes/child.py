@@ -112,14 +112,29 @@ def try_model(path: Path, resolution: Resolution, one_node: bool) -> tuple[str, 
     try:
         session = open_native(path, [resolution], opening)
     except NativeFailureError as failure:
-        return failed(failure, resolution, one_node)
+        return failed(path, failure, resolution, one_node)
     try:
         return opened(session, resolution, one_node)
     finally:
         session.close()
 
 
-def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool) -> tuple[str, str]:
+def legal_elsewhere(path: Path) -> bool:
+    """Whether ONNX Runtime accepts the model without the provider, even if no kernel is found then.
+
+    A provider's own complaint can read like one about the model.
+    """
+    from partita.providers.resolve import Resolution, known_providers
+    from partita.runtime.session import NativeFailureError, Opening, open_native
+
+    try:
+        open_native(path, [Resolution(known_providers()["cpu"], "active")], Opening(optimise=False)).close()
+    except NativeFailureError as failure:
+        return type(failure.error).__name__ == NOBODY
+    return True
+
+
+def failed(path: Path, failure: NativeFailureError, resolution: Resolution, one_node: bool) -> tuple[str, str]:
     """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed."""
     from partita.runtime.native_log import HEAD
     from partita.runtime.ort_errors import one_line
@@ -128,7 +143,8 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool) 
     told = reason_in(failure.log, resolution.provider.node_patterns)
     if kind == NOBODY:
         return "left", told or text
-    if kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text)):
+    illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
+    if illegal and not legal_elsewhere(path):
         return "invalid", text
     if one_node and (told or CPU_KERNEL.search(str(failure))):
         return "left", told or text  # what failed came after the provider had left the node: the CPU's kernel, or none
@@ -148,14 +164,20 @@ def opened(session: Session, resolution: Resolution, one_node: bool) -> tuple[st
         return "taken", ""
     said = left_to_cpu(session, resolution.provider.compiles, name)
     if said is None:
-        return "taken", AS_FUNCTION if resolution.provider.compiles and unfolded(session) else ""
+        return "taken", AS_FUNCTION if unfolded(session, resolution.provider.compiles) else ""
     return "left", reason_in(session.log, resolution.provider.node_patterns) or said
 
 
-def unfolded(session: Session) -> bool:
-    """Whether ONNX Runtime has put the nodes of the operator's function in its place."""
+def unfolded(session: Session, compiles: bool) -> bool:
+    """Whether ONNX Runtime has put the nodes of the operator's function in its place.
+
+    The list of nodes tells of a provider that compiles, the plan of any other: that one's list may have gaps.
+    """
     names = {node.name for node in session.assigned() or ()}
-    return NODE not in names and any(not name or name.startswith(INLINED) for name in names)
+    if compiles:
+        return NODE not in names and any(not name or name.startswith(INLINED) for name in names)
+    planned = [node for stream in session.plan or () for node in stream]
+    return bool(planned) and not any(node == NODE or node.startswith(f"{NODE}_") for node in planned)
 
 
 def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
@@ -184,7 +206,7 @@ def reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
         for line in log:
             if re.search(pattern.pattern, line):
                 head = HEAD.match(line)
-                return one_line(head["text"] if head else line)
+                return one_line(head["text"] if head else line).replace(f" node name: {NODE}", "")
     return ""
 
 

@@ -239,7 +239,7 @@ def bisect_run(
             if opens_when_fixed(graph, lab):
                 first = replace(resolutions[0], reason="dynamic_shape", evidence=with_sizes(resolutions[0]), remedy=FIX)
                 return facts, (first, *resolutions[1:])
-            part = find_rejected(graph, lab)
+            part = find_rejected(graph, lab) or whole_graph(graph, resolutions[0])
             if part is not None:
                 rejected[session.file] = part
                 probes[session.file] = probe_part(graph, part, lab)
@@ -251,6 +251,12 @@ def bisect_run(
     )
     first = replace(resolutions[0], reason="subgraph_rejected", remedy=REJECTED_REMEDY)
     return replace(facts, sessions=sessions), (first, *resolutions[1:])
+
+
+def whole_graph(graph: Graph, failed: Resolution) -> RejectedPart:
+    """All nodes, for a provider that opens other graphs and fails over this one only as the file has it."""
+    names = tuple(node.name for node in graph.proto.graph.node)
+    return RejectedPart(names, failed.evidence or "", minimal=False, tries=1, whole=True)
 
 
 def opens_when_fixed(graph: Graph, lab: Lab) -> bool:

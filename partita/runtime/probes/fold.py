@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from partita.runtime.probes.constants import constant_of
 from partita.runtime.probes.tensor_types import is_fixed, is_small
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def known_values(
 ) -> dict[str, onnx.TensorProto]:  # fmt: skip
     """Small tensors of the main graph that follow from the sizes; constants of the file are not among them.
 
-    `fixed`: types with the sizes of the run.
+    `fixed`: types with the sizes of the run; with none, only what follows from constants alone is known.
     """
     import onnx
 
@@ -64,7 +65,7 @@ def evaluate(
         sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
         return (np.array(slice_of(node, sizes) if node.op_type == "Shape" else math.prod(sizes), np.int64),)
     if node.op_type == "Constant":
-        value = next((entry.t for entry in node.attribute if entry.name == "value"), None)
+        value = constant_of(node)
         small = value is not None and is_small(value) and value.data_type != onnx.TensorProto.STRING
         return (onnx.numpy_helper.to_array(value),) if value is not None and small else ()
     if node.op_type not in FOLDED or any(name and name not in values for name in node.input):

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL, FLOAT16, DOUBLE, UINT32, BFLOAT16 = 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 16
 FLOATS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
 INTEGERS = (INT32, INT64, UINT32, UINT8, INT8)
-OTHERS = (FLOAT, FLOAT16, INT32, INT64, UINT8)
+OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
 """Element types to try, likeliest first, for floats, for integers, and for the rest."""
 TYPE_ATTRIBUTES = frozenset({"to", "dtype"})
 """Attributes that hold an element type."""
 VALUE_ATTRIBUTES = frozenset({"value"})
 """Attributes that hold a tensor, whose type is that of an output."""
-MOST_TYPES, MOST_VERSIONS, MOST_COMBINED = 4, 6, 36
+MOST_TYPES, MOST_VERSIONS, MOST_COMBINED = 5, 6, 36
 USUAL_RANK = 4
 OLDEST_OPSET, NO_VERSION = 7, 1 << 30
 """ONNX Runtime supports operator sets from 7 on."""
@@ -122,10 +122,12 @@ def other_types(case: Case, schema: Schema | None) -> Iterator[Variation]:
     for old in present:
         if old is None:
             continue
-        for new in candidates(old):
-            feeds = tuple(changed_feed(case, schema, feed, old, new) for feed in case.feeds)
-            if feeds != case.feeds:
-                yield Variation("type", swap(old, new), replace(case, feeds=feeds))
+        changes = (
+            Variation("type", swap(old, new), replace(case, feeds=feeds))
+            for new in candidates(old)
+            if (feeds := tuple(changed_feed(case, schema, feed, old, new) for feed in case.feeds)) != case.feeds
+        )
+        yield from islice(changes, MOST_TYPES)
     yield from other_output_types(case)
     yield from one_variable(case, schema)
 
@@ -147,7 +149,7 @@ def one_variable(case: Case, schema: Schema | None) -> Iterator[Variation]:
         if old is None or shared < 2:
             continue
         names = [feed.name for feed in feeds]
-        for new in candidates(old):
+        for new in candidates(old)[:MOST_TYPES]:
             changed = case
             for feed in feeds:
                 changed = changed.with_feed(changed_feed(case, schema, feed, old, new))
@@ -165,12 +167,12 @@ def other_output_types(case: Case) -> Iterator[Variation]:
     """Another element type in an attribute that decides the type of an output."""
     for position, attribute in enumerate(case.node.attribute):
         if attribute.name in TYPE_ATTRIBUTES and attribute.i:
-            for new in candidates(attribute.i):
+            for new in candidates(attribute.i)[:MOST_TYPES]:
                 node = copy_node(case.node)
                 node.attribute[position].i = new
                 yield Variation("type", f"{swap(attribute.i, new)} as {attribute.name}", replace(case, node=node))
         elif attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data:
-            for new in candidates(attribute.t.data_type):
+            for new in candidates(attribute.t.data_type)[:MOST_TYPES]:
                 node = copy_node(case.node)
                 node.attribute[position].t.CopyFrom(cast(attribute.t, new))
                 change = f"{swap(attribute.t.data_type, new)} as {attribute.name}"
@@ -178,11 +180,13 @@ def other_output_types(case: Case) -> Iterator[Variation]:
 
 
 def candidates(old: int) -> tuple[int, ...]:
-    """Element types to try in place of one."""
-    order = (*FLOATS, INT32) if old in FLOATS else (*INTEGERS[:2], FLOAT, FLOAT16, *INTEGERS[2:])
+    """Element types to try in place of one, likeliest first. How many is limited once it is known which of them fit."""
+    order: tuple[int, ...] = (
+        (*FLOATS, INT32, INT8, UINT8) if old in FLOATS else (INT32, INT64, FLOAT, FLOAT16, INT8, UINT8, UINT32)
+    )
     if old not in FLOATS and old not in INTEGERS:
         order = OTHERS
-    return tuple(islice((entry for entry in order if entry != old), MOST_TYPES))
+    return tuple(entry for entry in order if entry != old)
 
 
 def changed_feed(case: Case, schema: Schema | None, feed: Feed, old: int, new: int) -> Feed:
@@ -355,7 +359,8 @@ def shown(attribute: onnx.AttributeProto) -> str:
     if isinstance(value, int):
         return str(value)
     try:
-        return "[" + ",".join(str(entry) for entry in value) + "]" if len(value) <= 8 else f"{len(value)} values"
+        texts = [entry.decode("utf-8", errors="replace") if isinstance(entry, bytes) else str(entry) for entry in value]
+        return "[" + ",".join(texts) + "]" if len(value) <= 8 else f"{len(value)} values"
     except TypeError:
         return "(a tensor or graph)"
 
@@ -382,6 +387,22 @@ def other_inputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
         if position and feed is not None and feed.constant is None and is_fixed(case.fixed.get(name)):
             yield Variation("input", f"{input_name(schema, position)} as a constant", constant(case, feed))
     yield from other_ranks(case)
+    yield from filled(case)
+
+
+def filled(case: Case) -> Iterator[Variation]:
+    """With a size of 1 where a tensor has none: some providers take no empty ones."""
+    feeds = tuple(
+        replace(feed, kind=tensor_type(element, tuple(size or 1 for size in sizes)))
+        if feed.constant is None
+        and (sizes := sizes_of(feed.kind))
+        and 0 in sizes
+        and (element := element_of(feed.kind))
+        else feed
+        for feed in case.feeds
+    )
+    if feeds != case.feeds:
+        yield Variation("input", "1 in place of a size of 0", replace(case, feeds=feeds))
 
 
 def fewer_outputs(case: Case, schema: Schema | None) -> Iterator[Variation]:

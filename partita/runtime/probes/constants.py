@@ -1,0 +1,64 @@
+"""Every constant of a graph as a tensor, however the file writes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from partita.runtime.model_file import all_graphs, all_nodes
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Constants by name: initializers, dense or sparse, and what Constant nodes make."""
+    found = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
+    for graph in all_graphs(proto.graph):
+        found |= {sparse.values.name: dense_zeros(sparse) for sparse in graph.sparse_initializer}
+    for node in all_nodes(proto.graph):
+        value = constant_of(node)
+        if value is not None:
+            found[node.output[0]] = value
+    return found
+
+
+def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The tensor that a Constant node makes; None for another node, and for values that are no tensor."""
+    import numpy as np
+    import onnx
+
+    if node.op_type != "Constant" or node.domain or not node.output or not node.attribute:
+        return None
+    (attribute,) = node.attribute[:1]
+    value = onnx.helper.get_attribute_value(attribute)
+    match attribute.name:
+        case "value":
+            return tensor_of(attribute)
+        case "value_float" | "value_floats":
+            return onnx.numpy_helper.from_array(np.array(value, np.float32), node.output[0])
+        case "value_int" | "value_ints":
+            return onnx.numpy_helper.from_array(np.array(value, np.int64), node.output[0])
+        case "value_string" | "value_strings":
+            return onnx.numpy_helper.from_array(np.array(value, object), node.output[0])
+        case "sparse_value":
+            return dense_zeros(attribute.sparse_tensor)
+    return None
+
+
+def tensor_of(attribute: onnx.AttributeProto) -> onnx.TensorProto:
+    """The tensor in an attribute."""
+    tensor: onnx.TensorProto = attribute.t
+    return tensor
+
+
+def dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+    """A sparse constant as a dense one of zeros: placement was not seen to depend on values."""
+    import math
+
+    import onnx
+
+    width = onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type).itemsize
+    return onnx.TensorProto(
+        name=sparse.values.name, data_type=sparse.values.data_type, dims=list(sparse.dims),
+        raw_data=bytes(width * math.prod(sparse.dims)),
+    )  # fmt: skip
