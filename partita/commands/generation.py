@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.probing import decode_sizes, probe_package, why_refused
+from partita.commands.probing import decode_sizes, probe_package, was_interrupted, why_refused
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
@@ -100,11 +100,10 @@ def run_generation(
         outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
         _finish_output(options, outcome, runner.steps)
         _say_timings(runner, outcome)
-        if options.report is not None:
-            _write_report(options, runner, outcome, target, tokenizer_seconds)
+        cut_short = options.report is not None and _write_report(options, runner, outcome, target, tokenizer_seconds)
     if outcome.error is not None:
         raise outcome.error
-    return INTERRUPTED if outcome.interrupted else 0
+    return INTERRUPTED if outcome.interrupted or cut_short else 0
 
 
 def open_package(options: GenerateOptions, target: Target, manifest: Manifest, pins: tuple[Pin, ...]) -> Runner:
@@ -305,7 +304,8 @@ def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
 
 def _write_report(
     options: GenerateOptions, runner: Runner, outcome: Outcome, target: Target, tokenizer_seconds: float
-) -> None:
+) -> bool:
+    """Write the report; whether Ctrl-C ended the experiments for it."""
     assert options.report is not None
     longest = max(len(row.prompt) for row in outcome.rows)
     ignored = chunk_note(options, runner, longest)
@@ -342,3 +342,4 @@ def _write_report(
     report = make_report(options.package, runner.manifest, facts, resolutions, asked)
     json_view.write(report, options.report)
     note(f"report: {options.report} (see it with: partita report show {options.report})")
+    return was_interrupted(report.notes)

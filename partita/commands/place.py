@@ -1,6 +1,7 @@
 """`partita place`: which node of any ONNX model runs where, what is copied, and why; also on CUDA without a GPU.
 
-The report is printed and written first; what then ends the command is a run that failed, or a limit that is not met.
+The report is printed and written first; what then ends the command is a run that failed, a limit that is not met, or
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from pathlib import Path
 import partita.errors as errors
 from partita.commands.chain_options import Target, read_chain_options, say_target
 from partita.commands.place_options import PlaceOptions, check_chain, check_options
+from partita.commands.probing import was_interrupted
 from partita.commands.report_file import check_target
 from partita.commands.run_report import limits_error
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
-from partita.errors import PartitaError, ProviderError
+from partita.errors import INTERRUPTED, PartitaError, ProviderError
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import json as json_view
 
@@ -38,7 +40,7 @@ def run(options: PlaceOptions) -> int:
         check_target(options.report, options.model)
     say_target(target)
     if options.dry_run:
-        return finish(options, *place_dry(options))
+        return finish(options, *place_dry(options), None)
     return supervised(lambda: place_here(options, target), target)
 
 
@@ -46,11 +48,15 @@ def place_here(options: PlaceOptions, target: Target) -> int:
     """Place the model in this process."""
     from partita.commands.place_run import place
 
-    return finish(options, *place(options, target))
+    report, error = place(options, target)
+    return finish(options, report, was_interrupted(report.notes), error)
 
 
-def finish(options: PlaceOptions, report: Report, error: PartitaError | None) -> int:
-    """Write and print the report, then say what went wrong. Raises `error`, or ProviderError for a limit."""
+def finish(options: PlaceOptions, report: Report, interrupted: bool, error: PartitaError | None) -> int:
+    """Write and print the report, then say what went wrong; the exit code.
+
+    Raises `error`, why a run failed, or ProviderError for a limit.
+    """
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
@@ -64,18 +70,21 @@ def finish(options: PlaceOptions, report: Report, error: PartitaError | None) ->
         text.render(report, stdout_console())
     if options.report is not None:
         note(f"report: {options.report} (see it with: partita report show {options.report})")
-    if error is not None and not options.dry_run:
+    if error is not None:
         raise error
     over = limits_error(report)
     if over is not None:
         raise over
-    return 0
+    return INTERRUPTED if interrupted else 0
 
 
-def place_dry(options: PlaceOptions) -> tuple[Report, PartitaError | None]:
-    """Place the model over stand-in CUDA libraries, in a child process.
+def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
+    """Place the model over stand-in CUDA libraries, in a child process; whether Ctrl-C cut it short.
 
-    Raises ProviderError when they cannot be built or the child crashes or hangs, and whatever the child raises.
+    A run that fails there says nothing about the model, and is a note in the report. Ctrl-C is the child's to handle:
+    it ends the runs or the experiments, and the report has what there is. Raises ProviderError when the stand-ins
+    cannot be built or the child crashes or hangs, KeyboardInterrupt when there was nothing to report yet, and whatever
+    the child raises.
     """
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.standins import (
@@ -84,12 +93,12 @@ def place_dry(options: PlaceOptions) -> tuple[Report, PartitaError | None]:
         provider_library,
         runtime_version,
     )
-    from partita.runtime.child_process import run_children
+    from partita.runtime.child_process import run_patiently
 
     played = device(DEFAULT_DEVICE if options.device is None else options.device)
     library = provider_library()
     stand_ins = prepare(library)
-    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+    with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "report.json"
         request = {
             "options": options.to_json(),
@@ -105,9 +114,9 @@ def place_dry(options: PlaceOptions) -> tuple[Report, PartitaError | None]:
                 "cuda_version": stand_ins.cuda_version,
             },
         }
-        (outcome,) = run_children(
+        outcome = run_patiently(
             CHILD,
-            [request],
+            request,
             timeout_seconds=DRY_RUN_SECONDS,
             # What a crash leaves behind goes with the folder.
             environment={**child_environment(stand_ins, played, os.environ), "TMPDIR": folder},
@@ -117,9 +126,11 @@ def place_dry(options: PlaceOptions) -> tuple[Report, PartitaError | None]:
             raise ProviderError(
                 f"{options.model}: dry run: initialisation_failed: the process was {outcome.ended}; last line: {last}"
             )
+        interrupted = bool(outcome.result.get("interrupted"))
+        if interrupted and not path.is_file():
+            raise KeyboardInterrupt
         raise_error(outcome.result.get("error"))
-        failed = outcome.result.get("failed")
-        return json_view.read(path), errors.GenerationError(failed) if failed else None
+        return json_view.read(path), interrupted
 
 
 def raise_error(told: dict[str, str] | None) -> None:

@@ -39,15 +39,17 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What came of it: an error of ours as data, or the sentence on a run that failed, or nothing to say."""
+    """What came of it: an error of ours as data, an interruption, or nothing to say."""
     try:
-        failed = place_dry(request)
+        interrupted = place_dry(request)
     except PartitaError as error:
         details = getattr(error, "details", "")
         return {"error": {"type": public_type(error), "text": str(error), "details": details}}
+    except KeyboardInterrupt:  # before there was anything to report
+        return {"error": None, "interrupted": True}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
         return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
-    return {"error": None, "failed": failed}
+    return {"error": None, "interrupted": interrupted}
 
 
 def public_type(error: Exception) -> str:
@@ -55,15 +57,17 @@ def public_type(error: Exception) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PartitaError.__module__)
 
 
-def place_dry(request: dict[str, Any]) -> str:
-    """Prove that the stand-ins are in place, place the model, write the report; why a run failed, or nothing."""
+def place_dry(request: dict[str, Any]) -> bool:
+    """Prove that the stand-ins are in place, place the model, write the report; whether it was cut short by Ctrl-C."""
     from partita.commands.chain_options import read_chain_options
     from partita.commands.place_options import from_json
     from partita.commands.place_run import place
+    from partita.commands.probing import was_interrupted
     from partita.errors import ProviderError
     from partita.partition_reports.records import DryRunFacts
     from partita.partition_reports.views import json as json_view
     from partita.providers.cuda_dry_run.standins import ensure_child
+    from partita.runtime.place import RunInterruptedError
 
     build = ensure_child()
     options = from_json(request["options"])
@@ -76,7 +80,7 @@ def place_dry(request: dict[str, Any]) -> str:
             f"dry run: {first.provider} did not start over the stand-ins: {first.reason}: {first.evidence}"
         )
     json_view.write(report, Path(request["report"]))
-    return str(error) if error is not None else ""
+    return isinstance(error, RunInterruptedError) or was_interrupted(report.notes)
 
 
 if __name__ == "__main__":

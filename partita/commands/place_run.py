@@ -22,6 +22,7 @@ from partita.runtime.pins import parse_pins
 from partita.runtime.place import (
     Attempt,
     Placed,
+    RunInterruptedError,
     Where,
     package_models,
     place_model,
@@ -71,7 +72,8 @@ def place(
         model = model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}
         inputs = shapes
-    facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, options.probe_seconds)
+    seconds = 0.0 if isinstance(placed.error, RunInterruptedError) else options.probe_seconds
+    facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds)
     if played is not None:
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None:

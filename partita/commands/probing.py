@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 
-SPINNER = "trying nodes that fell back, one at a time (Ctrl-C: go on without)"
+SPINNER = "trying nodes that fell back, one at a time (Ctrl-C: the report without them)"
+INTERRUPTED_NOTE = "experiments on nodes that fell back were interrupted, so none is in the report"
 
 
 def with_probes(
@@ -32,10 +33,15 @@ def with_probes(
         with stderr.status(SPINNER):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
-        told = "experiments on nodes that fell back were interrupted, so none is in the report"
+        told = INTERRUPTED_NOTE
     except OSError as error:
         told = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
     return replace(facts, notes=(*facts.notes, told)), resolutions
+
+
+def was_interrupted(notes: Collection[str]) -> bool:
+    """Whether the notes of a report say that Ctrl-C ended the experiments: the exit code has to say so, too."""
+    return INTERRUPTED_NOTE in notes
 
 
 def probe_package(

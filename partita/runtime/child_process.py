@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,6 +25,8 @@ import partita
 from partita.runtime.native_log import clean_lines
 
 POLL_SECONDS = 0.005
+END_SECONDS = 5.0
+"""For a child to end its own children, once it is told to leave."""
 LONGEST_OUTPUT_BYTES = 4 << 20
 """What is read of a stream at most, from its end."""
 
@@ -62,7 +64,7 @@ def run_children(
     waiting = list(enumerate(requests))[::-1]
     running: list[tuple[int, Child]] = []
     outcomes: dict[int, ChildOutcome] = {}
-    with tempfile.TemporaryDirectory(prefix="partita-") as folder, ended_cleanly():
+    with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder, ended_cleanly():
         try:
             while waiting or running:
                 while waiting and len(running) < slots:
@@ -78,6 +80,33 @@ def run_children(
             for _, child in running:
                 child.kill()
     return tuple(outcomes[index] for index in range(len(requests)))
+
+
+def run_patiently(
+    module: str, request: Mapping[str, Any], *, timeout_seconds: float, environment: Mapping[str, str] | None = None
+) -> ChildOutcome:
+    """Run `python -m module` once; a child that has children of its own, and a result worth having when interrupted.
+
+    The first Ctrl-C is passed on to it, and its result waited for; the second ends it. Raises KeyboardInterrupt when
+    it gave no result after one.
+    """
+    interrupted = False
+    # What it started may still be writing when it had to be killed.
+    with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder, ended_cleanly():
+        child = Child(module, request, Path(folder) / "0", environment)
+        try:
+            try:
+                child.wait(timeout_seconds)
+            except KeyboardInterrupt:
+                interrupted = True
+                child.tell(signal.SIGINT)
+                child.wait(timeout_seconds)
+        finally:
+            child.end()
+        outcome = child.outcome(timeout_seconds)
+    if interrupted and outcome.result is None:
+        raise KeyboardInterrupt
+    return outcome
 
 
 @contextmanager
@@ -129,6 +158,24 @@ class Child:
         self.timed_out = True
         self.kill()
         return True
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until it has ended, or its time is up."""
+        while self.process.poll() is None and not self.timed_out:
+            self.timed_out = time.perf_counter() - self.began >= timeout_seconds
+            time.sleep(POLL_SECONDS)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send a signal to it alone, not to what it started."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def end(self) -> None:
+        """Tell it to leave, so that it ends children that it gave sessions of their own; then end it."""
+        self.tell(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+        self.kill()
 
     def kill(self) -> None:
         """End it and everything that it started."""
