@@ -29,6 +29,8 @@ def cases(names: str, rows: Callable[[Environment], Iterable[Row]]) -> pytest.Ma
 
 def label(value: Any) -> str:
     """What an id shows of a value."""
+    if isinstance(value, dict):
+        return "-".join(map(str, value))
     return value.provider if isinstance(value, Target) else str(value)
 
 

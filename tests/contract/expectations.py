@@ -31,6 +31,8 @@ class Target:
     """Packages that `PROVIDER,cpu` runs, giving the tokens of cpu alone."""
     alone: tuple[str, ...] = ()
     """Packages that run on it and nothing else."""
+    whole: tuple[str, ...] = ()
+    """Packages of which it takes every node, without a Memcpy node in decode, and whose known answer it computes."""
     refused_alone: tuple[str, ...] = ()
     """Packages with nodes that it does not take: exit code 3 and their table without cpu in the chain."""
     fails: tuple[str, ...] = ()
@@ -69,6 +71,8 @@ class Environment:
         return (*(target.provider for target in self.targets), "cpu")
 
 
+FITTING = ("llama", "qwen3", "gemma3_text", "demo")
+PRIMITIVES = tuple(f"{model}-primitives-fp32" for model in FITTING)
 SOFTWARE_VULKAN = {"VK_ICD_FILENAMES": "/usr/lib/chromium/vk_swiftshader_icd.json", "XDG_RUNTIME_DIR": "/tmp"}
 """Debian's chromium package has SwiftShader, a Vulkan driver that computes on the CPU."""
 GPU_WHEEL = "onnxruntime-gpu"
@@ -78,7 +82,9 @@ WEBGPU = Target(
     ort_name="WebGpuExecutionProvider",
     kind="device",
     with_cpu=("llama-gqa-fp32", "llama-onnx24-fp32", "llama-gqa-fp32-static", "demo-gqa-fp32"),
-    refused_alone=("llama-gqa-fp32", "llama-onnx24-fp32"),
+    alone=("llama-gqa-fp32",),
+    whole=PRIMITIVES,
+    refused_alone=("llama-onnx24-fp32",),
     option=("enableGraphCapture", "0"),
     needs="a WebGPU adapter: a GPU with a Vulkan driver, or SwiftShader from Debian's chromium package",
 )
@@ -87,16 +93,17 @@ OPENVINO = Target(
     ort_name="OpenVINOExecutionProvider",
     kind="compiling",
     with_cpu=("llama-gqa-fp32", "llama-gqa-fp32-static", "demo-gqa-fp32"),
+    whole=PRIMITIVES,
     refused_alone=("llama-gqa-fp32",),
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(
     provider="openvino", ort_name="OpenVINOExecutionProvider", kind="compiling", wheel="onnxruntime_ep_openvino",
-    with_cpu=("llama-gqa-fp32",), refused_alone=("llama-gqa-fp32",),
+    with_cpu=("llama-gqa-fp32",), whole=PRIMITIVES, refused_alone=("llama-gqa-fp32",),
 )  # fmt: skip
 QNN = Target(
     provider="qnn", ort_name="QNNExecutionProvider", kind="compiling", wheel="onnxruntime_qnn",
-    fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
+    whole=("demo-primitives-fp16-static",), fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
 )  # fmt: skip
 """Qualcomm's NPU backend in its host emulator, which computes in fp16: no tokens are compared."""
 CUDA = Target(

@@ -19,6 +19,7 @@ from typing import Any
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY
 
 LLAMA: dict[str, Any] = {"max_length": 64}
+DEMO: dict[str, Any] = {"max_length": 128}
 STATIC: dict[str, Any] = {**LLAMA, "static_shapes": True, "prefill_chunk": 8}
 PACKAGES: dict[str, dict[str, Any]] = {
     "llama-gqa-fp32": {**LLAMA, "attention": "gqa"},
@@ -27,9 +28,18 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "llama-onnx24-fp16": {**LLAMA, "attention": "onnx24", "precision": "fp16"},
     "llama-gqa-fp32-static": {**STATIC, "attention": "gqa"},
     "llama-onnx24-fp32-static": {**STATIC, "attention": "onnx24"},
-    "demo-gqa-fp32": {"max_length": 128, "attention": "gqa"},
-}
-"""Name -> options of `ExportOptions`. llama is the tiny one of tests/conftest.py, demo the embedded checkpoint."""
+    "demo-gqa-fp32": {**DEMO, "attention": "gqa"},
+    "llama-primitives-fp32": {**LLAMA, "attention": "primitives"},
+    "qwen3-primitives-fp32": {**LLAMA, "attention": "primitives"},
+    "gemma3_text-primitives-fp32": {**LLAMA, "attention": "primitives"},
+    "demo-primitives-fp32": {**DEMO, "attention": "primitives"},
+    "demo-primitives-fp16-static": {
+        **DEMO, "attention": "primitives", "precision": "fp16", "static_shapes": True, "prefill_chunk": 16
+    },
+}  # fmt: skip
+"""Name -> options of `ExportOptions`. The name begins with a model type, which is the tiny one of tests/conftest.py, or
+with demo, which is the embedded checkpoint.
+"""
 
 SOURCES = ("partita/export/**/*.py", "partita/package.py", "tests/conftest.py", "tests/contract/packages.py")
 TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy")
@@ -71,25 +81,35 @@ def export_all(folder: Path) -> Path:
     """Export every package; the folder appears when all are there, and older ones go."""
     from partita.commands.export import replay
     from partita.export.pipeline import ExportOptions, export
-    from tests.conftest import BASE, MODELS, _save_random_model, _save_tokenizer
 
     wanted = folder / f"packages-{key()}"
     if wanted.is_dir():
         return wanted
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="unfinished-") as temporary:
-        llama, made = Path(temporary) / "llama", Path(temporary) / "packages"
-        llama.mkdir()
-        settings = {**BASE, **MODELS["llama"]}
-        _save_random_model(llama, "llama", settings, "float32", seed=0)
-        _save_tokenizer(llama, settings["vocab_size"])
+        made = Path(temporary) / "packages"
         for name, options in PACKAGES.items():
-            checkpoint = DEMO_CHECKPOINT if name.startswith("demo") else llama
+            checkpoint = checkpoint_of(name.partition("-")[0], Path(temporary))
             export(ExportOptions(str(checkpoint), made / name, **options), replay=replay)
         for old in folder.glob("packages-*"):
             shutil.rmtree(old, ignore_errors=True)
         made.replace(wanted)
     return wanted
+
+
+def checkpoint_of(model: str, folder: Path) -> Path:
+    """The embedded checkpoint, or a tiny one of a model type, which is made in `folder` once."""
+    from tests.conftest import BASE, MODELS, _save_random_model, _save_tokenizer
+
+    if model == "demo":
+        return DEMO_CHECKPOINT
+    checkpoint = folder / model
+    if not checkpoint.is_dir():
+        checkpoint.mkdir()
+        settings = {**BASE, **MODELS[model]}
+        _save_random_model(checkpoint, model, settings, "float32", seed=0)
+        _save_tokenizer(checkpoint, settings["vocab_size"])
+    return checkpoint
 
 
 if __name__ == "__main__":

