@@ -219,20 +219,21 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
     ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
 ])  # fmt: skip
 def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
-    found, said = child.failed(failure(kind, text), CUDA, one_node=True)
+    found, said = child.failed(failure(kind, text), CUDA, one_node=True, legal=lambda: False)
     assert found == outcome and said
 
 
 def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_providers(model):
     broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
-    outcome, said = child.failed(broken, CUDA, one_node=True)
+    outcome, said = child.failed(broken, CUDA, one_node=True, legal=lambda: False)
     assert outcome == "left" and said.startswith("CUDA kernel not found")
-    assert child.failed(broken, CUDA, one_node=False)[0] == "failed", "in a graph the line may be about another node"
+    whole = child.failed(broken, CUDA, one_node=False, legal=lambda: False)
+    assert whole[0] == "failed", "in a graph the line may be about another node"
 
 
 def test_a_finding_names_no_temporary_file():
     text = "Load model from /tmp/partita-k9/partita-sr/11.onnx failed:Node (probe) Op (X) [TypeInferenceError] Input 4"
-    assert child.failed(failure("Fail", text), CUDA, one_node=True) == (
+    assert child.failed(failure("Fail", text), CUDA, one_node=True, legal=lambda: False) == (
         "invalid", "Node (probe) Op (X) [TypeInferenceError] Input 4",
     )  # fmt: skip
 
