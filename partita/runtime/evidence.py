@@ -7,6 +7,7 @@ becomes None or empty, never a guess.
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import count
@@ -15,6 +16,8 @@ from typing import Any
 from partita.partition_reports.facts import NodeEvent, RunWindow
 
 NODE_SUFFIX = "_kernel_time"
+EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DOTALL)
+"""The name in an event of the profile, up to what follows it."""
 DTYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names of element types, where they are not the usual ones."""
 
@@ -39,10 +42,10 @@ def parse_plan_devices(text: str) -> tuple[str, ...] | None:
 def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
     """Node executions and run windows of a profile.
 
-    `runs` says phase and new tokens per row of each session run, in the order of the `model_run` events. A run that the
+    Both empty when it cannot be read. `runs` says phase and new tokens per row of each session run, in the order of the `model_run` events. A run that the
     profile has and `runs` has not (one that failed) is left out, with its nodes.
     """
-    entries: list[dict[str, Any]] = json.loads(text)
+    entries = profile_entries(text)
     timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
     windows = tuple(
         RunWindow(run=index, phase=phase, tokens=tokens, start_us=int(entry["ts"]), host_us=int(entry["dur"]))
@@ -50,6 +53,32 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
     )
     nodes = [e for e in entries if e.get("cat") == "Node" and str(e.get("name", "")).endswith(NODE_SUFFIX)]
     return node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows), windows
+
+
+def profile_entries(text: str) -> list[dict[str, Any]]:
+    """Events of a profile; none when it is not one.
+
+    ONNX Runtime 1.27 and older writes names as they are, with their quotes, backslashes and newlines.
+    """
+    for candidate in (text, EVENT_NAME.sub(escaped, text)):
+        try:
+            entries = json.loads(candidate)
+        except json.JSONDecodeError:
+            continue
+        return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+    return []
+
+
+def escaped(event: re.Match[str]) -> str:
+    """The name of an event as JSON writes it."""
+    return f"{event[1]}{json.dumps(event[2])[1:-1]}{event[3]}"
+
+
+def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:
+    """A sentence when the profile of runs that worked told nothing of them."""
+    if not steps or windows:
+        return ()
+    return ("the profile that ONNX Runtime wrote cannot be read, so times and copies between nodes are unknown",)
 
 
 def node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -> tuple[NodeEvent, ...]:

@@ -6,6 +6,7 @@ sources. So nodes that need it get a name, in a copy in memory; the file stays a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ PROTOBUF_LIMIT_BYTES = 2**31 - 1
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 DIVIDING = frozenset({"Div", "Mod"})
 AGAIN = "get the file again"
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters with which a name is no longer on one line of ONNX Runtime's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +211,13 @@ def read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
 
 
 def name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
-    """Give every node of the graph and its bodies a name that no other has; how many got one, and what to say of it."""
+    """Give every node of the graph and its bodies a name of its own, on one line; how many got one, and what to say."""
     nodes = list(all_nodes(graph))
+    broken = 0
+    for node in nodes:
+        name = CONTROL.sub("_", node.name)
+        broken += name != node.name
+        node.name = name
     taken = {node.name for node in nodes}
     seen: set[str] = set()
     nameless = repeated = 0
@@ -227,7 +235,9 @@ def name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
         notes.append(f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here")
     if repeated:
         notes.append(f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here")
-    return nameless + repeated, tuple(notes)
+    if broken:
+        notes.append(f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _")
+    return nameless + repeated + broken, tuple(notes)
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:

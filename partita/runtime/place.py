@@ -23,7 +23,7 @@ from partita.partition_reports.partitions import ELEMENT_BYTES
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
-from partita.runtime.evidence import parse_profile
+from partita.runtime.evidence import parse_profile, unread_profile
 from partita.runtime.feed import Feed
 from partita.runtime.inputs import SEED, Shape, make_values
 from partita.runtime.onnx_model import OnnxModel, fixed_shapes, read_onnx
@@ -105,8 +105,9 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     with closing(session):
         after = rss_bytes()
         ports, steps, error = run_session(model, shapes, session, where.runs)
+        seen = model_session_facts(model, session, ports, len(steps))
         facts = RunFacts(
-            sessions=(model_session_facts(model, session, ports, len(steps)),),
+            sessions=(seen,),
             states=(),
             steps=tuple(steps),
             memory=MemoryFacts(model.weight_bytes, 0, before, after, max(peak_rss_bytes(), before, after)),
@@ -115,7 +116,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
-            notes=(*model.notes, *failure_notes(len(steps), where.runs, error)),
+            notes=(*model.notes, *failure_notes(len(steps), where.runs, error), *unread_profile(len(steps), seen.runs)),
         )
         return Placed(with_graphs(facts, (session,), where, error), session.resolutions, error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.runtime.evidence import unread_profile
 from partita.runtime.feed import Feed
 from partita.runtime.process import peak_rss_bytes
 from partita.runtime.runner import Finish, LoadedGraph, Runner, Step
@@ -19,8 +20,10 @@ def run_facts(
     `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
     """
     steps = runner.steps
+    sessions = tuple(session_facts(runner, entry) for entry in runner.graphs)
+    seen = tuple(window for session in sessions for window in session.runs)
     return RunFacts(
-        sessions=tuple(session_facts(runner, entry) for entry in runner.graphs),
+        sessions=sessions,
         states=runner.cache.facts(),
         steps=tuple(step_fact(step) for step in steps),
         memory=memory_facts(runner),
@@ -30,7 +33,7 @@ def run_facts(
         new_tokens=new_tokens(steps),
         finish_reason=finish_reason or finished(steps),
         finish_detail=finish_detail,
-        notes=(*notes, *prompt_notes(runner)),
+        notes=(*notes, *prompt_notes(runner), *unread_profile(sum(step.observed for step in steps), seen)),
     )
 
 

@@ -144,6 +144,15 @@ def test_nodes_without_a_name_and_with_one_name_are_told_apart(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_names_of_several_lines_are_on_one(tmp_path):
+    result = placed(chain([("Relu", "a\nb"), ("Neg", "a_b"), ("Abs", 'say "c"\\d')], tmp_path / "m.onnx"))
+    assert result.error is None
+    names = [node.name for node in result.facts.sessions[0].graph]
+    assert names == ["a_b", "a_b_1", 'say "c"\\d']
+    assert {event.name for event in result.facts.sessions[0].events} == set(names)
+    assert any("1 node with line breaks" in note for note in result.facts.notes)
+
+
 def test_control_flow_bodies_count_as_part_of_their_node(tmp_path):
     bodies = {
         f"{word}_branch": helper.make_graph([helper.make_node(op, ["x"], [word])], word, [], [port(word)])

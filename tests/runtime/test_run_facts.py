@@ -10,7 +10,7 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.runtime.environment import environment
-from partita.runtime.evidence import parse_plan, parse_profile
+from partita.runtime.evidence import parse_plan, parse_profile, unread_profile
 from partita.runtime.generate import generate
 from partita.runtime.process import peak_rss_bytes, rss_bytes
 from partita.runtime.run_facts import run_facts
@@ -194,6 +194,24 @@ def test_a_profile_is_read_into_runs_and_events():
     assert [(e.run, e.order, e.name) for e in events] == [(0, 0, "a"), (0, 1, "b")]
     assert replace(events[0], run=0).output_shapes == ("float32[1,2]",)
     assert events[0].output_bytes == 8
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", 'a","b', "a\\", "plain"])
+def test_names_in_a_profile_that_does_not_escape_them(name):
+    """As ONNX Runtime 1.27 and older write it."""
+    head = '"pid" :1,"tid" :1,"dur" :5,"ts" :3,"ph" : "X","name" :"'
+    lines = (
+        f'{{"cat" : "Node",{head}{name}_kernel_time","args" : {{"op_name" : "Neg","provider" : "P"}}}}',
+        f'{{"cat" : "Session",{head}model_run","args" : {{}}}}',
+    )
+    (event,), (window,) = parse_profile("[\n" + ",\n".join(lines) + "\n]\n", [("run", 0)])
+    assert (event.name, event.op_type, window.phase) == (name, "Neg", "run")
+
+
+@pytest.mark.parametrize("text", ["", "no json", "{}", '[{"cat" : "Node"', "[3]"])
+def test_a_profile_that_cannot_be_read_is_none_and_a_note(text):
+    assert parse_profile(text, [("run", 0)]) == ((), ())
+    assert len(unread_profile(1, ())) == 1 and unread_profile(0, ()) == ()
 
 
 def test_prompt_tokens_that_the_decode_graph_read_are_named(open_runner):
