@@ -313,3 +313,63 @@ def replace_entry(entry: ChainEntry, **changes) -> ChainEntry:
 
 def nodes_of(session):
     return report_of(with_session(mixed_facts()), GPU_CHAIN).phases[-1].nodes
+
+
+# --- what was found in review ----------------------------------------------------------------------------------------
+
+KERNEL_LINE = "CUDA kernel not found in registries for Op type: Gather"
+
+
+def test_experiments_that_are_not_complete_prove_no_missing_operator():
+    left = NodeProbe(GATHER, (Trial("as_is", "", "left", KERNEL_LINE),), "the time for experiments was up")
+    reason, finding = explain(context(probe=left, log=(NO_KERNEL,)))
+    assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
+
+
+def test_a_node_that_is_left_does_not_make_the_provider_fail():
+    left = NodeProbe(GATHER, (Trial("as_is", "", "left", KERNEL_LINE), changed("type", "left")))
+    reason, finding = explain(context(probe=left, log=()))
+    assert reason.code == "no_kernel_op" and "fail" not in finding.evidence
+
+
+def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
+    session = replace(mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,),))
+    index = index_session(session)
+    assert nodes_to_probe(index, GPU_CHAIN[0]) == ()
+    taken = NodeProbe(GATHER, (Trial("as_is", "", "taken", ""),))
+    report = report_of(with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),),
+                                    probes={GATHER: taken}), GPU_CHAIN)  # fmt: skip
+    assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
+        ("unexplained", "no source says where this node runs")
+    }
+
+
+def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
+    session = replace(
+        mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,), (DET,)), plan_devices=("1", "0"),
+        registered=(GPU, "CPUExecutionProvider"),
+    )  # fmt: skip
+    claims = index_session(session).claims
+    assert claims[GATHER] == {"plan_file": frozenset({GPU})}
+    assert claims[DET] == {"plan_file": frozenset({"CPUExecutionProvider"})}
+    shared = index_session(replace(session, plan_devices=("0", "0")))
+    assert shared.claims[GATHER] == {}, "a provider that computes on the CPU shares its stream"
+
+
+def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
+    part = RejectedPart((DET, CONCAT), "the compiler gave up", minimal=True, tries=9)
+    fails = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap")))
+    left = NodeProbe(CONCAT, (changed("as_is", "left", ""), changed("attribute", "taken", "without axis=1")))
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    codes = {
+        probed.node: explain(context(node=probed.node, wanted=gone, rejected=part, probe=probed, log=()))[0].code
+        for probed in (fails, left)
+    }
+    assert codes == {DET: "attribute_unsupported", CONCAT: "subgraph_rejected"}
+
+
+def test_a_graph_that_fails_only_as_a_whole_says_so():
+    part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, tries=1, whole=True)
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    reason, finding = explain(context(node=DET, wanted=gone, rejected=part, log=()))
+    assert reason.code == "subgraph_rejected" and "over no part cut out of it: not acyclic" in finding.evidence

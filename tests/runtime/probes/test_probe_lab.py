@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
+from partita.partition_reports.facts import AssignedNode
 from partita.providers.generic import generic_provider
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.probes import child, lab
@@ -253,3 +254,36 @@ def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(tmp_path, mo
     child.experiment({**request, "provider": {}}, out)
     last = json.loads(out.getvalue().splitlines()[-1])
     assert last["outcome"] == "invalid" and "MemoryError: no memory" in last["said"]
+
+
+def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_providers():
+    broken = failure("InvalidArgument", "activation LeakyRelu is not supported")
+    assert child.failed(broken, CUDA, one_node=True, legal=lambda: True)[0] == "failed"
+    assert child.failed(broken, CUDA, one_node=True, legal=lambda: False)[0] == "invalid"
+
+
+class Opened:
+    """A session as far as it is looked at."""
+
+    def __init__(self, listed, planned):
+        self.plan = (tuple(planned),)
+        self.listed = tuple(AssignedNode(name, "X", "", "P", number) for number, name in enumerate(listed))
+
+    def assigned(self):
+        return self.listed
+
+
+@pytest.mark.parametrize(
+    ("listed", "planned", "compiles", "expected"),
+    [
+        (["probe"], ["probe"], False, False),
+        ([], ["probe"], False, False),
+        ([], ["probe_token_3"], False, False),
+        ([], ["Less0", "Where0"], False, True),
+        (["", ""], ["Less0", "Where0"], False, True),
+        (["probe"], ["P_subgraph_0"], True, False),
+        (["_inlfunc_F_n"], ["P_subgraph_0"], True, True),
+    ],
+)
+def test_a_function_that_was_unfolded_is_told_from_a_node(listed, planned, compiles, expected):
+    assert child.unfolded(Opened(listed, planned), compiles) is expected

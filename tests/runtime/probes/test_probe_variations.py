@@ -278,3 +278,14 @@ def test_a_combination_has_both_changes(case):
     found = {entry.change: entry for entry in combined(case(TEXTS["Elu"], x=(2, 4)))}
     both = found["all sizes fixed and float16 in place of float32"]
     assert both.parts == ("static_shape", "type") and inputs(both.case) == [(TensorProto.FLOAT16, [2, 4])]
+
+
+def test_only_types_that_the_operator_allows_count_against_the_limit(case):
+    text = "g (uint8[2,2] a, int8[2,2] b) => (int32[2,2] y) {\n  [n] y = MatMulInteger(a, b)\n}"
+    assert "int8 in place of uint8" in changes(case(text), "type")
+
+
+def test_an_empty_tensor_is_also_tried_with_something_in_it(case):
+    text = "g (float[0,4] a, float[4,2] b) => (float[0,2] y) {\n  [n] y = MatMul(a, b)\n}"
+    assert "1 in place of a size of 0" in changes(case(text), "input")
+    assert "1 in place of a size of 0" not in changes(case(text.replace("0,", "2,")), "input")
