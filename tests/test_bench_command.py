@@ -252,3 +252,33 @@ def test_a_process_that_prints_to_stdout_does_not_spoil_the_answers(package: Pat
     found = json.loads(done.stdout)
     assert found["contenders"][1]["status"] == "measured"
     assert "no answer" not in done.stdout
+
+
+def test_ctrl_c_while_it_observes_keeps_every_figure(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from partita.cli import run
+
+    observe_one = Race.observe_one
+
+    def interrupted(self: Race, racer: bench_rounds.Racer, file: Path) -> None:
+        if racer.entry.name == "cpu":
+            raise KeyboardInterrupt
+        observe_one(self, racer, file)
+
+    monkeypatch.setattr(Race, "observe_one", interrupted)
+    assert run(["bench", str(package), "--providers", NO_DEVICE, "cpu", *QUICK, "--json"]) == 130
+    first, cpu = json.loads(capsys.readouterr().out)["contenders"]
+    assert (first["rounds"], cpu["rounds"]) == (1, 1)
+    assert first["why"] is not None and first["why_unknown"] == ""
+    assert cpu["why"] is None and cpu["why_unknown"] == "interrupted before it was observed"
+
+
+def test_a_batch_and_a_static_pair(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = exported(tiny_checkpoint("llama"), batch_size=2, static_shapes=True, prefill_chunk=8)
+    found = measured(capsys, made, "--provider", "cpu", "--prompt-tokens", "20", "--rounds", "1")
+    (turn, _) = found["contenders"][0]["turns"]
+    assert (turn["prefill_tokens"], len(turn["tokens"])) == (40, 2) and turn["tokens"][0] == turn["tokens"][1]
+    assert found["contenders"][0]["decode"]["tokens_per_second"]["median"] > 0

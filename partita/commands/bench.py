@@ -71,6 +71,8 @@ def race(
         except KeyboardInterrupt:
             if not complete_rounds([racer.lane(None) for racer in contest.racers]):
                 raise
+            for racer in contest.racers:
+                racer.why_unknown = racer.why_unknown or "interrupted before it was observed"
             return contest.racers, True
         return contest.racers, False
 

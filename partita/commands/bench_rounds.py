@@ -69,7 +69,7 @@ class Racer:
             unused=tuple(self.loaded.get("unused", ())),
             load_seconds=self.loaded.get("load_seconds"),
             observed=self.observed,
-            why_unknown=self.why_unknown,
+            why_unknown="" if self.observed is not None else self.why_unknown,
             file=str(file) if file is not None and self.observed is not None else None,
         )
 

@@ -152,5 +152,5 @@ def around(why: Why, said: str) -> str:
 
 
 def whole_percent(share: float) -> str:
-    """`71 %`."""
-    return f"{100 * share:.0f} %"
+    """`71 %`; what is not all of it is never 100 %."""
+    return "over 99 %" if 0.995 <= share < 1 else f"{100 * share:.0f} %"

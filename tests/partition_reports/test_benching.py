@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from partita.partition_reports.bench_records import Bench, Contender, Turn
-from partita.partition_reports.bench_verdict import give_verdict
+from partita.partition_reports.bench_verdict import give_verdict, whole_percent
 from partita.partition_reports.benching import (
     Lane,
     build_contenders,
@@ -119,8 +119,13 @@ def test_waiting_for_copies_is_named_where_it_is_the_most():
     (said,) = sentences(lane("webgpu,cpu", SLOW, observed=report), lane("cpu", FAST, observed=ON_CPU))
     why = explain(report)
     assert why is not None and why.memcpy_nodes > 0
-    assert f"100 % of the host's time in nodes of its decode runs is in {why.memcpy_nodes} Memcpy node" in said
+    assert f"over 99 % of the host's time in nodes of its decode runs is in {why.memcpy_nodes} Memcpy node" in said
     assert "which wait for the device to finish what is queued, and copy" in said
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.714, "71 %"), (0.996, "over 99 %"), (1.0, "100 %"), (0.0, "0 %")])
+def test_what_is_not_all_of_it_is_never_100_percent(share, text):
+    assert whole_percent(share) == text
 
 
 def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
