@@ -24,7 +24,7 @@ def find_bodies(index: SessionIndex) -> Bodies | None:
     main |= {node.name for inside in index.compiled.values() for node in inside}
     listed = [node for node in index.facts.assigned or () if node.name not in main]
     inserted = {line for line in index.facts.log if native_log.MEMCPY_ADDED.search(line)}
-    in_plan = sum(name.startswith("Memcpy") for name in index.order)
+    in_plan = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
     logged = native_log.is_at_info(index.facts.log)
     return Bodies(
         nodes=len(listed),

@@ -53,26 +53,27 @@ def explain_node(
     index: SessionIndex, phase: PhaseName, name: str, op_type: str | None, provider: str, wanted: ChainEntry
 ) -> Fallback:
     """Why the node `name` is on `provider` and not on the wanted one."""
-    replaces = index.replaces(name)
-    names = (name, *replaces)
+    origin = (name, *index.replaces(name))
+    names = (name,) if name in index.parts else origin  # what is said of a function is not said of its nodes
     context = Context(
         node=name,
         op_type=op_type,
         provider=provider,
         wanted=wanted,
         exported=name in index.exported or name in index.inner,
-        replaces=replaces,
-        log=tuple(line for each in names for line in index.log.get(each, ())),
+        replaces=names[1:],
+        log=(*index.blank_log.get(name, ()), *(line for each in names for line in index.log.get(each, ()))),
         patterns=index.facts.patterns,
         session_log=index.graph_log,
-        pin=next((index.facts.pins[each] for each in names if each in index.facts.pins), None),
+        pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
         probe=fullest(index.facts.probes, names),
         rejected=index.facts.rejected,
         budget=index.facts.budget,
+        nameless=name in index.parts,
     )
     lost = provider == UNKNOWN and wanted.status == "active" and context.pin is None
     reason, finding = nowhere() if lost else explain(context)
-    known = (index.exported.get(each) or index.inner.get(each) for each in names)
+    known = (index.exported.get(each) or index.inner.get(each) for each in origin)
     origins = (node.source for node in known if node is not None)
     return Fallback(
         phase=phase,
@@ -107,16 +108,22 @@ def trial_record(trial: Trial) -> TrialRecord:
 def nodes_to_probe(index: SessionIndex, wanted: ChainEntry) -> tuple[str, ...]:
     """Nodes of the file, in execution order, that are off the wanted provider for a reason that only experiments tell.
 
-    A fused node stands for the nodes that it replaces.
+    A fused node stands for the nodes that it replaces, a node without a name for itself.
     """
-    placed = [(name, choose_provider(index.claims[name]), (name, *index.replaces(name))) for name in index.order]
+    placed = [
+        (name, choose_provider(index.claims[name]), (name,) if name in index.parts else (name, *index.replaces(name)))
+        for name in index.order
+    ]
     placed += [(node.name, node.provider, (node.name,)) for node in strays_in_bodies(index, wanted.provider)]
     found: list[str] = []
     for name, provider, names in placed:
         if provider is not None and provider != wanted.provider:
             told = explain_node(index, "run", name, index.op_type(name), provider, wanted)
             if told.reason in UNDECIDED:
-                found += [
-                    each for each in names if each in index.exported or each in index.inner or each.startswith(INLINED)
-                ]
+                found += [each for each in names if can_be_tried(index, each)]
     return tuple(dict.fromkeys(found))
+
+
+def can_be_tried(index: SessionIndex, name: str) -> bool:
+    """Whether the file has the node, or a function that ONNX Runtime has the node from."""
+    return name in index.exported or name in index.inner or name in index.parts or name.startswith(INLINED)

@@ -76,16 +76,30 @@ def lines_about_the_graph(lines: Iterable[str], patterns: Iterable[LogPattern]) 
 
 
 def memcpy_lines(lines: Iterable[str], order: Sequence[str], op_types: Mapping[str, str]) -> dict[str, MemcpyLine]:
-    """What was logged about each Memcpy node of the execution order `order`; `op_types` are those of nodes that ran.
+    """What was logged about each Memcpy node of the execution order `order`; `op_types` are those of nodes that ran,
+    and of those of the file.
 
     A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0 and so on. Empty
     when lines and nodes do not go together, as with copies inside control flow.
     """
     added = [match for line in lines if (match := MEMCPY_ADDED.search(line))]
-    named = [(match["number"], name) for name in order if (match := MEMCPY_NAME.fullmatch(name))]
+    named = [
+        (match["number"], name)
+        for name in inserted_copies(order, op_types)
+        if (match := MEMCPY_NAME.fullmatch(name)) is not None
+    ]
     if len(added) != len(named):
         return {}
     named.sort(key=lambda entry: -1 if entry[0] is None else int(entry[0]))
     joined = {name: MemcpyLine(line["op"], line["tensor"]) for (_, name), line in zip(named, added, strict=True)}
     fits = all(op_types.get(name, line.op_type) == line.op_type for name, line in joined.items())
     return joined if fits else {}
+
+
+def inserted_copies(order: Iterable[str], op_types: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Nodes of the order that are named like copies; one whose operator is known must be one, since a file may have the
+    name as well."""
+    return tuple(
+        name for name in order
+        if MEMCPY_NAME.fullmatch(name) and (op_types.get(name) or "Memcpy").startswith("Memcpy")
+    )  # fmt: skip

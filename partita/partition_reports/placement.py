@@ -82,7 +82,7 @@ def unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreemen
     Not asked where the file has control flow: the log then has the copies in bodies as well.
     """
     logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
-    planned = sum(native_log.MEMCPY_NAME.fullmatch(name) is not None for name in index.order)
+    planned = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
     bodies = any(node.op_type in CONTROL_FLOW for node in index.facts.graph)
     if bodies or logged == planned or index.order_source != "plan_file" or not native_log.is_at_info(index.facts.log):
         return

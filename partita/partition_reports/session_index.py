@@ -55,6 +55,10 @@ class SessionIndex:
     """Listed nodes behind each node of the order that is a compiled subgraph."""
     stands_for: dict[str, tuple[str, ...]]
     """Exported nodes that a node of the order took the place of."""
+    parts: dict[str, tuple[str, ...]]
+    """For each node to which ONNX Runtime gave no name, the exported nodes that it may be a part of."""
+    blank_log: dict[str, tuple[str, ...]]
+    """Native log lines that are about such a node and have a blank in place of the name."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: as run, else as optimised, as exported or as assigned."""
@@ -80,7 +84,7 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Sort the facts of one session for look-up by node name."""
-    facts = nameless.with_names(facts)
+    facts = nameless.with_names(facts, without_bodies(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
     assigned = {node.name: node for node in facts.assigned or ()}
     events, bodies = without_bodies(facts.events)
@@ -90,7 +94,11 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
     optimised = index_graph(facts.optimised, tensors) if facts.optimised is not None else None
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
-    logged = native_log.memcpy_lines(facts.log, order, {event.name: event.op_type for event in events})
+    op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
+    logged = native_log.memcpy_lines(facts.log, order, op_types)
+    claims = collect_claims(facts, events, order, compiled)
+    unfolded = nameless.unfolded(facts, order)
+    parts = nameless.may_be_part_of(facts, order, unfolded)
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -103,16 +111,30 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         order=order,
         present=present,
         order_source=order_source,
-        claims=collect_claims(facts, events, order, compiled),
+        claims=claims,
         log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
         graph_log=native_log.lines_about_the_graph(facts.log, facts.patterns),
         memcpy=logged if optimised is None else copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
         stands_for={
-            **nameless.unfolded(facts, order),
+            **unfolded,
             **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs),
         },
+        parts=parts,
+        blank_log=nameless.blank_lines(facts.log, facts.patterns, strays_without_name(facts, parts, claims)),
+    )
+
+
+def strays_without_name(
+    facts: SessionFacts, parts: Iterable[str], claims: Mapping[str, Claims]
+) -> tuple[nameless.Stray, ...]:
+    """Nodes without a name that no source has on the session's first provider."""
+    first = facts.registered[0] if facts.registered else None
+    return tuple(
+        nameless.Stray(name, next(iter(nameless.by_operator([name]))))
+        for name in parts
+        if not any(first in providers for providers in claims[name].values())
     )
 
 

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Literal
 
 from partita.partition_reports.facts import LogPattern, NodeProbe, RejectedPart
+from partita.partition_reports.nameless import NODE_GROUP, with_blank
 from partita.partition_reports.probes import conclude
 from partita.partition_reports.records import ChainEntry
 
@@ -30,10 +31,10 @@ OWN_NAMES = {
     "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
     "Transpose": re.compile(r"Transpose(_token_\d+)?"),
     "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
+    "QuantizeLinear": re.compile(r"QuantizeLinear(_token_\d+)?|.+_q(_token_\d+)?"),
+    "DequantizeLinear": re.compile(r"DequantizeLinear(_token_\d+)?|.+(_dq|/duplicated)(_token_\d+)?"),
 }
 """Names that ONNX Runtime gives to nodes it inserts, by operator."""
-NODE_GROUP = r"(?P<node>\S+)"
-"""How most patterns spell a node's name, which may hold blanks in truth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Context:
     """The smallest part of the graph that the wanted provider does not open."""
     budget: str = ""
     """The memory budget that the user gave the wanted provider, e.g. cuda.memory_budget_kb=1000."""
+    nameless: bool = False
+    """ONNX Runtime gave it no name, so that lines of `log` may have a blank in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,9 @@ def logged(context: Context, code: str) -> Finding | None:
     for pattern in context.patterns:
         if pattern.reason != code or not names_a_node(pattern):
             continue
+        blank = with_blank(pattern) if context.nameless else None
+        if blank is not None and (found := next((line for line in context.log if blank.search(line)), None)):
+            return Finding("logged", found.strip())
         for name in (context.node, *context.replaces):
             line = next((line for line in context.log if name_in(line, pattern, name)), None)
             if line is not None:

@@ -30,6 +30,8 @@ def decide(context: Context) -> Finding | None:
     shown = conclude(context.probe)
     if (shown is not None and shown.code in FINER) or inserted(context):
         return None
+    if context.nameless and shown is not None and shown.code == "not_claimed":
+        return None  # a line without a name may be about another node of the same operator
     said = said_of_operator(context)
     if said:
         return Finding("probed", f"alone, it makes the provider fail: {said}", REMEDY)

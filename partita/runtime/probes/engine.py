@@ -25,7 +25,7 @@ from partita.partition_reports.fallbacks import explain_node, nodes_to_probe
 from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.probes import helps
 from partita.partition_reports.records import ChainEntry
-from partita.partition_reports.session_index import index_session
+from partita.partition_reports.session_index import SessionIndex, index_session
 from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
@@ -43,6 +43,7 @@ from partita.runtime.probes.cases import (
     part_model,
 )
 from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.unfolded import Functions
 from partita.runtime.probes.variations import Variation, as_it_is, combined, single
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -159,13 +160,15 @@ def probe_nodes(
     subjects: dict[str, Subject] = {}
     found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
     for number, session in enumerate(facts.sessions):
-        names = nodes_to_probe(index_session(session), chain_entry(wanted))
+        index = index_session(session)
+        names = nodes_to_probe(index, chain_entry(wanted))
         if not names or session.file not in models:
             continue
         graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
+        functions = Functions(graph)
         for name in names:
             try:
-                case = node_case(graph, name)
+                case = part_case(functions, index, name) if name in index.parts else node_case(graph, name)
                 key = fingerprint(case_model(case))
             except CannotProbeError as error:
                 found[number][name] = NodeProbe(name, (), str(error))
@@ -179,6 +182,12 @@ def probe_nodes(
         replace(session, probes=probes) for session, probes in zip(facts.sessions, found, strict=True)
     )  # fmt: skip
     return replace(facts, sessions=sessions)
+
+
+def part_case(functions: Functions, index: SessionIndex, name: str) -> Case:
+    """The case of a node without a name. Raises CannotProbeError."""
+    ran = index.ran.get(name)
+    return functions.case(index.parts[name], index.op_type(name), ran.output_shapes if ran else ())
 
 
 def session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:

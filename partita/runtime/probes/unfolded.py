@@ -1,0 +1,152 @@
+"""Nodes of functions: what ONNX Runtime has in the place of an operator that no provider has a kernel for.
+
+It gives them no name. The onnx package knows the same functions, so that a node with the operator and the types of one
+that ran can be found in them, and tried like a node of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from partita.runtime.probes.cases import (
+    CannotProbeError,
+    Case,
+    Graph,
+    cut_proto,
+    node_case,
+    part_model,
+    plain_domain,
+    read_type,
+)
+from partita.runtime.probes.tensor_types import is_fixed, tensor_type
+
+if TYPE_CHECKING:
+    import onnx
+
+NO_FUNCTION = "ONNX Runtime gave it no name, and no function of the file's operators was found that has such a node"
+VALUES = {"value_int": "i", "value_ints": "ints", "value_float": "f", "value_floats": "floats"}
+"""Attributes of Constant that are no tensor, and where an attribute keeps them."""
+
+
+@dataclass(slots=True)
+class Functions:
+    """The functions of one graph's operators, each unfolded once."""
+
+    graph: Graph
+    bodies: dict[tuple[str, bool], Graph | None] = field(default_factory=dict)
+
+    def case(self, owners: Sequence[str], op_type: str | None, made: Sequence[str]) -> Case:
+        """The case of a node in the function of one of the nodes `owners`. Raises CannotProbeError.
+
+        `made`: types of its outputs in the run, as float32[1,12]; of several nodes with these any one will do.
+        """
+        for deep in (False, True):  # functions in functions are unfolded only where ONNX Runtime must, too
+            for owner in owners:
+                body = self.body(owner, deep)
+                for node in body.nodes.values() if body is not None else ():
+                    if body is not None and node.op_type == op_type and fits(body, node, made):
+                        return node_case(body, node.name)
+        raise CannotProbeError(NO_FUNCTION)
+
+    def body(self, owner: str, deep: bool) -> Graph | None:
+        """The nodes of one node's function as a graph; None when it has none."""
+        key = owner, deep
+        if key not in self.bodies:
+            self.bodies[key] = unfold(self.graph, owner, deep=deep)
+        return self.bodies[key]
+
+
+def unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
+    """The function of one node. `deep`: functions in it are unfolded as well."""
+    node = graph.nodes.get(owner)
+    opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
+    if node is None or not has_function(node, opsets):
+        return None
+    try:
+        body = inline(part_model(graph, [owner], fixed=False), plain_domain(node.domain), node.op_type, deep=deep)
+    except Exception:  # noqa: BLE001 - native code that raises anything; such a node cannot be tried, others can
+        return None
+    fixed = {port.name: graph.fixed.get(port.name) for port in body.graph.input}
+    sizes = {
+        name: tuple(size.dim_value for size in kind.tensor_type.shape.dim)
+        for name, kind in fixed.items()
+        if kind is not None and is_fixed(kind)
+    }
+    return cut_proto(body, graph.folder, sizes)
+
+
+def has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
+    """Whether the operator set describes the operator by other operators."""
+    import onnx
+
+    domain = plain_domain(node.domain)
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    except onnx.defs.SchemaError:
+        return False
+    return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
+
+
+def inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:
+    """The model of one node with its function in its place: nodes have names, and constants are initializers."""
+    import onnx
+    import onnx.inliner
+
+    for tensor in model.graph.initializer:  # the function may depend on their types
+        model.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    chosen = [] if deep else [(domain, op_type)]
+    made: onnx.ModelProto = onnx.inliner.inline_selected_functions(model, chosen, deep, True)
+    nodes = list(made.graph.node)
+    del made.graph.node[:]
+    for number, node in enumerate(nodes):
+        value = constant_of(node)
+        if value is None:
+            node.name = f"{op_type}/{number}"
+            made.graph.node.add().CopyFrom(node)
+        else:
+            value.name = node.output[0]
+            made.graph.initializer.add().CopyFrom(value)
+    return made
+
+
+def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node; None for other nodes, and for values that are no numbers."""
+    import numpy as np
+    import onnx
+
+    if node.op_type != "Constant" or len(node.attribute) != 1:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        copy = onnx.TensorProto()
+        copy.CopyFrom(attribute.t)
+        return copy
+    if attribute.name not in VALUES:
+        return None
+    kind = np.float32 if "float" in attribute.name else np.int64
+    return onnx.numpy_helper.from_array(np.array(getattr(attribute, VALUES[attribute.name]), kind))
+
+
+def fits(body: Graph, node: onnx.NodeProto, made: Sequence[str]) -> bool:
+    """Whether a node makes what the one that ran made, as far as both are known."""
+    outputs = [name for name in node.output if name]
+    if made and len(outputs) != len(made):
+        return False
+    return all(same_type(body.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
+
+
+def same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
+    """Whether two types are one; what is not known does not differ."""
+    if kind is None or seen is None:
+        return True
+    return (
+        kind.tensor_type.elem_type == seen.tensor_type.elem_type
+        and (not is_fixed(kind) or list(sizes_of(kind)) == list(sizes_of(seen)))
+    )  # fmt: skip
+
+
+def sizes_of(kind: onnx.TypeProto) -> Iterator[int]:
+    """Sizes of a tensor whose sizes are known."""
+    return (size.dim_value for size in kind.tensor_type.shape.dim)
