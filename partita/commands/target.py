@@ -80,7 +80,7 @@ def not_usable(provider: Provider, source: str, why: Resolution, default_allowed
     if not default_allowed:
         raise ProviderError(
             f"{FLAG} {provider.name}: it cannot be asked here: {cause}; {why.remedy}; or add {DEFAULT_FLAG} to take "
-            f"--attention {provider.preferred_attention} without asking, or name another --attention"
+            f"--attention {provider.preferred_attention} without asking, or name an --attention and no {FLAG}"
         )
     how = f"which could not be asked: {cause}"
     return Target(provider.name, source, provider.preferred_attention, how)

@@ -32,7 +32,7 @@ class AttentionCall:
     """One call of the model's attention function, as the lowering sees it.
 
     query [B, H, S, D], key [B, Hkv, S, D], value [B, Hkv, S, Dv]; past_key [B, Hkv, N, D], past_value [B, Hkv, N, Dv];
-    positions [B, S] int64; cursors in the order of `Lowering.cursors`.
+    positions [B, S] int32; cursors in the order of `Lowering.cursors`.
     """
 
     query: torch.Tensor

@@ -22,7 +22,7 @@ def window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch.
     """True where a key is inside the window of a query: positions [B, S] -> [B, 1, S, N]."""
     import torch
 
-    keys = torch.arange(max_length)
+    keys = torch.arange(max_length, dtype=positions.dtype)
     return (keys[None, None, :] > positions[:, :, None] - window)[:, None]
 
 
