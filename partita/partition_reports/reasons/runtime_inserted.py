@@ -20,7 +20,7 @@ REASON = Reason(
     level="node",
     title="Inserted by ONNX Runtime",
     condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
-    "the layout, or a Cast because the CPU has no kernel for the type",
+    "the layout, a Cast because the CPU has no kernel for the type, or a QuantizeLinear or DequantizeLinear of its own",
     needs="the exported graph, and a name that ONNX Runtime gives to nodes of its own",
     remedy="look at the nodes next to it: it goes away when they run on one provider, in one layout and type",
     example=Context(
