@@ -276,6 +276,10 @@ def place(
         list[str] | None,
         typer.Option(metavar="NAME=SIZES", help="Sizes of an input, x=1,3,224,224, or of a dimension, batch=1."),
     ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=FILE.npy", help="Values of an input; those of the others are made up."),
+    ] = None,
     runs: Annotated[int, typer.Option(help="Session runs per phase.")] = 3,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")
@@ -303,6 +307,7 @@ def place(
                 model=model,
                 where=_where(provider, provider_option, provider_library, pin, threads),
                 shapes=tuple(shape or ()),
+                values=tuple(values or ()),
                 runs=runs,
                 report=report,
                 as_json=as_json,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
 
@@ -81,3 +82,18 @@ def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, 
     assert run(["place", str(model), "--provider", "cpu", "--report", str(report)]) == 130
     assert "3 of 3 nodes" in capsys.readouterr().out.replace("All 3", "3 of 3")
     assert any(note.startswith(says) for note in json.loads(report.read_text())["notes"])
+
+
+def test_values_of_inputs_are_given_as_files(tmp_path, capsys, stand_ins):
+    model, file, report = whole_numbers(tmp_path / "m.onnx"), tmp_path / "x.npy", tmp_path / "r.json"
+    np.save(file, np.ones((4, 4), np.int32))
+    for chain in (("--provider", "cpu"), PLACE_DRY[1:]):
+        arguments = ["place", str(model), *chain, "--input", f"x={file}", "--probe-seconds", "0"]
+        assert run([*arguments, "--report", str(report)]) == 0, capsys.readouterr().err
+        assert json.loads(report.read_text())["request"]["options"]["input"] == f"x={file}"
+        np.save(file, np.ones((4, 5), np.int32))
+        assert run(arguments) == 2
+        assert "size 1 of x is fixed to 4" in capsys.readouterr().err
+        np.save(file, np.ones((4, 4), np.int32))
+    assert run(["place", str(tmp_path), "--input", f"x={file}", "--provider", "cpu"]) == 2
+    assert "--input is for ONNX files" in capsys.readouterr().err

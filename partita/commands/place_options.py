@@ -26,6 +26,8 @@ class PlaceOptions:
     """An ONNX file, or the folder of a package."""
     where: ChainOptions
     shapes: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    """`NAME=FILE.npy`, values of an input."""
     runs: int = RUNS
     """Session runs per phase."""
     report: Path | None = None
@@ -58,6 +60,7 @@ def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
         "model": Path(raw["model"]),
         "where": ChainOptions(**where),
         "shapes": tuple(raw["shapes"]),
+        "values": tuple(raw["values"]),
         "limits": Limits(**raw["limits"]),
     }
     return PlaceOptions(**{field.name: given[field.name] for field in fields(PlaceOptions)})
@@ -70,6 +73,8 @@ def check_options(options: PlaceOptions) -> None:
     check_probe_seconds(options.probe_seconds)
     if options.is_package and options.shapes:
         raise UsageError("--shape is for ONNX files; the sizes of a package are in its manifest")
+    if options.is_package and options.values:
+        raise UsageError("--input is for ONNX files; a package is run on dummy tokens")
     for flag, given in (("--device", options.device is not None), ("--graph-capture", options.graph_capture)):
         if given and not options.dry_run:
             raise UsageError(f"{flag} is part of a dry run; add --dry-run")

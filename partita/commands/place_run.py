@@ -16,7 +16,7 @@ from partita.partition_reports.limits import repeated_phase
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, PackageFacts, Report
 from partita.partition_reports.wording import listing, plural
 from partita.runtime.chain import ChainError
-from partita.runtime.inputs import Shape, input_shapes
+from partita.runtime.inputs import Shape, input_shapes, read_values
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.pins import parse_pins
 from partita.runtime.place import (
@@ -47,7 +47,9 @@ def place(
     Raises PackageError, UsageError, ProviderError, ResourceError.
     """
     pins = parse_pins(target.pins, target.chain)
-    where = Where(target.chain, target.options, pins, options.where.threads, options.runs, whole)
+    where = Where(
+        target.chain, target.options, pins, options.where.threads, options.runs, whole, dry=played is not None
+    )
     package: PackageFacts | None = None
     model: ModelFacts | None = None
     models: dict[str, OnnxModel] = {}
@@ -64,9 +66,10 @@ def place(
         inputs = {file: decode_sizes(entry) for file, entry in models.items()}
     else:
         opened = read_onnx(options.model)
-        sizes = input_shapes(opened.inputs, options.shapes)
+        values = read_values(opened.inputs, options.values)
+        sizes = input_shapes(opened.inputs, options.shapes, {name: array.shape for name, array in values.items()})
         try:
-            placed = place_model(opened, sizes, where)
+            placed = place_model(opened, sizes, replace(where, values=values))
         except ChainError as error:
             raise why_refused(error, opened, sizes, options.probe_seconds) from error
         model = model_facts(opened, sizes)
@@ -87,7 +90,12 @@ def place(
 def asked(options: PlaceOptions, target: Target) -> Asked:
     """What the report repeats of the request."""
     given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
-    lists = {"shape": options.shapes, "pin": target.pins, "provider-library": options.where.provider_libraries}
+    lists = {
+        "shape": options.shapes,
+        "input": options.values,
+        "pin": target.pins,
+        "provider-library": options.where.provider_libraries,
+    }
     given |= {name: " ".join(texts) for name, texts in lists.items() if texts}
     return Asked(
         verb="place",

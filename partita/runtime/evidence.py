@@ -18,6 +18,7 @@ from partita.partition_reports.facts import NodeEvent, RunWindow
 NODE_SUFFIX = "_kernel_time"
 EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DOTALL)
 """The name in an event of the profile, up to what follows it."""
+CONTROL = re.compile(r"[\x00-\x1f]")
 DTYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names of element types, where they are not the usual ones."""
 
@@ -42,8 +43,8 @@ def parse_plan_devices(text: str) -> tuple[str, ...] | None:
 def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
     """Node executions and run windows of a profile.
 
-    Both empty when it cannot be read. `runs` says phase and new tokens per row of each session run, in the order of the `model_run` events. A run that the
-    profile has and `runs` has not (one that failed) is left out, with its nodes.
+    Both empty when it cannot be read. `runs` says phase and new tokens per row of each session run, in the order of the
+    `model_run` events. A run that the profile has and `runs` has not (one that failed) is left out, with its nodes.
     """
     entries = profile_entries(text)
     timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
@@ -58,15 +59,22 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
 def profile_entries(text: str) -> list[dict[str, Any]]:
     """Events of a profile; none when it is not one.
 
-    ONNX Runtime 1.27 and older writes names as they are, with their quotes, backslashes and newlines.
+    ONNX Runtime 1.27 and older writes names as they are, with their quotes, backslashes and newlines. A backslash can
+    look like an escape then, but a node that is opened has no control character in its name.
     """
-    for candidate in (text, EVENT_NAME.sub(escaped, text)):
-        try:
-            entries = json.loads(candidate)
-        except json.JSONDecodeError:
-            continue
-        return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return []
+    entries = json_list(text)
+    if entries is None or any(CONTROL.search(str(entry.get("name"))) for entry in entries):
+        entries = json_list(EVENT_NAME.sub(escaped, text)) or entries
+    return entries or []
+
+
+def json_list(text: str) -> list[dict[str, Any]] | None:
+    """The objects in a JSON list; None when the text is none."""
+    try:
+        entries = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else None
 
 
 def escaped(event: re.Match[str]) -> str:

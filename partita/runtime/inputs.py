@@ -1,36 +1,79 @@
-"""Inputs for a model that nobody has data for: sizes from `--shape`, values by type, the same ones every time.
+"""Inputs for a model: values from `--input`, or else sizes from `--shape` and values by type, the same every time.
 
-Values are harmless rather than likely: floats are small random numbers, integers are zeros, because they may be
-indices, and ones where the name says mask or length. Which branch of an If is taken depends on them, placement does
-not.
+Made-up values are harmless rather than likely: floats are small random numbers, strings are empty, integers are zeros,
+because they may be indices, and ones where the name says mask or length. Which branch of an If is taken depends on
+them, placement does not.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import UsageError
-from partita.partition_reports.wording import listing
+from partita.errors import ResourceError, UsageError
+from partita.partition_reports.wording import human_bytes, listing
 from partita.runtime.onnx_model import ModelPort
 
 SEED = 0
 SCALE = 0.1
 LARGEST_BYTES = 1 << 40
+BLOCK = 1 << 20
+"""Random numbers that are made; longer inputs repeat them."""
 FLAG = "--shape"
+VALUES_FLAG = "--input"
+STRING, STRING_BYTES = "string", 32
+"""Bytes of an empty string as ONNX Runtime keeps it."""
 FLOATS = {"float16": "float16", "float32": "float32", "float64": "float64", "bfloat16": "uint16"}
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
 Shape = tuple[int, ...]
 
 
-def input_shapes(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, Shape]:
-    """The shape of every input, from what the file declares and the user's `NAME=SIZES` texts.
+def read_values(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays that the user's `NAME=FILE.npy` texts name, by input; bfloat16 as the uint16 that stores it.
+
+    Raises UsageError when a text is not of that form, names no input, or its file is no array of the input's type.
+    """
+    by_name = {port.name: port for port in ports}
+    values: dict[str, npt.NDArray[Any]] = {}
+    for text in texts:
+        name, _, file = text.rpartition("=")
+        if name not in by_name or not file:
+            names = listing(by_name) if by_name else "none, it has no inputs"
+            raise UsageError(f"{VALUES_FLAG} {text}: write NAME=FILE.npy, where NAME is an input: {names}")
+        if name in values:
+            raise UsageError(f"{VALUES_FLAG} {text}: {name} is given twice; give it once")
+        values[name] = read_array(text, by_name[name], Path(file))
+    return values
+
+
+def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
+    """One array of the type of its input. Raises UsageError."""
+    check_kind(port)
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        why = getattr(error, "strerror", None) or "it is no .npy file of plain numbers or strings"
+        raise UsageError(f"{VALUES_FLAG} {text}: {path} cannot be read: {why}; numpy.save writes such files") from error
+    if not isinstance(array, np.ndarray):
+        raise UsageError(f"{VALUES_FLAG} {text}: {path} holds several arrays; save one with numpy.save")
+    wanted = FLOATS.get(port.dtype, port.dtype)
+    if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
+        stored = f", stored as {wanted}" if wanted != port.dtype else ""
+        raise UsageError(f"{VALUES_FLAG} {text}: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
+    return array
+
+
+def input_shapes(
+    ports: Sequence[ModelPort], texts: Sequence[str], given: Mapping[str, Shape] | None = None
+) -> dict[str, Shape]:
+    """The shape of every input, from what the file declares, the user's `NAME=SIZES` texts and `given` values.
 
     NAME is an input, or a symbolic size that inputs share. Raises UsageError when a text is not of that form, names
     nothing, has the wrong number of sizes or contradicts the file or another text, when a size is still missing, and
@@ -42,6 +85,8 @@ def input_shapes(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, 
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
+    for name, shape in (given or {}).items():
+        shapes[name] = checked_shape(f"{name}={','.join(map(str, shape))}", by_name[name], shape, VALUES_FLAG)
     for text in texts:
         name, numbers = split_text(text)
         if name in by_name:
@@ -74,7 +119,7 @@ def check_kind(port: ModelPort) -> None:
     """Raise UsageError for an input whose values cannot be generated."""
     if port.kind != "tensor":
         raise UsageError(f"input {port.name!r} is a {port.kind}: only inputs that are tensors can be generated")
-    if port.dtype not in (*FLOATS, *INTEGERS, "bool"):
+    if port.dtype not in (*FLOATS, *INTEGERS, "bool", STRING):
         raise UsageError(f"input {port.name!r} is a tensor of {port.dtype}, for which no values can be generated")
 
 
@@ -93,17 +138,17 @@ def split_text(text: str) -> tuple[str, Shape]:
     return name, numbers
 
 
-def checked_shape(text: str, port: ModelPort, numbers: Shape) -> Shape:
+def checked_shape(text: str, port: ModelPort, numbers: Shape, flag: str = FLAG) -> Shape:
     """The shape, when the file allows it."""
     if port.shape is None:
         return numbers
     if len(numbers) != len(port.shape):
         raise UsageError(
-            f"{FLAG} {text}: {port.name} is {port.declared}, which takes {len(port.shape)} sizes, not {len(numbers)}"
+            f"{flag} {text}: {port.name} is {port.declared}, which takes {len(port.shape)} sizes, not {len(numbers)}"
         )
     for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
         if isinstance(declared, int) and declared != number:
-            raise UsageError(f"{FLAG} {text}: size {position} of {port.name} is fixed to {declared} in the file")
+            raise UsageError(f"{flag} {text}: size {position} of {port.name} is fixed to {declared} in the file")
     return numbers
 
 
@@ -148,24 +193,52 @@ def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
     return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
 
 
+def input_bytes(port: ModelPort, shape: Shape) -> int:
+    """Bytes of one input."""
+    return math.prod(shape) * (
+        STRING_BYTES if port.dtype == STRING else np.dtype(FLOATS.get(port.dtype, port.dtype)).itemsize
+    )
+
+
+def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
+    """Raise ResourceError when values for the inputs that are not `given` would not fit into free memory."""
+    import psutil
+
+    sizes = {port.name: input_bytes(port, shapes[port.name]) for port in ports if port.name not in given}
+    if not sizes:
+        return
+    largest = max(sizes, key=lambda name: sizes[name])
+    needed = sum(sizes.values()) + sizes[largest]  # the largest is there twice while it is made
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise ResourceError(
+            f"making up values for the inputs takes {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
+            f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; give "
+            f"smaller sizes with {FLAG} NAME=SIZES where the file leaves them open"
+        )
+
+
 def make_values(
     port: ModelPort, shape: Shape, rng: np.random.Generator, *, divides: bool = False
 ) -> npt.NDArray[Any]:  # fmt: skip
     """Values for one input; bfloat16 as the uint16 that stores it. Raises UsageError when they would fill no memory.
 
-    `divides`: something is divided by it, so integers are ones.
+    `divides`: something is divided by it, or goes in steps of it, so it is ones.
     """
-    width = np.dtype(FLOATS.get(port.dtype, port.dtype)).itemsize
-    if math.prod(shape) * width > LARGEST_BYTES:
+    if input_bytes(port, shape) > LARGEST_BYTES:
         raise UsageError(
             f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; give smaller sizes"
         )
+    if port.dtype == STRING:
+        return np.full(shape, "")
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
     if port.dtype in INTEGERS:
         return (np.ones if divides or ONES.search(port.name) else np.zeros)(shape, port.dtype)
-    values = rng.standard_normal(shape, dtype=np.float32) * np.float32(SCALE)
-    values = np.asarray(values, np.float32)
+    count = math.prod(shape)
+    block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)
+    if divides:
+        block = np.ones_like(block)
     if port.dtype == "bfloat16":  # the upper half of a float32
-        return (values.view(np.uint32) >> 16).astype(np.uint16)
-    return values.astype(port.dtype)
+        return np.resize((block.view(np.uint32) >> 16).astype(np.uint16), shape)
+    return np.resize(block.astype(port.dtype), shape)

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-DIVIDING = frozenset({"Div", "Mod"})
+DIVIDING: Mapping[str, tuple[int, ...]] = {
+    "Div": (1,), "Mod": (1,), "Range": (2,), "Slice": (4,), "OneHot": (1,), "Resize": (2, 3), "Upsample": (1,),
+    "GroupQueryAttention": (6,), "DFT": (1,), "STFT": (1, 3), "HannWindow": (0,), "HammingWindow": (0,),
+    "BlackmanWindow": (0,), "MelWeightMatrix": (0, 1, 2),
+}  # fmt: skip
+"""Inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
 AGAIN = "get the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters with which a name is no longer on one line of ONNX Runtime's log."""
@@ -74,8 +79,13 @@ class OnnxModel:
 
     @property
     def divisors(self) -> frozenset[str]:
-        """Tensors by which a node of the main graph divides."""
-        return frozenset(node.inputs[1] for node in self.nodes if node.op_type in DIVIDING and len(node.inputs) > 1)
+        """Tensors by which a node divides, steps or scales, or which are a length: they must not be zero."""
+        return frozenset(
+            name
+            for node in (*self.nodes, *self.inner)
+            for position in DIVIDING.get(node.op_type, ())
+            for name in node.inputs[position : position + 1]
+        )
 
     def to_bytes(self) -> bytes | None:
         """The model to open in place of the file; None when the file is good as it is."""

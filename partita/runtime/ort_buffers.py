@@ -104,6 +104,31 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
     return Buffer(value, array, dtype, HOST_MEMORY, size)
 
 
+def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
+    """A tensor of strings in host memory, which numpy does not see. ONNX Runtime makes it: its binding takes no other.
+
+    Raises ResourceError when there is no room for it.
+    """
+    import onnx
+
+    element = onnx.TensorProto.STRING
+    values = [str(text).encode() for text in texts.ravel()]
+    stored = onnx.helper.make_tensor("x", element, texts.shape, values)
+    port = onnx.helper.make_tensor_value_info("y", element, list(texts.shape))
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "texts", [], [port], [stored])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        binding.bind_output("y", "cpu")
+        session.run_with_iobinding(binding)
+    except NATIVE_ERRORS as error:
+        raise buffer_error(sum(map(len, values)), HOST_MEMORY, error) from error
+    return Buffer(binding.get_outputs()[0], None, "string", HOST_MEMORY, 0)
+
+
 def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]) -> Buffer:
     """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
 

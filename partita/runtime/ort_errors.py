@@ -29,7 +29,7 @@ LONGEST = 400
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
 PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
 NO_KERNEL = "NotImplemented"
-LACKS = re.compile(r"device does not support|shader_helper|not supported by the device", re.IGNORECASE)
+LACKS = re.compile(r"device does not support|shader_helper|not supported by the device|not implemented", re.IGNORECASE)
 OTHER_PRECISION = "export with another --precision, or name another provider"
 AGAIN = "export the checkpoint again, and if that does not help, report it with the package's manifest"
 

@@ -7,29 +7,31 @@ memory, as a caller's numpy arrays would. A run that fails does not lose what th
 from __future__ import annotations
 
 import math
+import re
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.partition_reports.facts import CPU, MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.partition_reports.partitions import ELEMENT_BYTES
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
 from partita.runtime.evidence import parse_profile, unread_profile
 from partita.runtime.feed import Feed
-from partita.runtime.inputs import SEED, Shape, make_values
-from partita.runtime.onnx_model import OnnxModel, fixed_shapes, read_onnx
+from partita.runtime.inputs import FLAG, FLOATS, SEED, STRING, VALUES_FLAG, Shape, check_room, make_values
+from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
-from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer
-from partita.runtime.ort_errors import one_line
+from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
+from partita.runtime.ort_errors import LACKS, one_line
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
 from partita.runtime.process import peak_rss_bytes, rss_bytes
@@ -41,6 +43,9 @@ PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt of a package, where its graph takes any number of tokens."""
 DUMMY_TOKEN = 0
+NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
+SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
+"""A message about sizes, for which others may help."""
 RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
 
 
@@ -66,6 +71,11 @@ class Where:
     """Session runs per phase."""
     whole: bool = True
     """Also open what only a report needs; False where nothing but the placement is looked at."""
+    values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    """Values of inputs of an ONNX file, by name; the others are made up."""
+    dry: bool = False
+    """Nothing is computed on a device, so floats that nobody gave are zeros, which take no memory until they are read.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +101,13 @@ class Attempt:
 
 
 def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
-    """Open a model on the chain and run it on generated inputs of these shapes.
+    """Open a model on the chain and run it on inputs of these shapes.
 
     Raises ProviderError when the chain cannot be honoured, PackageError when ONNX Runtime cannot load the model,
     ResourceError when memory runs out.
     """
+    if not where.dry:
+        check_room(model.inputs, shapes, where.values)
     before = rss_bytes()
     renamed = model.to_bytes()
     resolutions = resolve(where.chain, available_ort_names(), where.options)
@@ -104,7 +116,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     )  # fmt: skip
     with closing(session):
         after = rss_bytes()
-        ports, steps, error = run_session(model, shapes, session, where.runs)
+        ports, steps, error = run_session(model, shapes, session, where)
         seen = model_session_facts(model, session, ports, len(steps))
         facts = RunFacts(
             sessions=(seen,),
@@ -122,16 +134,18 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
 
 
 def run_session(
-    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, runs: int
+    model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
 ) -> tuple[tuple[PortFact, ...], list[StepFact], PartitaError | None]:
     """Inputs and outputs, the steps that worked, and why the next did not.
 
     The binding ends here, before the session: values on a device that outlive their session end the process (WebGPU).
     """
     binding = session.binding()
-    steps, error = run_model(model, shapes, binding, runs)
+    steps, error = run_model(model, shapes, binding, where)
     ports = port_facts(model, session, binding, ran=bool(steps))
     let_go(error)
+    if isinstance(error, GenerationError | ProviderError) and not isinstance(error, RunInterruptedError):
+        error = told_error(model, session, error)
     return ports, steps, error
 
 
@@ -144,9 +158,9 @@ def let_go(error: BaseException | None) -> None:
 
 
 def run_model(
-    model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, runs: int
+    model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where
 ) -> tuple[list[StepFact], PartitaError | None]:
-    """Run on generated inputs with fresh outputs. The steps that worked, and why the next did not.
+    """Run on given or generated inputs with fresh outputs. The steps that worked, and why the next did not.
 
     Inputs are bound before every run, as a caller with new data would: on a device, ONNX Runtime copies them then.
     """
@@ -155,12 +169,10 @@ def run_model(
     buffers: dict[str, Buffer] = {}
     try:
         for port in model.inputs:
-            buffers[port.name] = host_buffer(shapes[port.name], port.dtype)
-            divides = port.name in model.divisors
-            buffers[port.name].host[...] = make_values(port, shapes[port.name], rng, divides=divides)
+            buffers[port.name] = filled_buffer(model, port, shapes[port.name], where, rng)
         for name in model.outputs:
             binding.bind_fresh_output(name)
-        for _ in range(runs):
+        for _ in range(where.runs):
             began = time.perf_counter()
             for name, buffer in buffers.items():
                 binding.bind_input(name, buffer)
@@ -169,19 +181,60 @@ def run_model(
             steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
     except KeyboardInterrupt:
         return steps, RunInterruptedError(model.path)
-    except GenerationError as error:
-        return steps, unfit_inputs(model, error)
-    except (ProviderError, ResourceError) as error:
+    except RUN_ERRORS as error:
         return steps, error
     return steps, None
 
 
-def unfit_inputs(model: OnnxModel, error: GenerationError) -> GenerationError:
-    """The error of a run as one about inputs that nobody has checked, rather than about an export of ours."""
+def filled_buffer(
+    model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator
+) -> Buffer:  # fmt: skip
+    """An input in host memory with its values."""
+    values, divides = where.values.get(port.name), port.name in model.divisors
+    if port.dtype == STRING:
+        return text_buffer(make_values(port, shape, rng) if values is None else values)
+    buffer = host_buffer(shape, port.dtype)
+    if values is None and where.dry and port.dtype in FLOATS and not divides:
+        return buffer
+    buffer.host[...] = make_values(port, shape, rng, divides=divides) if values is None else values
+    return buffer
+
+
+def told_error(model: OnnxModel, session: Session, error: PartitaError) -> PartitaError:
+    """The error of a run as one about a model and inputs that nobody has checked, rather than about our export.
+
+    A node that failed on a provider other than the CPU's is that provider's, unless sizes were the trouble.
+    """
     said = one_line(str(error.__cause__ or error))
-    told = GenerationError(f"{model.path}: a run on generated inputs failed: {said}; other sizes: --shape NAME=SIZES")
+    found = NODE_FAILED.search(said)
+    message = found[3] if found else said
+    about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
+    provider = provider_of(session, found[2]) if found else None
+    told: PartitaError
+    if provider not in (None, CPU) and found and not about_sizes:
+        told = ProviderError(
+            f"{model.path}: {provider} took node {found[2]!r} ({found[1]}) and cannot run it: {message}; leave it to "
+            "another provider, or the provider out of --provider"
+        )
+    elif isinstance(error, ProviderError):
+        told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
+    else:
+        other = f"other sizes: {FLAG} NAME=SIZES" if about_sizes else f"other values: {VALUES_FLAG} NAME=FILE.npy"
+        told = GenerationError(f"{model.path}: a run on generated inputs failed: {said}; {other}")
     told.__cause__ = error.__cause__
     return told
+
+
+def provider_of(session: Session, node: str) -> str | None:
+    """The provider that ran a node of the plan; None when nothing tells.
+
+    The list of nodes can miss those of the first provider, but never those of the CPU provider.
+    """
+    listed = session.assigned()
+    if listed is None or not session.plan or not any(node in stream for stream in session.plan):
+        return None
+    active = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
+    return next((known.provider for known in listed if known.name == node), active[0])
 
 
 def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
@@ -219,7 +272,9 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
 def port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
     """Where inputs and outputs are wanted; all are in host memory, where a caller without device buffers has them."""
     wanted = session.wanted_memory
-    sizes: dict[str, int | None] = {name: buffer.size_bytes for name, buffer in binding.buffers.items()}
+    sizes: dict[str, int | None] = {
+        name: None if buffer.dtype == STRING else buffer.size_bytes for name, buffer in binding.buffers.items()
+    }
     if ran:
         types = {port.name: port.type for port in session.outputs}
         sizes |= {name: output_bytes(types[name], shape) for name, shape in binding.output_shapes().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from partita.errors import GenerationError, PackageError, ProviderError, UsageError
-from partita.providers.resolve import parse_chain
-from partita.runtime.inputs import input_shapes, make_values
+from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
+from partita.partition_reports.facts import AssignedNode
+from partita.providers.resolve import parse_chain, resolve
+from partita.runtime.inputs import check_room, input_shapes, make_values, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
-from partita.runtime.place import Where, output_bytes, place_model, place_package
+from partita.runtime.ort_errors import run_error
+from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package, told_error
+from partita.runtime.process import rss_bytes
 
 CPU = "CPUExecutionProvider"
 F = TensorProto.FLOAT
@@ -263,7 +267,6 @@ def test_an_input_larger_than_any_memory():
 
 
 @pytest.mark.parametrize(("made", "says"), [
-    (helper.make_tensor_value_info("s", TensorProto.STRING, [2]), "'s' is a tensor of string"),
     (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "'s' is a tensor of complex64"),
     (helper.make_tensor_sequence_value_info("s", F, [2]), "'s' is a sequence"),
     (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "'s' is an? optional"),
@@ -273,6 +276,125 @@ def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made
     model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
     with pytest.raises(UsageError, match=says):
         input_shapes(model.inputs, [])
+
+
+def npy(path: Path, array: Any) -> Path:
+    np.save(path, array)
+    return path
+
+
+def test_values_from_files_are_what_the_model_is_run_on(tmp_path):
+    nodes = [helper.make_node("OneHot", ["i", "depth", "pair"], ["y"], name="h", axis=0)]
+    inputs = [port("i", TensorProto.INT64, ["n"]), port("depth", TensorProto.INT64, ()), port("pair", F, [2])]
+    model = read_onnx(save(tmp_path / "m.onnx", nodes, inputs, [port("y", F, None)]))
+    given = {"i": np.arange(3), "depth": np.array(5)}
+    texts = [f"{name}={npy(tmp_path / f'{name}.npy', array)}" for name, array in given.items()]
+    values = read_values(model.inputs, texts)
+    shapes = input_shapes(model.inputs, [], {name: array.shape for name, array in values.items()})
+    assert shapes == {"i": (3,), "depth": (), "pair": (2,)}
+    result = place_model(model, shapes, where(values=values))
+    assert result.error is None
+    (out,) = [entry for entry in result.facts.sessions[0].ports if entry.direction == "output"]
+    assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("x", "write NAME=FILE.npy, where NAME is an input: x and s"),
+    ("y={good}", "write NAME=FILE.npy"),
+    ("x=", "write NAME=FILE.npy"),
+    ("x={missing}", "cannot be read: No such file"),
+    ("x={text}", "no .npy file"),
+    ("x={pickled}", "no .npy file"),
+    ("x={several}", "several arrays"),
+    ("x={double}", "is float64, and x is float32"),
+    ("s={good}", "is float32, and s is string"),
+])  # fmt: skip
+def test_values_that_do_not_fit_are_one_line(tmp_path, text, says):
+    files = {name: tmp_path / f"{name}.npy" for name in ("good", "missing", "text", "pickled", "double")}
+    npy(files["good"], np.ones(3, np.float32))
+    npy(files["double"], np.ones(3))
+    files["text"].write_text("1, 2, 3")
+    np.save(files["pickled"], np.array([None]), allow_pickle=True)
+    files["several"] = tmp_path / "several.npz"
+    np.savez(files["several"], a=np.ones(1))
+    both = [*ports(x=("n",)), ModelPort("s", "tensor", "string", (3,))]
+    with pytest.raises(UsageError, match=says) as caught:
+        read_values(both, [text.format(**files)])
+    assert "\n" not in str(caught.value) and str(caught.value).startswith("--input")
+
+
+def test_values_of_another_shape_and_sizes_given_twice():
+    with pytest.raises(UsageError, match="--input x=3: x is float32"):
+        input_shapes(ports(x=("n", 2)), [], {"x": (3,)})
+    with pytest.raises(UsageError, match="n is 4 by another"):
+        input_shapes(ports(x=("n",)), ["n=4"], {"x": (3,)})
+    assert input_shapes(ports(x=("n",), y=("n",)), [], {"x": (3,)}) == {"x": (3,), "y": (3,)}
+
+
+def test_strings_are_empty_or_given(tmp_path):
+    text = TensorProto.STRING
+    node = helper.make_node("Equal", ["s", "u"], ["y"], name="e")
+    made = [port("s", text, ["n"]), port("u", text, ["n"])]
+    path = save(tmp_path / "m.onnx", [node], made, [port("y", TensorProto.BOOL, ["n"])])
+    assert placed(path, "n=3").error is None
+    model = read_onnx(path)
+    values = read_values(model.inputs, [f"s={npy(tmp_path / 's.npy', np.array(['ä', 'b']))}"])
+    result = place_model(model, input_shapes(model.inputs, [], {"s": (2,)}), where(values=values))
+    assert result.error is None
+    sizes = {entry.name: entry.bytes_per_decode_step for entry in result.facts.sessions[0].ports}
+    assert sizes == {"s": None, "u": None, "y": 2}
+
+
+def test_what_must_not_be_zero_is_one(tmp_path):
+    scalar = [port(name, TensorProto.INT64, ()) for name in ("start", "limit", "delta")]
+    nodes = [helper.make_node("Range", ["start", "limit", "delta"], ["y"], name="r")]
+    assert placed(save(tmp_path / "r.onnx", nodes, scalar, [port("y", TensorProto.INT64, None)])).error is None
+    nodes = [helper.make_node("OneHot", ["i", "depth", "v"], ["y"], name="h")]
+    inputs = [port("i", TensorProto.INT64, [2]), port("depth", TensorProto.INT64, ()), port("v", F, [2])]
+    assert placed(save(tmp_path / "h.onnx", nodes, inputs, [port("y", F, None)])).error is None
+
+
+def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_made(tmp_path):
+    path = chain([("Relu", "a")], tmp_path / "m.onnx")
+    model = read_onnx(path)
+    wide = {"x": (1 << 19, 1 << 18)}
+    with pytest.raises(ResourceError, match=r"takes 1 TiB .* is free; the largest is x\[524288,262144\], 512 GiB"):
+        place_model(model, wide, where())
+    check_room(model.inputs, wide, {"x"})
+
+
+def test_inputs_of_a_dry_run_take_no_memory(tmp_path):
+    model = read_onnx(chain([("Relu", "a")], tmp_path / "m.onnx"))
+    (x,) = model.inputs
+    began = rss_bytes()
+    buffer = filled_buffer(model, x, (1 << 14, 1 << 15), where(dry=True), np.random.default_rng(0))
+    assert buffer.size_bytes == 2 << 30 and rss_bytes() - began < 1 << 28
+
+
+class Fallen:
+    """A session with two nodes, of which the list names the one on the CPU only."""
+
+    plan = (("a", "b"),)
+    resolutions = tuple(replace(entry, status="active") for entry in resolve(parse_chain("webgpu,cpu"), (), {}))
+
+    def assigned(self) -> tuple[AssignedNode, ...]:
+        return (AssignedNode("b", "Range", "", CPU, 0),)
+
+
+@pytest.mark.parametrize(("node", "message", "kind", "says"), [
+    ("a", "The antialias attribute of Resize operator is NOT implemented", ProviderError,
+     "WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: The antialias"),
+    ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes: --shape NAME=SIZES"),
+    ("b", "delta in Range operator can not be zero!", GenerationError, "other values: --input NAME=FILE.npy"),
+    ("elsewhere", "too bad", GenerationError, "other values"),
+])  # fmt: skip
+def test_a_run_that_fails_is_laid_at_the_right_door(tmp_path, node, message, kind, says):
+    model = read_onnx(chain([("Relu", "a")], tmp_path / "m.onnx"))
+    error = run_error("m.onnx", RuntimeError(
+        f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
+    ))  # fmt: skip
+    told = told_error(model, Fallen(), error)
+    assert type(told) is kind and says in str(told)
 
 
 # --- running -------------------------------------------------------------------------------------------------------
