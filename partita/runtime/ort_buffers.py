@@ -113,7 +113,7 @@ def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
 
     element = onnx.TensorProto.STRING
     values = [str(text).encode() for text in texts.ravel()]
-    stored = onnx.helper.make_tensor("x", element, texts.shape, values)
+    stored = onnx.TensorProto(name="x", data_type=element, dims=texts.shape, string_data=values)
     port = onnx.helper.make_tensor_value_info("y", element, list(texts.shape))
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "texts", [], [port], [stored])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)

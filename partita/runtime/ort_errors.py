@@ -31,6 +31,9 @@ PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
 NO_KERNEL = "NotImplemented"
 LACKS = re.compile(r"device does not support|shader_helper|not supported by the device|not implemented", re.IGNORECASE)
 OTHER_PRECISION = "export with another --precision, or name another provider"
+OTHER_NODE = (
+    "no provider of the chain has a kernel for it: give this node another type or opset, or name another provider"
+)
 AGAIN = "export the checkpoint again, and if that does not help, report it with the package's manifest"
 
 
@@ -39,12 +42,13 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
     said = [one_line(line) for line in complaints(log) if OUR_OWN not in line]
     extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
+    packaged = (path.parent / MANIFEST).is_file()
     if MEMORY.search(text):
         return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free some, or export it smaller")
     if kind == NO_KERNEL:
-        return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; export with another --precision")
+        advice = "export with another --precision" if packaged else OTHER_NODE
+        return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; {advice}")
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
-        packaged = (path.parent / MANIFEST).is_file()
         advice = "export the checkpoint again" if packaged else "check it with onnx.checker, or make it anew"
         return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; {advice}")
     advice = "try --provider cpu" if list(chain) != ["CPUExecutionProvider"] else "check the model"

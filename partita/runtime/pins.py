@@ -137,11 +137,16 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict
 
 def no_module(pin: Pin, modules: Collection[str]) -> str:
     """The message for a pin that matches nothing, with the nearest modules that exist."""
+    if not modules:
+        return (
+            f"--pin {pin.text}: a pin needs module paths in the metadata or names of nodes, as `partita export` and "
+            "torch.onnx write them, and this file has none"
+        )
     paths = {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, module.count(".") + 2)}
     tails = {path.partition("model.")[2] or path for path in paths}
     near = difflib.get_close_matches(pin.module, sorted(tails), n=3, cutoff=0.5)
     hint = ", ".join(near) if near else ", ".join(sorted({tail.split(".")[0] for tail in tails})[:8])
-    return f"--pin {pin.text}: no module of this model matches; some that exist: {hint or 'none has a name'}"
+    return f"--pin {pin.text}: no module of this model matches; some that exist: {hint}"
 
 
 def check_pins(session: Session, marks: Mapping[str, Pin]) -> dict[str, str]:

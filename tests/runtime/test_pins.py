@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 from partita.errors import ProviderError, UsageError
@@ -65,6 +66,14 @@ def test_names_of_a_provider_are_as_free_as_in_the_chain():
 def test_a_pin_that_matches_nothing_names_what_there_is(tiny_package):
     with pytest.raises(UsageError, match=r"--pin cpu:lm_hed: no module .* some that exist: lm_head"):
         marked_model(tiny_package() / "model.onnx", [Pin(CPU, "lm_hed")])
+
+
+def test_a_pin_on_a_file_without_module_paths_says_what_it_needs(tmp_path):
+    ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"], name="a")], "g", ports[:1], ports[1:])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
+    with pytest.raises(UsageError, match=r"--pin cpu:a: a pin needs module paths .* and this file has none"):
+        marked_model(tmp_path / "m.onnx", [Pin(CPU, "a")])
 
 
 def test_two_pins_may_not_claim_one_node(tiny_package):
