@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -112,7 +112,7 @@ def try_model(path: Path, resolution: Resolution, one_node: bool) -> tuple[str, 
     try:
         session = open_native(path, [resolution], opening)
     except NativeFailureError as failure:
-        return failed(path, failure, resolution, one_node)
+        return failed(failure, resolution, one_node, legal=lambda: legal_elsewhere(path))
     try:
         return opened(session, resolution, one_node)
     finally:
@@ -134,8 +134,13 @@ def legal_elsewhere(path: Path) -> bool:
     return True
 
 
-def failed(path: Path, failure: NativeFailureError, resolution: Resolution, one_node: bool) -> tuple[str, str]:
-    """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed."""
+def failed(
+    failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]
+) -> tuple[str, str]:  # fmt: skip
+    """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed.
+
+    `legal`: whether ONNX Runtime accepts the model without the provider.
+    """
     from partita.runtime.native_log import HEAD
     from partita.runtime.ort_errors import one_line
 
@@ -144,7 +149,7 @@ def failed(path: Path, failure: NativeFailureError, resolution: Resolution, one_
     if kind == NOBODY:
         return "left", told or text
     illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
-    if illegal and not legal_elsewhere(path):
+    if illegal and not legal():
         return "invalid", text
     if one_node and (told or CPU_KERNEL.search(str(failure))):
         return "left", told or text  # what failed came after the provider had left the node: the CPU's kernel, or none

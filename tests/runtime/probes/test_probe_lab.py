@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from partita.runtime.probes.lab import Lab, write_models
 from partita.runtime.session import NativeFailureError
 from tests.conftest import require
 from tests.runtime.test_provider_check import compiled
+
+if TYPE_CHECKING:
+    from partita.runtime.session import Session
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 
@@ -286,4 +290,5 @@ class Opened:
     ],
 )
 def test_a_function_that_was_unfolded_is_told_from_a_node(listed, planned, compiles, expected):
-    assert child.unfolded(Opened(listed, planned), compiles) is expected
+    session = cast("Session", Opened(listed, planned))
+    assert child.unfolded(session, compiles) is expected
