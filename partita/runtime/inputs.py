@@ -62,6 +62,7 @@ def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
         why = getattr(error, "strerror", None) or "it is no .npy file of plain numbers or strings"
         raise UsageError(f"{VALUES_FLAG} {text}: {path} cannot be read: {why}; numpy.save writes such files") from error
     if not isinstance(array, np.ndarray):
+        array.close()
         raise UsageError(f"{VALUES_FLAG} {text}: {path} holds several arrays; save one with numpy.save")
     wanted = FLOATS.get(port.dtype, port.dtype)
     if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
