@@ -96,11 +96,11 @@ def is_row(value: ir.Value, positions: ir.Value) -> bool:
 
 def tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """The rows [N, D] of `value` for every position; None when a row depends on more than its position."""
-    assert positions.shape is not None and isinstance(positions.shape[0], int) and positions.dtype is not None
+    assert positions.dtype is not None
     compute = ReferenceEvaluator(cut(model, positions, value))
-    numbers = np.tile(np.arange(length, dtype=positions.dtype.numpy()), (positions.shape[0], 1))
+    numbers = np.arange(length, dtype=positions.dtype.numpy())[None]  # one row of the batch: the others are the same
     rows, mirrored = (np.asarray(outputs(compute, order)) for order in (numbers, numbers[:, ::-1]))
-    if rows.shape[:2] != numbers.shape or not np.array_equal(rows, mirrored[:, ::-1]):
+    if rows.shape[1] != length or not np.array_equal(rows, mirrored[:, ::-1]) or (rows != rows[:1]).any():
         return None
     return np.ascontiguousarray(rows[0])
 
