@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from partita.runtime import child_process
 from partita.runtime.child_process import run_patiently
 from tests.runtime.test_provider_check import assert_gone
 
@@ -24,7 +23,7 @@ def press_ctrl_c(monkeypatch, pids, times):
             left[0] -= 1
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(child_process.time, "sleep", interrupted)
+    monkeypatch.setattr("partita.runtime.child_process.time.sleep", interrupted)
 
 
 def test_the_first_ctrl_c_is_the_childs_and_its_result_is_kept(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import onnx
@@ -19,6 +19,9 @@ from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
 from partita.runtime.ort_errors import run_error
 from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package, told_error
 from partita.runtime.process import rss_bytes
+
+if TYPE_CHECKING:
+    from partita.runtime.session import Session
 
 CPU = "CPUExecutionProvider"
 F = TensorProto.FLOAT
@@ -393,7 +396,7 @@ def test_a_run_that_fails_is_laid_at_the_right_door(tmp_path, node, message, kin
     error = run_error("m.onnx", RuntimeError(
         f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
     ))  # fmt: skip
-    told = told_error(model, Fallen(), error)
+    told = told_error(model, cast("Session", Fallen()), error)
     assert type(told) is kind and says in str(told)
 
 
