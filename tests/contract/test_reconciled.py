@@ -56,7 +56,7 @@ def test_every_copy_of_an_island_has_its_cause_its_tensor_and_its_bytes(environm
 @cases("target", of_kind("device"))
 @pytest.mark.usefixtures("device")
 def test_every_copy_of_a_package_has_a_cause(environment, target, placed, packages):
-    report = placed(packages / target.with_cpu[0], f"{target.provider},cpu")
+    report = placed(packages / target.refused_alone[0], f"{target.provider},cpu")
     for phase in report["phases"]:
         copies = [copy for copy in phase["copies"] if copy["kind"] == "memcpy_node"]
         assert copies and all(copy["caused_by"] and copy["tensor"] for copy in copies)
