@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import GenerateOptions
-from partita.commands.probing import decode_sizes, probe_package, was_interrupted, why_refused
+from partita.commands.probing import package_refused, probe_package, was_interrupted
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_json, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
@@ -23,7 +23,6 @@ from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import ChainError, idle_providers
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
-from partita.runtime.onnx_model import read_onnx
 from partita.runtime.optimised import with_optimised
 from partita.runtime.pins import Pin, parse_pins
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
@@ -35,8 +34,6 @@ MAX_TOKENS = 1 << 24
 
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
-REFUSAL_SECONDS = 20.0
-"""Most time for experiments before a chain is refused: somebody waits for text."""
 LIMIT_RUNS = 2
 """Runs per phase that tell what a step copies."""
 
@@ -114,9 +111,7 @@ def open_package(options: GenerateOptions, target: Target, manifest: Manifest, p
             manifest=manifest, options=target.options, pins=pins,
         )  # fmt: skip
     except ChainError as error:
-        refused = read_onnx(error.path)
-        seconds = min(options.probe_seconds, REFUSAL_SECONDS)
-        raise why_refused(error, refused, decode_sizes(refused), seconds) from error
+        raise package_refused(error, options.probe_seconds) from error
 
 
 def check_placement(options: GenerateOptions, target: Target) -> None:

@@ -13,6 +13,8 @@ from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 
+REFUSAL_SECONDS = 20.0
+"""Most time for experiments before a chain is refused: somebody waits for an answer."""
 SPINNER = "trying nodes that fell back, one at a time (Ctrl-C: the report without them)"
 INTERRUPTED_NOTE = "experiments on nodes that fell back were interrupted, so none is in the report"
 
@@ -70,6 +72,12 @@ def why_refused(
             return probe_refusal(error, model, sizes, seconds)
     except (KeyboardInterrupt, OSError):
         return error
+
+
+def package_refused(error: ChainError, seconds: float = REFUSAL_SECONDS) -> ProviderError:
+    """The refusal of a package's graph, explained within `seconds`, and in no more than somebody waits for."""
+    refused = read_onnx(error.path)
+    return why_refused(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS))
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:

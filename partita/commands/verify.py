@@ -22,13 +22,17 @@ def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
 
 def check(package: Path, target: Target, threads: int | None, *, as_json: bool) -> int:
     """Replay and print."""
+    from partita.commands.probing import package_refused
+    from partita.runtime.chain import ChainError
     from partita.runtime.pins import parse_pins
     from partita.runtime.verify import replay
 
     pins = parse_pins(target.pins, target.chain)
-    result = replay(
-        package, target.chain, threads=threads, options=target.options, pins=pins, told=partial(say_chain, target)
-    )
+    told = partial(say_chain, target)
+    try:
+        result = replay(package, target.chain, threads=threads, options=target.options, pins=pins, told=told)
+    except ChainError as error:
+        raise package_refused(error) from error
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
