@@ -57,6 +57,7 @@ def single(case: Case) -> tuple[Variation, ...]:
         *other_types(case, schema),
         *other_versions(case),
         *other_attributes(case, schema),
+        *fewer_operands(case),
         *other_inputs(case, schema),
     )
 
@@ -313,6 +314,24 @@ def other_attributes(case: Case, schema: Schema | None) -> Iterator[Variation]:
             fewer = required_outputs(node, schema)
             if fewer is not None:
                 yield Variation("attribute", f"{change} and its optional outputs", replace(case, node=fewer))
+
+
+def fewer_operands(case: Case) -> Iterator[Variation]:
+    """An Einsum of its first two operands only: the equation has no default, and many providers know such products."""
+    equation = next((entry.s.decode() for entry in case.node.attribute if entry.name == "equation"), "")
+    terms = equation.partition("->")[0].replace(" ", "").split(",")
+    if case.node.op_type != "Einsum" or case.node.domain or len(terms) < 3 or "." in equation:
+        return
+    first, second = terms[:2]
+    kept = "".join(letter for letter in first + second if (first + second).count(letter) == 1)
+    node = copy_node(case.node)
+    del node.input[2:]
+    for attribute in node.attribute:
+        if attribute.name == "equation":
+            attribute.s = f"{first},{second}->{kept}".encode()
+    left = set(reads(node))
+    feeds = tuple(feed for feed in case.feeds if feed.name in left)
+    yield Variation("attribute", f"2 operands in place of {len(terms)}", replace(case, node=node, feeds=feeds))
 
 
 def required_outputs(node: onnx.NodeProto, schema: Schema | None) -> onnx.NodeProto | None:

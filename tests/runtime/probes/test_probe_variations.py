@@ -289,3 +289,15 @@ def test_an_empty_tensor_is_also_tried_with_something_in_it(case):
     text = "g (float[0,4] a, float[4,2] b) => (float[0,2] y) {\n  [n] y = MatMul(a, b)\n}"
     assert "1 in place of a size of 0" in changes(case(text), "input")
     assert "1 in place of a size of 0" not in changes(case(text.replace("0,", "2,")), "input")
+
+
+def test_an_einsum_of_many_is_also_tried_as_a_product_of_two(case):
+    text = (
+        "g (float[2,3] a, float[3,4] b, float[4,5] c) => (float[2,5] y) {\n"
+        '  [n] y = Einsum <equation = "ij,jk,kl->il"> (a, b, c)\n}'
+    )
+    found = {entry.change: entry.case.node for entry in single(case(text))}
+    node = found["2 operands in place of 3"]
+    assert len(node.input) == 2 and node.attribute[0].s == b"ij,jk->ik"
+    pair = text.replace("ij,jk,kl->il", "ij,jk->ik").replace("(a, b, c)", "(a, b)")
+    assert not any("operands" in change for change in changes(case(pair), "attribute"))
