@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.terminal import stderr
+from partita.commands.terminal import note, stderr
 from partita.errors import ProviderError
 from partita.partition_reports.facts import CPU, RunFacts
 from partita.providers.resolve import Resolution
@@ -70,8 +70,11 @@ def why_refused(
             return probe_refusal(error, model, sizes, seconds)
         with stderr.status(SPINNER):
             return probe_refusal(error, model, sizes, seconds)
-    except (KeyboardInterrupt, OSError):
-        return error
+    except KeyboardInterrupt:
+        note("note: experiments were interrupted, so the refusal says only what was logged")
+    except OSError as failed:
+        note(f"note: experiments could not be made: {failed.strerror or failed}")
+    return error
 
 
 def package_refused(error: ChainError, seconds: float = REFUSAL_SECONDS) -> ProviderError:

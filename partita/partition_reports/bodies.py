@@ -8,9 +8,7 @@ from __future__ import annotations
 from partita.partition_reports import native_log
 from partita.partition_reports.facts import CPU
 from partita.partition_reports.records import Bodies
-from partita.partition_reports.session_index import SessionIndex
-
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+from partita.partition_reports.session_index import CONTROL_FLOW, SessionIndex
 
 
 def find_bodies(index: SessionIndex) -> Bodies | None:

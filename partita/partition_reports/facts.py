@@ -123,6 +123,10 @@ class StateFact:
 Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
 """What became of an experiment: the provider took the node, left it to another, its session failed to open, its process
 was killed by a signal, it gave no answer in time, or ONNX Runtime does not accept such a model at all."""
+FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
+"""Outcomes that are the provider's failure; a node that it leaves is none."""
+INLINED = "_inlfunc_"
+"""How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
 Factor = Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
 """What an experiment changed: nothing, shapes fixed, element types, the opset, an attribute at its default, an input
 left out or made constant, or several of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.facts import AssignedNode, Trial
+from partita.partition_reports.facts import INLINED, AssignedNode, Trial
 from partita.partition_reports.groups import UNKNOWN, provider_of
 from partita.partition_reports.placement import choose_provider
 from partita.partition_reports.probes import fullest
@@ -11,8 +11,6 @@ from partita.partition_reports.records import ChainEntry, Fallback, NodePlacemen
 from partita.partition_reports.records import Trial as TrialRecord
 from partita.partition_reports.session_index import SessionIndex
 
-INLINED = "_inlfunc_"
-"""How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
 UNDECIDED = frozenset({"no_kernel_op", "subgraph_rejected", "not_claimed", "unexplained"})
 """Reasons that an experiment may replace by a better one: what is logged of them does not tell type from operator."""
 

@@ -82,6 +82,8 @@ class Provider:
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
     preferred_attention: str
     """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
+    variables: tuple[str, ...] = ()
+    """Variables of the environment that choose its driver or its device."""
     budget_option: str = ""
     """The option that limits how much memory its nodes may need; empty when it has none."""
     rank: int = 0

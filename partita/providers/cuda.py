@@ -24,6 +24,7 @@ PROVIDER = Provider(
     preferred_attention="gqa",
     rank=100,
     preload=True,
+    variables=("CUDA_VISIBLE_DEVICES",),
     budget_option="memory_budget_kb",
     options=(
         Option("device_id", "int", "0", "number of the GPU"),

@@ -20,6 +20,7 @@ PROVIDER = Provider(
     wheels=("onnxruntime-webgpu",),
     device_memory="WebGPU_Buf",
     preferred_attention="gqa",
+    variables=("VK_ICD_FILENAMES", "VK_DRIVER_FILES"),
     rank=50,
     plugin=Plugin("onnxruntime-ep-webgpu", "onnxruntime_ep_webgpu"),
     option_prefix="ep.webgpuexecutionprovider.",

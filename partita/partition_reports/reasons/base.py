@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from partita.partition_reports.facts import LogPattern, NodeProbe, RejectedPart
+from partita.partition_reports.facts import FAILED, LogPattern, NodeProbe, RejectedPart
 from partita.partition_reports.nameless import NODE_GROUP, with_blank
 from partita.partition_reports.probes import conclude
 from partita.partition_reports.records import ChainEntry
@@ -23,7 +23,6 @@ from partita.partition_reports.records import ChainEntry
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
 """Strongest first. Logged: ONNX Runtime or the EP said so; probed: an experiment shows it; derived: it follows."""
-FAILURES = frozenset({"failed", "crashed", "timed_out"})
 FINER = frozenset({"no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"})
 """What a missing kernel, or a failure over a node, turns out to be when something about the node is changed."""
 OWN_NAMES = {
@@ -165,7 +164,7 @@ def is_culprit(context: Context) -> bool:
     """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
     part, probe = context.rejected, context.probe
     inside = part is not None and context.node in part.nodes
-    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILURES
+    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILED
 
 
 def inserted(context: Context) -> bool:
@@ -180,7 +179,7 @@ def said_of_operator(context: Context) -> str:
     if probe is None or not probe.trials or probe.unprobed or context.op_type is None:
         return ""
     first = probe.trials[0]
-    if first.outcome not in FAILURES and context.rejected is None:
+    if first.outcome not in FAILED and context.rejected is None:
         return ""
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == "no_kernel_op"]
     named = re.search(rf"\b{re.escape(context.op_type)}\b", first.said)

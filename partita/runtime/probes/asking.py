@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.partition_reports.facts import FAILED
 from partita.runtime.probes.cases import (
     CannotProbeError,
     Case,
@@ -21,7 +22,6 @@ from partita.runtime.probes.cases import (
 from partita.runtime.probes.lab import Lab
 
 Sizes = Mapping[str, tuple[int, ...]]
-REJECTED = frozenset({"failed", "crashed", "timed_out"})
 WHOLE_LIMIT_BYTES = 1 << 30
 """Most weights, made up of zeros, with which a graph is opened as a whole only to ask."""
 
@@ -74,4 +74,4 @@ def failure_over(graph: Graph, lab: Lab) -> str:
     if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
         return ""
     (answer,) = lab.try_all([model], one_node=False)
-    return answer.said or answer.outcome if answer is not None and answer.outcome in REJECTED else ""
+    return answer.said or answer.outcome if answer is not None and answer.outcome in FAILED else ""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partita.partition_reports.facts import RejectedPart
+from partita.partition_reports.facts import FAILED, RejectedPart
 from partita.runtime.probes.cases import CannotProbeError, Graph, part_model
 from partita.runtime.probes.lab import Lab
-
-REJECTED = frozenset({"failed", "crashed", "timed_out"})
 
 
 class OutOfTimeError(Exception):
@@ -45,9 +43,9 @@ class Search:
         if answer is None:
             raise OutOfTimeError
         self.tries += 1
-        if answer.outcome in REJECTED:
+        if answer.outcome in FAILED:
             self.said[part] = answer.said
-        return answer.outcome in REJECTED
+        return answer.outcome in FAILED
 
 
 def find_rejected(graph: Graph, lab: Lab) -> RejectedPart | None:

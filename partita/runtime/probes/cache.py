@@ -19,13 +19,12 @@ from typing import Any, get_args
 
 from partita.partition_reports.facts import Outcome
 from partita.providers.cuda_dry_run.devices import PREFIX
-from partita.providers.resolve import Resolution
+from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build
 
 FORMAT = 2
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
 FOLDER_VARIABLE = "PARTITA_CACHE_DIR"
-DRIVER_VARIABLES = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "CUDA_VISIBLE_DEVICES")
 MOST_ANSWERS = 20_000
 
 
@@ -106,6 +105,7 @@ def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[
     build = asdict(ort_build())
     build.pop("folder")
     provider = resolution.provider
+    chosen = {name for entry in known_providers().values() for name in entry.variables}
     return {
         "format": FORMAT,
         "build": build,
@@ -115,7 +115,7 @@ def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[
         "devices": [asdict(entry) for entry in ep_devices()],
         "hardware": list(hardware_kinds()),
         "variables": {
-            name: value for name, value in environment.items() if name in DRIVER_VARIABLES or name.startswith(PREFIX)
+            name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)
         },
     }
 

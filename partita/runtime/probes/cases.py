@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.partition_reports.facts import INLINED
 from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.constants import find_constants
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     import onnx
 
 NODE = "probe"
-INLINED = "_inlfunc_"
-"""How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
 CALLED = re.compile(r"(?P<name>.+)__\d+")
 """How the onnx package calls the same node."""
 COMPANY = "company"

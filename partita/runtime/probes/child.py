@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from partita.partition_reports.facts import CPU, LogPattern
+from partita.partition_reports.facts import CPU, INLINED, LogPattern
 from partita.partition_reports.probes import AS_FUNCTION
-from partita.runtime.probes.cases import COMPANY, INLINED, NODE
+from partita.runtime.probes.cases import COMPANY, NODE
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from partita.errors import ProviderError
 from partita.partition_reports.facts import (
     CPU,
+    FAILED,
     MemoryFacts,
     NodeProbe,
     ProbingFacts,
@@ -30,7 +31,7 @@ from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.probes.bisect import REJECTED, find_rejected
+from partita.runtime.probes.bisect import find_rejected
 from partita.runtime.probes.cache import cache_for
 from partita.runtime.probes.cases import (
     CannotProbeError,
@@ -278,7 +279,7 @@ def opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     if fingerprint(models[0]) == fingerprint(models[1]):
         return False
     as_it_is, fixed = lab.try_all(models, one_node=False)
-    return as_it_is is not None and fixed is not None and as_it_is.outcome in REJECTED and fixed.outcome == "taken"
+    return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "taken"
 
 
 def with_sizes(resolution: Resolution) -> str:
