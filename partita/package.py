@@ -35,6 +35,7 @@ Role = Literal[
     "write_start",  # [B] start[b]: first cache row this step writes
     "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
     "logits_rows",  # [K] which of the S positions the logits are wanted for
+    "rope_length",  # [] the length of the text that this step's rotary frequencies are for; see Graph.rereads_at
     "logits",  # output [B, K, vocab]
 ]
 """What a graph input or output means. The runtime feeds by role; it knows no names."""
@@ -82,15 +83,21 @@ class Port(Record):
 
 
 class State(Record):
-    """A tensor that lives from step to step; `past` is read and `present` is written, in the same buffer."""
+    """A tensor that lives from step to step; `past` is read and `present` is written, in the same buffer.
+
+    Keys and values are written at the cursor, and what lies beyond it is never read. A `conv` or `recurrent` state sums
+    up every token that its row was fed, padding included: it is zero before a row's first token, and a row must be fed
+    none but its own tokens from then on.
+    """
 
     past: str
     present: str
     layer: int
     kind: Literal["key", "value", "conv", "recurrent"]
     shape: tuple[int, ...]
-    """[B, KV heads, N, head size] for keys and values."""
+    """[B, KV heads, N, head size] for keys and values; [B, ...] for the others."""
     dtype: str
+    """Its own: a recurrent state may be float32 in an fp16 package."""
     window: int | None = None
     """Sliding window in tokens, when the layer has one."""
 
@@ -126,6 +133,10 @@ class Graph(Record):
     weight_bytes: int
     cache_bytes: int
     """All state buffers together."""
+    rereads_at: int | None = None
+    """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
+    beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
+    """
 
 
 class StepError(Record):
