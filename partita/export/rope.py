@@ -1,0 +1,216 @@
+"""Rotary embeddings whose frequencies depend on the length of the text: longrope and dynamic (NTK).
+
+transformers wraps the forward of its rotary modules in `dynamic_rope_update`, which takes the length from the positions
+of the call and keeps what it computes in the module. A graph has neither: a step sees a part of the text, and nothing
+but the cache lives from step to step. So the wrapper is left out, and the length comes from outside, as a scalar tensor
+that a trace makes a graph input. The formulas are transformers' own.
+
+    longrope    cos, sin = Where(length > original, with the long factors, with the short factors)
+    dynamic     frequencies = Where(length > original, NTK(length), the module's own)
+
+With longrope the choice comes after cos and sin and not before: both sides then depend on positions alone, and the pass
+`rotary_tables` can look them up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+from transformers import modeling_rope_utils
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from partita.errors import UnsupportedModelError
+
+Kind = Literal["longrope", "dynamic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """One set of frequencies of a rotary module that depends on the length."""
+
+    name: str
+    """Path of the module, and the layer type where the module has a set for each."""
+    module: torch.nn.Module
+    layer_type: str | None
+    kind: Kind
+
+    @property
+    def buffer(self) -> str:
+        """Name of the frequencies that the module's forward reads."""
+        return "inv_freq" if self.layer_type is None else f"{self.layer_type}_inv_freq"
+
+    @property
+    def own(self) -> torch.Tensor:
+        """The frequencies for texts within the original context."""
+        name = "original_inv_freq" if self.layer_type is None else f"{self.layer_type}_original_inv_freq"
+        found = getattr(self.module, name, None)
+        if not isinstance(found, torch.Tensor):
+            raise UnsupportedModelError(f"{self.name}: no {name}, so the frequencies of short texts are not known")
+        return found
+
+    @property
+    def context(self) -> int:
+        """The longest text that has the module's own frequencies."""
+        module: Any = self.module
+        if self.kind == "dynamic":
+            return int(module.original_max_seq_len)
+        parameters = module.config.rope_parameters
+        if self.layer_type is not None:
+            parameters = parameters[self.layer_type]
+        return int(parameters["original_max_position_embeddings"])
+
+    def at(self, length: Any) -> torch.Tensor:
+        """transformers' frequencies for a length, which may be a tensor."""
+        compute = ROPE_INIT_FUNCTIONS[self.kind]
+        config: Any = self.module.config
+        frequencies, _ = compute(config, self.own.device, seq_len=length, layer_type=self.layer_type)
+        return frequencies
+
+
+def length_dependent(model: torch.nn.Module) -> dict[str, Kind]:
+    """Rotary modules of `model` whose frequencies depend on the length, by path, with what they are."""
+    return {rotary.name: rotary.kind for rotary in rotaries(model)}
+
+
+def static_up_to(model: torch.nn.Module) -> int | None:
+    """The longest text for which every frequency is what it is for a short one; None when none depends on the length.
+
+    A graph for no more tokens than that needs no length: `rope_by_length(model, None)`.
+    """
+    return min((rotary.context for rotary in rotaries(model)), default=None)
+
+
+def rereads_at(model: torch.nn.Module) -> int | None:
+    """`package.Graph.rereads_at`: the longest text with the short factors of longrope, which longer texts cannot keep.
+
+    None without longrope: transformers keeps cached keys when dynamic frequencies move. Raises UnsupportedModelError
+    when modules change at different lengths.
+    """
+    found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"{name} beyond {length}" for name, length in found.items())
+        raise UnsupportedModelError(f"longrope changes at different lengths: {told}; that cannot be exported yet")
+    return next(iter(found.values()), None)
+
+
+def rotaries(model: torch.nn.Module) -> tuple[Rotary, ...]:
+    """Every set of frequencies in `model` that depends on the length."""
+    found = []
+    for path, module in model.named_modules():
+        given = getattr(module, "rope_type", None)
+        for layer_type, name in given.items() if isinstance(given, dict) else ((None, given),):
+            kind = kind_of(name)
+            if kind is not None:
+                found.append(Rotary(path if layer_type is None else f"{path}.{layer_type}", module, layer_type, kind))
+    return tuple(found)
+
+
+def kind_of(rope_type: object) -> Kind | None:
+    """What `dynamic_rope_update` takes a rope type for; None for those it leaves alone."""
+    if not isinstance(rope_type, str):
+        return None
+    return "dynamic" if "dynamic" in rope_type else "longrope" if rope_type == "longrope" else None
+
+
+@contextmanager
+def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Iterator[None]:
+    """In this block the rotary modules of `model` take the length of the text from `length` [], not from positions.
+
+    None: a text within the original context, whatever the positions are. The modules are left as they were.
+    Raises UnsupportedModelError for a module that keeps to other ways than transformers' own.
+    """
+    sets: dict[torch.nn.Module, dict[str | None, Rotary]] = {}
+    for rotary in rotaries(model):
+        sets.setdefault(rotary.module, {})[rotary.layer_type] = rotary
+    with ExitStack() as stack:
+        for module, by_layer_type in sets.items():
+            stack.enter_context(patched(module, forward_by_length(module, by_layer_type, length)))
+        yield
+
+
+@contextmanager
+def patched(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Give one module another forward."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if before is not None:
+            module.__dict__["forward"] = before
+
+
+def forward_by_length(
+    module: torch.nn.Module, sets: dict[str | None, Rotary], length: torch.Tensor | None
+) -> Callable[..., Any]:
+    """The forward of a rotary module without transformers' wrapper."""
+    forward = unwrapped(module)
+    long = {key: long_frequencies(rotary) for key, rotary in sets.items() if rotary.kind == "longrope"}
+
+    @torch.no_grad()
+    def by_length(x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
+        named = {} if layer_type is None else {"layer_type": layer_type}
+        rotary = sets.get(layer_type)
+        if rotary is None:
+            return forward(module, x, position_ids, **named)
+
+        def wave(frequencies: torch.Tensor) -> Any:
+            stand_in = StandIn(module, rotary.buffer, frequencies)
+            result = forward(stand_in, x, position_ids, **named)
+            if not stand_in.read:
+                raise UnsupportedModelError(f"{rotary.name} has a way of its own to its frequencies; not exported yet")
+            return result
+
+        if length is None:
+            return wave(rotary.own)
+        # As a float: exact for any length there is, and providers have more kernels for it.
+        text = length.to(torch.float32)
+        beyond = text > rotary.context
+        if rotary.kind == "dynamic":
+            return wave(torch.where(beyond, rotary.at(text), rotary.own))
+        return tree_map(lambda a, b: torch.where(beyond, a, b), wave(long[layer_type]), wave(rotary.own))
+
+    return by_length
+
+
+def long_frequencies(rotary: Rotary) -> torch.Tensor:
+    """The frequencies beyond the original context: real numbers, also in the middle of a trace."""
+    with _disable_current_modes():
+        return rotary.at(rotary.context + 1)
+
+
+def unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
+    """The forward of a module's class below `dynamic_rope_update`."""
+    function: Any = type(module).forward
+    while function is not None:
+        inner: Any = getattr(function, "__wrapped__", None)
+        if inner is not None and function.__code__.co_filename == modeling_rope_utils.__file__:
+            wrapped: Callable[..., Any] = inner
+            return wrapped
+        function = inner
+    raise UnsupportedModelError(
+        f"{type(module).__name__} has frequencies that depend on the length, and they do not come from transformers' "
+        "dynamic_rope_update; that cannot be exported yet"
+    )
+
+
+class StandIn:
+    """A rotary module as its forward sees it, with other frequencies."""
+
+    def __init__(self, module: torch.nn.Module, buffer: str, frequencies: torch.Tensor) -> None:
+        self._module, self._buffer, self._frequencies = module, buffer, frequencies
+        self.read = False
+        """The frequencies were asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._buffer:
+            self.read = True
+            return self._frequencies
+        return getattr(self._module, name)
