@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering, lowering
 from partita.export.drafts import Draft
+from partita.export.fake_model import FakeModel
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
 from partita.export.target import Answer, Target, asked, candidates, describe, rank, skeleton
-from partita.export.tracing import FakeModel, Traced
+from partita.export.tracing import Traced
 from partita.package import TargetRecord, Verification
 
 
@@ -98,6 +99,6 @@ def without_target(options: ExportOptions, fake: FakeModel) -> tuple[Lowering, s
     """The lowering where nobody is to be asked, and why."""
     if options.attention != "auto":
         return lowering(options.attention), "asked for"
-    if any(layer.key_width != layer.value_width for layer in fake.layers):
+    if any(layer.key_width != layer.value_width for layer in fake.probed.layers):
         return lowering("onnx24"), "auto: keys and values differ in width, which gqa cannot hold"
     return lowering("gqa"), "auto: one fused node per layer, in place, on the CPU provider"

@@ -10,11 +10,14 @@ from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint
+from partita.export.fake_model import FakeModel
 from partita.export.naming import match_names
-from partita.export.options import DEFAULT_PREFILL_CHUNK, ExportOptions
+from partita.export.node_names import name_nodes
+from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.progress import Progress, stage
-from partita.export.tracing import FakeModel, Traced, TraceSpec, name_nodes, trace
+from partita.export.state import Probed
+from partita.export.tracing import Traced, TraceSpec, trace
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -37,7 +40,9 @@ class Graphs:
 
     draft: Draft
     chosen: Lowering
+    phases: list[Phase]
     traced: list[Traced]
+    """One for each phase."""
     passes: dict[str, int]
 
 
@@ -68,23 +73,59 @@ class Draft:
         options, work = self.work.options, self.work
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
+        wanted = phases(options, self.fake.probed, self.max_length)
         with stage(work.progress, "trace", work.seconds):
             traced = [
-                trace(self.fake, chosen, spec(options, chosen, self.max_length, length))
-                for _, _, length in phases(options, self.max_length)
+                trace(self.fake, chosen, spec(options, chosen, self.max_length, length)) for _, _, length in wanted
             ]
-        graphs = Graphs(self, chosen, traced, {})
+        if self.fake.probed.recurs:
+            wanted, traced = continuing(work, wanted, traced)
+        graphs = Graphs(self, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds):
             rewrite(graphs)
         return graphs
 
 
-def phases(options: ExportOptions, max_length: int) -> list[Phase]:
-    """The graphs that a package has."""
-    if not options.static_shapes:
+def phases(options: ExportOptions, probed: Probed, max_length: int) -> list[Phase]:
+    """The graphs that a package has: one for any number of tokens, or one for a fixed chunk and one for a token.
+
+    A model with convolution or recurrent states gets the pair: its code has loops over the tokens of a step.
+    """
+    if not options.static_shapes and not probed.recurs:
         return [("model.onnx", "any", None)]
-    chunk = min(options.prefill_chunk or DEFAULT_PREFILL_CHUNK, max_length)
+    default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
+    chunk = min(options.prefill_chunk or default, max_length)
     return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
+
+
+def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
+    """The graphs that go on from every state they are given; those that start afresh are left out.
+
+    Some models read the states they keep only in steps of one token: a second chunk of a prompt would forget the first.
+    """
+    forgets = [name for item in traced for name in unread_states(item)]
+    kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not unread_states(item)]
+    if not kept:
+        raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it; it cannot be exported")
+    if len(kept) < len(wanted):
+        tell(work, "the model goes on from its states one token at a time, so prompts are read token by token")
+        (_, _, length), item = kept[-1]
+        return [("model.onnx", "any", length)], [item]
+    chunk = wanted[0][2]
+    tell(work, f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, then singly")
+    return wanted, traced
+
+
+def unread_states(item: Traced) -> list[str]:
+    """States that a graph is given and does not read."""
+    used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
+    return [state.past for state in item.states if state.past not in used]
+
+
+def tell(work: Work, note: str) -> None:
+    """Add a note for the user, once."""
+    if note not in work.notes:
+        work.notes.append(note)
 
 
 def spec(options: ExportOptions, chosen: Lowering, max_length: int, length: int | None) -> TraceSpec:
@@ -106,5 +147,4 @@ def rewrite(graphs: Graphs) -> None:
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
         told = f"the model does not use these tensors of the checkpoint: {', '.join(unused[:5])}{more}"
-        if told not in work.notes:
-            work.notes.append(told)
+        tell(work, told)

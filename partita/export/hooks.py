@@ -1,25 +1,25 @@
-"""What Partita registers with transformers: an attention function, a mask function and a cache.
+"""What Partita registers with transformers: an attention function and a mask function.
 
-transformers routes every attention call through `AttentionInterface`, every mask through `AttentionMaskInterface` and
-every key and value through a `Cache`. Plugging in our own at these three public points is all that is needed to see,
-and to replace, what a decoder does with its cache; no model is named here.
+transformers routes attention calls through `AttentionInterface`, masks through `AttentionMaskInterface`, and keys,
+values and other states through a `Cache` (`plug_cache.py`). Plugging in our own at these public points is all that is
+needed to see, and to replace, what a decoder does with its cache; no model is named here.
 
-The mask a model asks for decides which keys a query sees: transformers' eager attention looks at nothing else. So a
-sliding window is read from the mask, not from the `sliding_window` keyword, which several models pass without using it
-or use without passing it.
+The mask a model asks for decides which keys a query sees: transformers' eager attention looks at nothing else. Our mask
+function gives the model the mask that eager attention would get, over all N rows of the cache. When the very same
+tensor arrives at the attention function, what it says is known as a rule (causal, a sliding window), and a lowering may
+write the rule; when the model has computed with it (a position bias, say), the tensor itself is what counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
 from transformers import AttentionMaskInterface
-from transformers.cache_utils import Cache
 from transformers.modeling_utils import AttentionInterface
 
 from partita.errors import UnsupportedModelError
@@ -40,76 +40,85 @@ HARMLESS_KEYWORDS = frozenset(
         "return_dict",
         "logits_to_keep",
         "num_items_in_batch",
+        "is_decoder",
+        "layer_idx",
     }
 )
 """Keywords that transformers passes through to the attention function and that its eager attention ignores."""
 
+MaskFunction = Callable[..., Any]
+"""transformers' index mask function: batch, head, query and key index -> may the query see the key?"""
+
 
 @dataclass(frozen=True)
 class MaskRule:
-    """The mask a model asked for, in place of a mask tensor: causal, and within `window` keys if that is not None.
-
-    Model code that computes with the mask itself (adds a position bias to it, say) is refused by name: what it does
-    there would be lost.
-    """
+    """A mask in words: causal, and within `window` keys if that is not None."""
 
     window: int | None
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise UnsupportedModelError(
-            "the model computes with its attention mask (a position bias, or attention of its own); that cannot be "
-            "exported yet"
-        )
-
-    __add__ = __radd__ = __mul__ = __rmul__ = __sub__ = __rsub__ = __invert__ = __getitem__ = _refuse
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._refuse()
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRequest:
-    """One attention call, with every keyword accounted for. Shapes as in `AttentionCall`."""
+    """One attention call, with every keyword accounted for.
 
-    layer: int
+    query [B, H, S, D]; key [B, Hkv, N, D] and value [B, Hkv, N, Dv] over all rows of the cache; mask [B or 1, H or 1,
+    S, N], added to the scores; sink [H] or None: the score of a key that is always there and has no value.
+    """
+
+    module: str
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
+    mask: torch.Tensor
     scale: float
     softcap: float
-    rule: MaskRule
+    sink: torch.Tensor | None
 
 
-Handler = Callable[[AttentionRequest], torch.Tensor]
-"""Answers an attention request with the output [B, S, H, Dv]."""
-ReadMask = Callable[[Callable[..., Any]], MaskRule]
-"""Turns transformers' index mask function into a rule."""
+class Plug(Protocol):
+    """What the registered functions and the cache talk to while a model runs."""
 
-
-@dataclass(slots=True)
-class Plug:
-    """What the registered functions talk to while a model runs."""
-
-    handler: Handler
-    read_mask: ReadMask
     max_length: int
-    layer: int | None = None
-    """Layer whose keys and values were handed to the cache last."""
-    updates: list[tuple[int, torch.Size, torch.Size]] = field(default_factory=list)
+    """N."""
+    count: int
+    """Layers that a cache for the model has."""
+
+    def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
+        """The mask that `mask_function` describes, [B, 1, S, N], 0 where a query sees a key."""
+
+    def attend(self, request: AttentionRequest) -> torch.Tensor:
+        """The attention output [B, S, H, Dv]."""
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cache new keys [B, Hkv, S, D] and values [B, Hkv, S, Dv]; gives those of all N rows."""
+
+    def length(self) -> Any:
+        """Tokens in the cache before this step."""
+
+    def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
+        """A convolution or recurrent state; None when there is none yet."""
+
+    def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
+        """Keep a convolution or recurrent state."""
 
 
 _active: list[Plug] = []
 
 
 @contextmanager
-def plugged(plug: Plug) -> Iterator[Plug]:
-    """Let the registered functions talk to `plug` for the length of the block."""
+def plugged(plug: Plug) -> Iterator[None]:
+    """Let the registered functions talk to `plug` for the length of the block.
+
+    Models that pick their attention by class know no name but transformers' own; they run as eager, with our masks.
+    """
+    masks = AttentionMaskInterface._global_mapping
+    eager = masks["eager"]
     _active.append(plug)
+    masks["eager"] = _mask
     try:
-        yield plug
+        yield
     finally:
+        masks["eager"] = eager
         _active.pop()
 
 
@@ -119,10 +128,11 @@ def register() -> None:
     AttentionMaskInterface.register(IMPLEMENTATION, _mask)
 
 
-def classify_mask(mask_function: Callable[..., Any], max_length: int) -> MaskRule:
+def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | None:
     """Find out what an index mask function allows, by asking it about a few queries among `max_length` keys.
 
-    Raises UnsupportedModelError when the mask is neither causal nor a causal sliding window.
+    None when it is neither causal nor a causal sliding window, or when it depends on more than the positions: then only
+    the mask itself says what it is. Raises UnsupportedModelError when a query sees what comes after it.
     """
     with unset_fake_temporarily():
         zero, keys = torch.zeros((), dtype=torch.long), torch.arange(max_length)
@@ -133,29 +143,40 @@ def classify_mask(mask_function: Callable[..., Any], max_length: int) -> MaskRul
 
         try:
             window = int(allowed(max_length - 1).sum())
-        except DataDependentOutputException as error:
-            raise UnsupportedModelError(
-                "the model asks for an attention mask that depends on the tokens or their padding (chunked "
-                "attention, say), and "
-                "is neither causal nor a sliding window; such masks cannot be exported yet"
-            ) from error
-        for query in {
-            q for q in (0, 1, window - 1, window, window + 1, max_length // 2, max_length - 1) if 0 <= q < max_length
-        }:
-            if not torch.equal(allowed(query), (keys <= query) & (keys > query - window)):
+        except DataDependentOutputException:
+            return None  # it indexes tensors of the run, which are fake in a probe
+        edges = (0, 1, window - 1, window, window + 1, max_length // 2, max_length - 1)
+        regular = True
+        for query in sorted({q for q in edges if 0 <= q < max_length}):
+            row = allowed(query)
+            if bool((row & (keys > query)).any()):
                 raise UnsupportedModelError(
-                    "the model asks for an attention mask that is neither causal nor a sliding window (query "
-                    f"{query} of "
-                    f"{max_length}); such masks cannot be exported yet"
+                    f"the model asks for an attention mask in which a token sees later ones (query {query} of "
+                    f"{max_length}); only causal masks can be exported"
                 )
+            regular = regular and torch.equal(row, (keys <= query) & (keys > query - window))
+    if not regular:
+        return None
     return MaskRule(None if window >= max_length else window)
 
 
-def _mask(*args: Any, mask_function: Callable[..., Any], **kwargs: Any) -> MaskRule:
-    """Registered mask function: hands on a rule where transformers expects a tensor."""
+def additive_mask(
+    mask_function: MaskFunction, positions: torch.Tensor, max_length: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The mask of eager attention for queries at `positions` [B, S] over N keys: [B, 1, S, N], 0 or the lowest."""
+    rows = torch.arange(positions.shape[0], dtype=torch.int64)[:, None, None, None]
+    keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
+    queries = positions[:, None, :, None]
+    allowed = mask_function(rows, torch.zeros_like(rows), queries, keys)
+    # Written as sizes, because a mask function may answer for one row of the batch or one head.
+    return torch.where(allowed, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min, dtype=dtype))
+
+
+def _mask(*args: Any, mask_function: MaskFunction, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.Tensor:
+    """Registered mask function."""
     if kwargs.get("attention_mask") is not None:
         raise UnsupportedModelError("the model builds a padding mask of its own; that cannot be exported yet")
-    return _active[-1].read_mask(mask_function)
+    return _active[-1].mask(mask_function, dtype)
 
 
 def _attention(
@@ -168,108 +189,27 @@ def _attention(
     dropout: float = 0.0,
     softcap: float | None = None,
     is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     """Registered attention function: checks that nothing the model asks for is lost, then asks the active plug."""
-    plug = _active[-1]
     name = type(module).__name__
     unknown = sorted(k for k, v in keywords.items() if v is not None and k not in HARMLESS_KEYWORDS)
     if unknown:
         raise UnsupportedModelError(
             f"{name} passes {', '.join(unknown)} to its attention function, which has no lowering yet"
         )
-    if not isinstance(attention_mask, MaskRule):
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 4:
         raise UnsupportedModelError(
-            f"{name} computes with the attention mask or does without one; only masks made by transformers' mask "
-            "functions "
-            "can be exported"
+            f"{name} attends without a mask; only masks made by transformers' mask functions can be exported"
         )
     if dropout or is_causal is False:
         raise UnsupportedModelError(
             f"{name} asks for {'dropout' if dropout else 'attention that is not causal'} at inference"
         )
-    if plug.layer is None:
-        raise UnsupportedModelError(
-            f"{name} attends without writing the cache; shared or cross attention has no lowering yet"
-        )
-    layer, plug.layer = plug.layer, None
+    if attention_mask.dtype == torch.bool:
+        lowest = torch.full((), torch.finfo(query.dtype).min, dtype=query.dtype)
+        attention_mask = torch.where(attention_mask, torch.zeros((), dtype=query.dtype), lowest)
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
-    request = AttentionRequest(layer, query, key, value, scale, float(softcap or 0.0), attention_mask)
-    return plug.handler(request), None
-
-
-class PlugCache(Cache):
-    """A transformers cache that holds nothing: it tells the plug which layer comes next and hands the tensors on."""
-
-    def __init__(self, plug: Plug, layers: int) -> None:
-        super().__init__(layers=[])
-        self.plug, self.count = plug, layers
-
-    def __len__(self) -> int:
-        return self.count
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Remember the layer; the attention function that follows writes the static cache."""
-        self.plug.layer = layer_idx
-        self.plug.updates.append((layer_idx, key_states.shape, value_states.shape))
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: positions are a graph input, so no model has to ask the cache for them."""
-        return 0
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """N."""
-        return self.plug.max_length
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Keys that a mask covers, and the index of the first."""
-        return self.plug.max_length, 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """0, for the same reason as `get_seq_length`."""
-        return 0
-
-    @property
-    def is_sliding(self) -> list[bool]:
-        """No layer drops old keys: windows are the lowering's business."""
-        return [False] * self.count
-
-    @property
-    def is_compileable(self) -> bool:
-        """True, so that models take the path they take for static caches."""
-        return True
-
-    @property
-    def is_initialized(self) -> bool:
-        """True: nothing is allocated lazily."""
-        return True
-
-    def _refuse(self, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"the model caches {what}; only keys and values can be exported yet")
-
-    def get_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name."""
-        raise self._refuse("a convolution state")
-
-    def update_conv_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name."""
-        raise self._refuse("a convolution state")
-
-    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name."""
-        raise self._refuse("a recurrent state")
-
-    def update_recurrent_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name."""
-        raise self._refuse("a recurrent state")
-
-    def has_previous_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name: only linear attention asks."""
-        raise self._refuse("a recurrent state")
-
-    def update_indexer(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused by name."""
-        raise self._refuse("the keys of a sparse attention indexer")
+    request = AttentionRequest(name, query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux)
+    return _active[-1].attend(request), None

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from partita.errors import ResourceError, UnsupportedModelError
 from partita.export.checkpoint import Checkpoint
-from partita.export.tracing import quiet, translated
+from partita.export.fake_model import quiet, translated
 from partita.package import KNOWN_ANSWER
 
 SCHEMA = "partita.known_answer/1"

@@ -12,6 +12,8 @@ from partita.export.checkpoint import Checkpoint
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
+RECURRENT_PREFILL_CHUNK = 64
+"""transformers computes linear attention in chunks of this many tokens; a larger graph would be longer, not faster."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""

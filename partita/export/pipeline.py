@@ -16,11 +16,11 @@ from partita.errors import ResourceError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.choosing import Choosing, without_target
 from partita.export.drafts import Draft, Work
+from partita.export.fake_model import build_fake_model
 from partita.export.options import PRECISIONS, ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import check_target, make_parents, publish
 from partita.export.target import Target
-from partita.export.tracing import build_fake_model
 from partita.export.weights import translate_space
 from partita.export.writing import Replay, Summary, TargetParityError, write
 

@@ -1,19 +1,24 @@
-"""What each layer of a model caches: found by running the model once on fake tensors, never read from a config.
+"""What each layer of a model caches: found by running the model on fake tensors, never read from a config.
 
 Fake tensors have shapes and no data, so the probe costs no memory and works for a model of any size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from partita.errors import UnsupportedModelError
-from partita.export.hooks import AttentionRequest, Plug, PlugCache, classify_mask, plugged
+from partita.export.calling import call
+from partita.export.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask, classify_mask, plugged
+from partita.export.plug_cache import PlugCache
 
 PROBE_TOKENS = 4
+
+Kind = Literal["conv", "recurrent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,58 +26,161 @@ class LayerState:
     """Keys and values of one layer."""
 
     layer: int
-    query_heads: int
     kv_heads: int
     key_width: int
     value_width: int
-    window: int | None
-    """Sliding window in tokens; None when every earlier key is seen, or when the cache is not longer than the
-    window.
+    window: int | None = None
+    """Sliding window in tokens; None when every earlier key is seen, when the cache is not longer than the window, or
+    when only the mask itself says what is seen.
     """
+    fused: bool = False
+    """The layer's own attention call reads what the layer has just cached: one operator can write and attend."""
 
 
-def probe_layers(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[LayerState, ...]:
-    """Run `model` once under `fake` and return the state of each layer, in layer order.
+@dataclass(frozen=True, slots=True)
+class ExtraState:
+    """A convolution or recurrent state of one layer."""
 
-    Raises UnsupportedModelError when the model does not cache keys and values through transformers' interfaces.
+    layer: int
+    kind: Kind
+    index: int
+    """0, but for layers with several states of a kind."""
+    shape: tuple[int, ...]
+    """The first size is the batch."""
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What a model caches, and the masks it asks for in the order in which it does."""
+
+    layers: tuple[LayerState, ...]
+    extras: tuple[ExtraState, ...]
+    masks: tuple[MaskRule | None, ...]
+    length_as_tensor: bool
+    """The model takes the number of cached tokens as a tensor; it needs a plain number otherwise, and gets 0."""
+
+    @property
+    def recurs(self) -> bool:
+        """True when a state depends on every token fed, so that padding would spoil it."""
+        return bool(self.extras)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """A plug that takes notes."""
+
+    batch: int
+    positions: torch.Tensor
+    max_length: int
+    count: int
+    length_as_tensor: bool
+    extras: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
+    """Known from an earlier run: the model finds states of zeros."""
+    found: dict[int, LayerState] = field(default_factory=dict)
+    rules: list[MaskRule | None] = field(default_factory=list)
+    written: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
+    _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
+    _caches: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
+    _states: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
+    """Tensors by identity are kept alive: an identity is only good while its object lives."""
+
+    def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
+        """Take note of the rule; gives a mask of the right shape."""
+        rule = classify_mask(mask_function, self.max_length)
+        mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+        self.rules.append(rule)
+        self._masks[id(mask)] = mask, rule
+        return mask
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take note of heads and widths."""
+        if layer in self.found:
+            raise UnsupportedModelError(f"layer {layer} caches keys twice in one step; that cannot be exported yet")
+        self.found[layer] = LayerState(layer, key.shape[1], key.shape[-1], value.shape[-1])
+        keys = key.new_zeros(key.shape[0], key.shape[1], self.max_length, key.shape[3])
+        values = value.new_zeros(value.shape[0], value.shape[1], self.max_length, value.shape[3])
+        self._caches[id(keys)] = keys, layer
+        return keys, values
+
+    def attend(self, request: AttentionRequest) -> torch.Tensor:
+        """Take note of the window; gives an output of the right shape."""
+        _, layer = self._caches.get(id(request.key), (None, None))
+        _, rule = self._masks.get(id(request.mask), (None, None))
+        if layer is not None and not self.found[layer].fused:
+            state = self.found[layer]
+            window = rule.window if rule is not None else None
+            self.found[layer] = LayerState(
+                layer, state.kv_heads, state.key_width, state.value_width, window, fused=True
+            )
+        batch, heads, length, _ = request.query.shape
+        return request.query.new_zeros(batch, length, heads, request.value.shape[-1])
+
+    def length(self) -> Any:
+        """Tokens cached before."""
+        return self.positions[0, 0].to(torch.int64) if self.length_as_tensor else 0
+
+    def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
+        """A state of zeros, once its shape is known."""
+        key = kind, layer, index
+        if key not in self._states and (known := self.extras.get(key)) is not None:
+            self._states[key] = torch.zeros(known.shape, dtype=known.dtype)
+        return self._states.get(key) if self.extras else None
+
+    def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
+        """Take note of shape and dtype."""
+        assert kind in ("conv", "recurrent")
+        shape = tuple(int(size) for size in state.shape)
+        self.written[kind, layer, index] = ExtraState(layer, kind, index, shape, state.dtype)  # type: ignore[arg-type]
+
+
+def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> Probed:
+    """Run `model` under `fake` and return what it caches.
+
+    Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
     """
-    found: dict[int, LayerState] = {}
-
-    def record(request: AttentionRequest) -> torch.Tensor:
-        if request.layer in found:
-            raise UnsupportedModelError(f"layer {request.layer} attends twice in one step; that cannot be exported yet")
-        found[request.layer] = LayerState(
-            layer=request.layer,
-            query_heads=request.query.shape[1],
-            kv_heads=request.key.shape[1],
-            key_width=request.key.shape[-1],
-            value_width=request.value.shape[-1],
-            window=request.rule.window,
+    try:
+        first = _run(model, fake, batch, max_length, {}, length_as_tensor=True)
+    except DataDependentOutputException:
+        first = _run(model, fake, batch, max_length, {}, length_as_tensor=False)
+    if first.written:
+        # Once more, with states to go on from: that is how every later step finds them.
+        _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor)
+    if not first.found and not first.written:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} keeps nothing in transformers' cache; it cannot be traced with a static cache"
         )
-        shape = request.query.shape
-        return request.query.new_zeros(shape[0], shape[2], shape[1], request.value.shape[-1])
+    odd = [state for state in first.written.values() if not state.shape or state.shape[0] != batch]
+    if odd:
+        raise UnsupportedModelError(
+            f"layer {odd[0].layer} has a {odd[0].kind} state of shape {list(odd[0].shape)}, whose first size is not "
+            f"the batch ({batch}); that cannot be exported yet"
+        )
+    layers = tuple(first.found[layer] for layer in sorted(first.found))
+    extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
+    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor)
 
-    plug = Plug(record, lambda function: classify_mask(function, max_length), max_length)
-    with plugged(plug), fake, torch.no_grad():
+
+def _run(
+    model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int,
+    extras: dict[tuple[str, int, int], ExtraState], *, length_as_tensor: bool,
+) -> Recorder:  # fmt: skip
+    """One run over a few tokens; what was noted."""
+    with fake, torch.no_grad():
         ids = torch.zeros(batch, min(PROBE_TOKENS, max_length), dtype=torch.long)
-        positions = torch.zeros_like(ids)
-        model(input_ids=ids, position_ids=positions, past_key_values=PlugCache(plug, _layers(model)), use_cache=True)
-    if not found:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} does not route its attention through transformers' AttentionInterface, or has "
-            "none; "
-            "it cannot be traced with a static cache"
-        )
-    if sorted(found) != list(range(len(found))) or len(plug.updates) != len(found):
-        raise UnsupportedModelError(
-            f"{type(model).__name__} caches {len(plug.updates)} layers but attends in layers {sorted(found)}; "
-            "layers that "
-            "share or skip the cache cannot be exported yet"
-        )
-    return tuple(found[layer] for layer in sorted(found))
+        positions = torch.zeros(ids.shape, dtype=torch.int32)
+        recorder = Recorder(batch, positions, max_length, layer_count(model), length_as_tensor, extras)
+        with plugged(recorder):
+            call(model, ids, positions, PlugCache(recorder), torch.zeros(1, dtype=torch.long))
+    return recorder
 
 
-def _layers(model: torch.nn.Module) -> int:
-    """Layer count that a cache for `model` is made with."""
-    config = model.config
-    return int(config.get_text_config().num_hidden_layers)  # type: ignore[union-attr, operator]
+def text_config(model: torch.nn.Module) -> Any:
+    """The config of the decoder, which in a multimodal model is one of several."""
+    config: Any = model.config
+    return config.get_text_config(decoder=True)
+
+
+def layer_count(model: torch.nn.Module) -> int:
+    """Layers that a cache for `model` is made with."""
+    return int(text_config(model).num_hidden_layers)

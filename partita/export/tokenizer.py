@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from partita.errors import PartitaError
+from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import PROMPT_TEXT
-from partita.export.tracing import quiet, translated
 from partita.package import TokenizerKind
 
 TEXTS = (

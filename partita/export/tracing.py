@@ -1,45 +1,37 @@
 """A Hugging Face decoder on fake tensors -> an ONNX graph with a static cache, its nodes named by module path.
 
-transformers' own modelling code is traced with our attention function and cache plugged in (`hooks.py`); no weight is
-read. Parameters come out as initializers without data, named as in the model; buffers (rotary frequencies, scales) are
-real.
+transformers' own modelling code is traced with our attention function and cache plugged in (`hooks.py`,
+`emitting.py`); no weight is read. Parameters come out as initializers without data, named as in the model; buffers
+(rotary frequencies, scales) are real.
 """
 
 from __future__ import annotations
 
-import logging
-import re
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 import torch
-import transformers.utils.logging
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from partita.errors import PartitaError, UnsupportedModelError
+from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
-from partita.export.attention.base import AttentionCall
+from partita.export.calling import call
 from partita.export.cleaning import clean
-from partita.export.hooks import IMPLEMENTATION, AttentionRequest, MaskRule, Plug, PlugCache, plugged, register
+from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
+from partita.export.fake_model import TORCH_DTYPES, FakeModel, quiet, translated
+from partita.export.hooks import plugged
+from partita.export.node_names import ROOT, name_nodes
 from partita.export.opset17 import WRITTEN, to_opset17
-from partita.export.state import LayerState, probe_layers
+from partita.export.plug_cache import PlugCache
+from partita.export.rope import rope_by_length
+from partita.export.state import LayerState, layer_count
 from partita.package import Port, State
 
-TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MODULE, CLASS, SOURCE = "partita.module", "partita.class", "partita.source"
-"""Node metadata keys: module path, module class, file:line of the modelling code."""
-ROOT = "hf"
-"""Attribute that holds the original model inside the traced wrapper; stripped from every name."""
 EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
 """GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
 fits."""
+STATE_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +46,6 @@ class TraceSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class FakeModel:
-    """A model without weights: parameters are fake tensors, buffers are real."""
-
-    module: torch.nn.Module
-    mode: FakeTensorMode
-    dtype: str
-    layers: tuple[LayerState, ...]
-    vocab_size: int
-
-    def stored_buffers(self) -> dict[str, torch.Tensor]:
-        """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
-        parameters = dict(self.module.named_parameters(remove_duplicate=False))
-        return {name: value for name, value in self.module.state_dict().items() if name not in parameters}
-
-
-@dataclass(frozen=True, slots=True)
 class Traced:
     """A graph and the contract of its inputs and outputs."""
 
@@ -79,118 +55,15 @@ class Traced:
     states: tuple[State, ...]
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep warnings of torch, onnxscript and transformers that a user can do nothing about off the terminal."""
-    loggers = [
-        logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
-    ]
-    levels = [logger.level for logger in loggers]
-    bars = transformers.utils.logging.is_progress_bar_enabled()
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
-    """Build the model of `config` without weights and probe what its layers cache.
-
-    Raises UnsupportedModelError with the reason when the model cannot be built or probed.
-    """
-    register()
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def fake_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> Any:
-        if parameter is None or isinstance(parameter, FakeTensor):
-            return parameter  # a tied parameter is registered twice and must stay one object
-        with mode:
-            data = torch.empty(parameter.shape, dtype=parameter.dtype)
-        return torch.nn.Parameter(data, requires_grad=False)
-
-    handle = register_module_parameter_registration_hook(fake_parameter)
-    try:
-        with quiet(), translated("building the model from config.json"):
-            module = AutoModelForCausalLM.from_config(
-                config, attn_implementation=IMPLEMENTATION, dtype=TORCH_DTYPES[dtype], trust_remote_code=False
-            ).eval()
-            _refuse_by_modules(module)
-            _refuse_length_dependent_rope(module)
-        with quiet(), translated("running the model once, on tensors without data,"):
-            layers = probe_layers(module, mode, batch, max_length)
-    finally:
-        handle.remove()
-    vocabulary = int(module.config.get_text_config().vocab_size)
-    return FakeModel(module, mode, dtype, layers, vocabulary)
-
-
-def _refuse_by_modules(model: torch.nn.Module) -> None:
-    """Refuse by name what would fail later for reasons a user cannot read."""
-    experts = next((type(m).__name__ for m in model.modules() if type(m).__name__.endswith("Experts")), None)
-    if experts is not None:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} has mixture-of-experts layers ({experts}); not exported yet"
-        )
-    if getattr(model.config.get_text_config(), "num_hidden_layers", 1) == 0:  # type: ignore[union-attr, operator]
-        raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
-
-
-LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
-"""Rope types of transformers that pick their frequencies by the longest position of a call (modeling_rope_utils.py)."""
-
-
-def _refuse_length_dependent_rope(model: torch.nn.Module) -> None:
-    """A graph has one set of frequencies; a rope type that changes them from call to call would come out wrong."""
-    for name, module in model.named_modules():
-        kinds = getattr(module, "rope_type", None)
-        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
-            if kind in LENGTH_DEPENDENT_ROPE:
-                raise UnsupportedModelError(
-                    f"{name}: rope type {kind!r} picks its frequencies by the length of each prompt; it cannot be "
-                    "exported yet"
-                )
-
-
-@contextmanager
-def translated(what: str) -> Iterator[None]:
-    """Turn any exception of the traced model code into UnsupportedModelError; our own pass through."""
-    try:
-        yield
-    except PartitaError:
-        raise
-    except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, PartitaError):
-                raise cause from error
-            cause = cause.__cause__ or cause.__context__
-        if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
-            raise UnsupportedModelError(
-                "the model picks its attention by class and not through transformers' AttentionInterface; it "
-                "cannot be traced with a "
-                "static cache"
-            ) from error
-        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise UnsupportedModelError(f"{what} failed: {type(error).__name__}: {first.strip()[:300]}") from error
-
-
 class _Wrapper(torch.nn.Module):
     """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
     states.
     """
 
-    def __init__(self, fake: FakeModel, lowering: Lowering, max_length: int) -> None:
+    def __init__(self, fake: FakeModel, lowering: Lowering, keys: tuple[Key, ...], max_length: int) -> None:
         super().__init__()
         setattr(self, ROOT, fake.module)
-        self.layers, self.lowering, self.max_length = fake.layers, lowering, max_length
+        self.fake, self.lowering, self.keys, self.max_length = fake, lowering, keys, max_length
 
     def forward(
         self,
@@ -199,39 +72,16 @@ class _Wrapper(torch.nn.Module):
         logits_indices: torch.Tensor,
         cursors: tuple[torch.Tensor, ...],
         past: tuple[torch.Tensor, ...],
+        lengths: tuple[torch.Tensor, ...],
     ) -> tuple[torch.Tensor, ...]:
-        present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-        def lower(request: AttentionRequest) -> torch.Tensor:
-            keys, values = past[2 * request.layer : 2 * request.layer + 2]
-            call = AttentionCall(
-                request.query,
-                request.key,
-                request.value,
-                keys,
-                values,
-                position_ids,
-                cursors,
-                request.scale,
-                request.softcap,
-                self.layers[request.layer].window,
-            )
-            output, *new = self.lowering.emit(call)
-            present[request.layer] = (new[0], new[1])
-            return output
-
-        # Which layer has which window was settled by the probe; here a mask function cannot be evaluated.
-        plug = Plug(lower, lambda function: MaskRule(None), self.max_length)
-        with plugged(plug):
-            logits = getattr(self, ROOT)(
-                input_ids=input_ids,
-                position_ids=position_ids,
-                past_key_values=PlugCache(plug, len(self.layers)),
-                use_cache=True,
-                attention_mask=None,
-                logits_to_keep=logits_indices,
-            ).logits
-        return (logits, *(tensor for layer in sorted(present) for tensor in present[layer]))
+        model = getattr(self, ROOT)
+        plug = Emitter(
+            self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
+            dict(zip(self.keys, past, strict=True)),
+        )  # fmt: skip
+        with plugged(plug), rope_by_length(model, lengths[0] if lengths else None):
+            logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
+        return (logits, *(plug.present(key) for key in self.keys))
 
 
 def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
@@ -239,10 +89,10 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
 
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
     """
-    _check_fit(fake, lowering)
     length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
     rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
-    states = _states(fake, spec)
+    table = state_table(fake, lowering, spec)
+    states = tuple(table.values())
     with fake.mode:
         ids = torch.zeros(spec.batch, length, dtype=torch.long)
         cursors = tuple(
@@ -250,7 +100,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         )
         past = tuple(torch.zeros(s.shape, dtype=TORCH_DTYPES[s.dtype]) for s in states)
         positions = torch.zeros(spec.batch, length, dtype=TORCH_POSITIONS)
-        arguments = (ids, positions, torch.zeros(rows, dtype=torch.long), cursors, past)
+        lengths = (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else ()
+        arguments = (ids, positions, torch.zeros(rows, dtype=torch.long), cursors, past, lengths)
     shapes: dict[str, Any] | None = None
     if spec.sequence_length is None:
         tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
@@ -261,6 +112,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             "logits_indices": {0: wanted},
             "cursors": tuple({} for _ in cursors),
             "past": tuple({} for _ in past),
+            "lengths": tuple({} for _ in lengths),
         }
     input_names = [
         "input_ids",
@@ -268,10 +120,11 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         "logits_indices",
         *(c.name for c in lowering.cursors),
         *(s.past for s in states),
+        *("rope_length" for _ in lengths),
     ]
     output_names = ["logits", *(s.present for s in states)]
     with quiet(), torch.no_grad(), translated("tracing the model"):
-        wrapper = _Wrapper(fake, lowering, spec.max_length)
+        wrapper = _Wrapper(fake, lowering, tuple(table), spec.max_length)
         program = torch.export.export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
         onnx_program = torch.onnx.export(
             program,
@@ -289,6 +142,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         _strip_weights(model, fake.module)
         _settle_domains(model, lowering, max(spec.opset, WRITTEN))
         clean(model)
+        settle_length(model, spec.batch)
         _drop_unused_inputs(model)
         name_nodes(model)
         if spec.opset < WRITTEN:
@@ -296,34 +150,72 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     return Traced(model, *_ports(model, lowering, spec, fake), states)
 
 
-def _check_fit(fake: FakeModel, lowering: Lowering) -> None:
-    for layer in fake.layers:
-        if lowering.same_kv_width and layer.key_width != layer.value_width:
-            raise UnsupportedModelError(
-                f"layer {layer.layer} caches keys of width {layer.key_width} and values of width {layer.value_width}; "
-                f"--attention {lowering.name} needs them equal"
+def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:
+    """Every state of the model in the order of the graph's inputs."""
+    table: dict[Key, State] = {}
+    for layer in fake.probed.layers:
+        key_width, value_width = widths(layer, lowering)
+        for kind, width in (("key", key_width), ("value", value_width)):
+            table[kind, layer.layer, 0] = State(
+                past=f"past_key_values.{layer.layer}.{kind}",
+                present=f"present.{layer.layer}.{kind}",
+                layer=layer.layer,
+                kind=kind,  # type: ignore[arg-type]
+                shape=(spec.batch, layer.kv_heads, spec.max_length, width),
+                dtype=fake.dtype,
+                window=layer.window,
             )
-
-
-def _states(fake: FakeModel, spec: TraceSpec) -> tuple[State, ...]:
-    return tuple(
-        State(
-            past=f"past_key_values.{layer.layer}.{kind}",
-            present=f"present.{layer.layer}.{kind}",
-            layer=layer.layer,
-            kind=kind,
-            shape=(spec.batch, layer.kv_heads, spec.max_length, width),
-            dtype=fake.dtype,
-            window=layer.window,
+    for extra in fake.probed.extras:
+        name = f"{extra.layer}.{extra.kind}" + (f".{extra.index}" if extra.index else "")
+        table[extra.kind, extra.layer, extra.index] = State(
+            past=f"past_key_values.{name}",
+            present=f"present.{name}",
+            layer=extra.layer,
+            kind=extra.kind,
+            shape=extra.shape,
+            dtype=STATE_DTYPES[extra.dtype],
         )
-        for layer in fake.layers
-        for kind, width in _widths(layer)
-    )
+    return table
 
 
-def _widths(layer: LayerState) -> tuple[tuple[Literal["key", "value"], int], ...]:
-    """What a layer caches, with the size of its last axis."""
-    return ("key", layer.key_width), ("value", layer.value_width)
+def widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
+    """Head size of keys and values in the cache."""
+    if lowering.same_kv_width and layer.fused:
+        widest = max(layer.key_width, layer.value_width)
+        return widest, widest
+    return layer.key_width, layer.value_width
+
+
+def settle_length(model: ir.Model, batch: int) -> None:
+    """Give nodes that ask for the number of cached tokens the first position, which is the same in a batch of one.
+
+    Raises UnsupportedModelError in a larger batch: rows have lengths of their own, and the model takes one for all.
+    """
+    graph = model.graph
+    for node in [n for n in graph if n.domain == DOMAIN and n.op_type == CACHE_LENGTH]:
+        users = node.outputs[0].uses()
+        if users and batch > 1:
+            raise UnsupportedModelError(
+                "the model takes its positions from the length of the cache, one for all rows; export it with "
+                "--batch-size 1"
+            )
+        positions = node.inputs[0]
+        assert positions is not None
+        zero = ir.Value(
+            name=f"{node.name}.first", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.INT64),
+            const_value=ir.tensor([0, 0], dtype=ir.DataType.INT64, name=f"{node.name}.first"),
+        )  # fmt: skip
+        graph.initializers[zero.name or ""] = zero
+        first = ir.node("GatherND", inputs=[positions, zero])
+        wide = ir.node("Cast", inputs=[first.outputs[0]], attributes={"to": int(ir.DataType.INT64)})
+        for new in (first, wide):
+            new.metadata_props.update(node.metadata_props)
+            new.outputs[0].shape = ir.Shape([])
+        first.outputs[0].dtype, wide.outputs[0].dtype = ir.DataType.INT32, ir.DataType.INT64
+        graph.insert_before(node, [first, wide])
+        for use in users:
+            use.node.replace_input_with(use.idx, wide.outputs[0])
+        graph.remove(node, safe=True)
 
 
 def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
@@ -362,56 +254,6 @@ def _drop_unused_inputs(model: ir.Model) -> None:
         graph.inputs.remove(value)
 
 
-def name_nodes(model: ir.Model) -> None:
-    """Name every node `<module path>/<Op>[_n]`, its outputs after it, and keep module, class and source line as
-    metadata.
-    """
-    seen: dict[str, int] = {}
-    keep = {v.name for v in (*model.graph.inputs, *model.graph.outputs)} | set(model.graph.initializers)
-    for node in model.graph:
-        module = _settle_metadata(node)
-        base = f"{module or 'graph'}/{node.op_type}"
-        number = seen.get(base, 0)
-        seen[base] = number + 1
-        node.name = f"{base}_{number}" if number else base
-        for index, value in enumerate(node.outputs):
-            if value.name not in keep:
-                value.name = f"{node.name}_output_{index}"
-
-
-def _settle_metadata(node: ir.Node) -> str:
-    """Replace torch's long metadata by three short entries; returns the module path, "" at the top."""
-    properties = node.metadata_props
-    if MODULE in properties:
-        return properties[MODULE]
-    scopes = _as_list(properties.get("pkg.torch.onnx.name_scopes"))
-    classes = _as_list(properties.get("pkg.torch.onnx.class_hierarchy"))
-    paths = [s.removeprefix(ROOT).removeprefix(".") for s in scopes[:-1] if s == ROOT or s.startswith(f"{ROOT}.")]
-    source = _source_line(properties.get("pkg.torch.onnx.stack_trace", ""))
-    properties.clear()
-    module = paths[-1] if paths else ""
-    properties[MODULE] = module
-    if len(classes) >= len(scopes) - 1 and len(scopes) > 1:
-        properties[CLASS] = classes[len(scopes) - 2].rpartition(".")[2]
-    if source:
-        properties[SOURCE] = source
-    return module
-
-
-def _as_list(text: str | None) -> list[str]:
-    """torch writes these lists as Python literals of plain strings."""
-    return re.findall(r"'([^']*)'", text or "")
-
-
-def _source_line(stack: str) -> str:
-    """file:line of the innermost frame of modelling code, below site-packages."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', stack)
-    for path, line in reversed(frames):
-        if "modeling_" in path or "/transformers/" in path:
-            return f"{path.rpartition('site-packages/')[2]}:{line}"
-    return ""
-
-
 def _ports(
     model: ir.Model, lowering: Lowering, spec: TraceSpec, fake: FakeModel
 ) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
@@ -422,6 +264,7 @@ def _ports(
         "input_ids": Port(name="input_ids", role="tokens", shape=tokens, dtype="int64"),
         "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype=POSITIONS),
         "logits_indices": Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"),
+        "rope_length": Port(name="rope_length", role="rope_length", shape=(), dtype=POSITIONS),
     }
     for cursor in lowering.cursors:
         shape: tuple[int | str, ...] = (spec.batch,) if cursor.per_row else ()

@@ -19,11 +19,12 @@ from partita.export import bf16_twin, known_answer, weights
 from partita.export.attention import Lowering
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.choosing import Choosing
-from partita.export.drafts import Draft, Graphs, Phase, Work, phases
+from partita.export.drafts import Draft, Graphs, Phase, Work
+from partita.export.fake_model import FakeModel
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
 from partita.export.tokenizer import probe_tokenizer
-from partita.export.tracing import FakeModel, Traced
+from partita.export.tracing import Traced
 from partita.package import (
     KNOWN_ANSWER,
     WEIGHTS,
@@ -74,7 +75,7 @@ def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None
     """
     draft, chosen, traced = graphs.draft, graphs.chosen, graphs.traced
     work, checkpoint, max_length = draft.work, draft.checkpoint, draft.max_length
-    options, files_of = work.options, phases(work.options, max_length)
+    options, files_of = work.options, graphs.phases
     models = [t.model for t in traced]
     parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
     if options.verify:
@@ -180,6 +181,7 @@ def _graph(
         precision=options.precision,
         batch_size=options.batch_size,
         max_length=max_length,
+        rereads_at=fake.rereads_at,
         vocab_size=fake.vocab_size,
         weight_bytes=weight_bytes,
         cache_bytes=cache,

@@ -28,11 +28,35 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """One call of the model's attention function, as the lowering sees it.
+class Reading:
+    """Attention over all rows of a cache.
 
-    query [B, H, S, D], key [B, Hkv, S, D], value [B, Hkv, S, Dv]; past_key [B, Hkv, N, D], past_value [B, Hkv, N, Dv];
-    positions [B, S] int32; cursors in the order of `Lowering.cursors`.
+    query [B, H, S, D], keys [B, Hkv, N, D], values [B, Hkv, N, Dv]; positions [B, S] int32; cursors in the order of
+    `Lowering.cursors`.
+    """
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    positions: torch.Tensor
+    cursors: tuple[torch.Tensor, ...]
+    scale: float
+    softcap: float
+    """0 when the model has none."""
+    window: int | None
+    """A query sees this many keys, itself included; None sees all before it."""
+    mask: torch.Tensor | None
+    """[B or 1, H or 1, S, N], added to the scores in place of the causal rule and the window; None: the rule holds."""
+    sink: torch.Tensor | None
+    """[H]: score of a key that is always seen and has no value; None when the model has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One attention call that reads what its layer has just cached: write and attend may be one operator.
+
+    key [B, Hkv, S, D], value [B, Hkv, S, Dv] are the new ones; past_key [B, Hkv, N, D'], past_value [B, Hkv, N, Dv'],
+    which may be wider than what is written into them; the rest as in `Reading`.
     """
 
     query: torch.Tensor
@@ -44,13 +68,24 @@ class AttentionCall:
     cursors: tuple[torch.Tensor, ...]
     scale: float
     softcap: float
-    """0 when the model has none."""
     window: int | None
-    """A query sees this many keys, itself included; None sees all."""
+    mask: torch.Tensor | None = None
+    sink: torch.Tensor | None = None
+
+    def reading(self, keys: torch.Tensor, values: torch.Tensor) -> Reading:
+        """The attention half of the call, over the cache with the new keys and values in it."""
+        return Reading(
+            self.query, keys, values, self.positions, self.cursors, self.scale, self.softcap, self.window, self.mask,
+            self.sink,
+        )  # fmt: skip
 
 
 Emit = Callable[[AttentionCall], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]
 """-> attention output [B, S, H, Dv], present key, present value."""
+Write = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor", "tuple[torch.Tensor, ...]"], "torch.Tensor"]
+"""past [B, Hkv, N, D], new [B, Hkv, S, D], positions, cursors -> present."""
+Attend = Callable[[Reading], "torch.Tensor"]
+"""-> attention output [B, S, H, Dv]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +100,10 @@ class Lowering:
     """Contrib domains and their versions."""
     cursors: tuple[Cursor, ...]
     emit: Emit
+    write: Write
+    """For a layer whose keys are read by something else than its own attention call."""
+    attend: Attend
     same_kv_width: bool
-    """True when keys and values must have the same head size."""
+    """True when keys and values must have the same head size: the narrower ones are padded with zeros."""
     appends_in_batches: bool
     """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""

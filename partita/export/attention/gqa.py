@@ -4,14 +4,17 @@
     past key, past value ───────────┤  GroupQueryAttention ── output [B, S, H*D]
     seqlens_k, total_sequence_length┘                      └─ present key, present value (same buffer as past)
 
-`seqlens_k` is, per row, the index of the last cache row that is valid after this step; `total_sequence_length` is the
-largest of them plus one, a CPU input. Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
+Keys and values of different widths are padded to the wider; a mask that the model computed with (a position bias, a
+chunked mask) goes in as the attention bias, a sink as the head sink. `seqlens_k` is, per row, the index of the last
+cache row that is valid after this step; `total_sequence_length` is the largest of them plus one, a CPU input.
+Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from partita.export.attention import primitives
 from partita.export.attention.base import AttentionCall, Cursor, Lowering
 
 if TYPE_CHECKING:
@@ -19,11 +22,15 @@ if TYPE_CHECKING:
 
 
 def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emit the node. Returns output [B, S, H, D], present key and value [B, Hkv, N, D]."""
+    """Emit the node. Returns output [B, S, H, Dv], present key and value [B, Hkv, N, D]."""
     import torch.onnx.ops as onnx_ops
 
-    batch, heads, length, width = call.query.shape
-    flat = [t.transpose(1, 2).reshape(batch, length, -1) for t in (call.query, call.key, call.value)]
+    batch, heads, length, _ = call.query.shape
+    key_width, value_width = call.past_key.shape[-1], call.past_value.shape[-1]
+    flat = [
+        padded(tensor, width).transpose(1, 2).reshape(batch, length, -1)
+        for tensor, width in ((call.query, key_width), (call.key, key_width), (call.value, value_width))
+    ]
     attributes: dict[str, Any] = {
         "num_heads": heads,
         "kv_num_heads": call.key.shape[1],
@@ -31,17 +38,31 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     }
     if call.softcap:
         attributes["softcap"] = call.softcap
-    if call.window is not None:
+    if call.window is not None and call.mask is None:
         attributes["local_window_size"] = call.window
+    inputs: list[torch.Tensor | None] = [*flat, call.past_key, call.past_value, *call.cursors]
+    if call.mask is not None or call.sink is not None:
+        inputs += [None, None, None, call.mask, call.sink]  # no cosines, sines and positions
+        while inputs[-1] is None:
+            inputs.pop()
     output, present_key, present_value = onnx_ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        (*flat, call.past_key, call.past_value, *call.cursors),
+        inputs,
         attributes,
         dtypes=(call.query.dtype,) * 3,
-        shapes=((batch, length, heads * width), call.past_key.shape, call.past_value.shape),
+        shapes=((batch, length, heads * value_width), call.past_key.shape, call.past_value.shape),
         version=1,
     )
-    return output.reshape(batch, length, heads, width), present_key, present_value
+    output = output.reshape(batch, length, heads, value_width)
+    return output[..., : call.value.shape[-1]], present_key, present_value
+
+
+def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """The tensor with zeros behind its last axis, up to `width`: products with them add nothing."""
+    import torch
+
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 LOWERING = Lowering(
@@ -54,6 +75,8 @@ LOWERING = Lowering(
         Cursor("total_sequence_length", "total_length", "int32", per_row=False),
     ),
     emit=emit,
+    write=primitives.write,
+    attend=primitives.attend,
     same_kv_width=True,
     # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
     appends_in_batches=False,

@@ -4,15 +4,17 @@
     value ─ TensorScatter(past value, write_indices) ─ present value┤ Attention(is_causal, nonpad_kv_seqlen) ── output
     query ──────────────────────────────────────────────────────────┘
 
-A sliding window becomes a boolean mask of allowed keys on top of the causal rule. Source: ONNX operator documentation,
+A sliding window becomes a boolean mask of allowed keys on top of the causal rule; a mask that the model computed with
+takes the place of both. Source: ONNX operator documentation,
 TensorScatter-24 and Attention-24.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from partita.export.attention.base import AttentionCall, Cursor, Lowering
+from partita.export.attention import primitives
+from partita.export.attention.base import AttentionCall, Cursor, Lowering, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -26,33 +28,54 @@ def window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch.
     return (keys[None, None, :] > positions[:, :, None] - window)[:, None]
 
 
-def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+def write(
+    past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """past [B, Hkv, N, D] with new [B, Hkv, S, D] behind what each row holds."""
     import torch.onnx.ops as onnx_ops
 
-    write_start, valid_length = call.cursors
-    present_key, present_value = (
-        onnx_ops.symbolic(
-            "onnx::TensorScatter",
-            (past, new, write_start),
-            {"axis": 2, "mode": "linear"},
-            dtype=past.dtype,
-            shape=past.shape,
-            version=24,
-        )
-        for past, new in ((call.past_key, call.key), (call.past_value, call.value))
-    )
-    batch, heads, length, _ = call.query.shape
-    mask = None if call.window is None else window_mask(call.positions, call.window, call.past_key.shape[2])
-    output = onnx_ops.symbolic(
-        "onnx::Attention",
-        (call.query, present_key, present_value, mask, None, None, valid_length),
-        {"is_causal": 1, "scale": call.scale, **({"softcap": call.softcap} if call.softcap else {})},
-        dtype=call.query.dtype,
-        shape=(batch, heads, length, call.value.shape[-1]),
+    return onnx_ops.symbolic(
+        "onnx::TensorScatter",
+        (past, new, cursors[0]),
+        {"axis": 2, "mode": "linear"},
+        dtype=past.dtype,
+        shape=past.shape,
         version=24,
     )
-    return output.transpose(1, 2), present_key, present_value
+
+
+def attend(reading: Reading) -> torch.Tensor:
+    """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv].
+
+    The operator has no sink: a layer that has one is written in primitives.
+    """
+    import torch.onnx.ops as onnx_ops
+
+    if reading.sink is not None:
+        return primitives.attend(reading)
+    batch, heads, length, _ = reading.query.shape
+    attributes: dict[str, Any] = {"scale": reading.scale, "is_causal": int(reading.mask is None)}
+    if reading.softcap:
+        attributes["softcap"] = reading.softcap
+    mask, valid = reading.mask, None if reading.mask is not None else reading.cursors[1]
+    if mask is None and reading.window is not None:
+        mask = window_mask(reading.positions, reading.window, reading.keys.shape[2])
+    output = onnx_ops.symbolic(
+        "onnx::Attention",
+        (reading.query, reading.keys, reading.values, mask, None, None, valid),
+        attributes,
+        dtype=reading.query.dtype,
+        shape=(batch, heads, length, reading.values.shape[-1]),
+        version=24,
+    )
+    return output.transpose(1, 2)
+
+
+def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+    present_key = write(call.past_key, call.key, call.positions, call.cursors)
+    present_value = write(call.past_value, call.value, call.positions, call.cursors)
+    return attend(call.reading(present_key, present_value)), present_key, present_value
 
 
 LOWERING = Lowering(
@@ -65,6 +88,8 @@ LOWERING = Lowering(
         Cursor("nonpad_kv_seqlen", "valid_length", "int64", per_row=True),
     ),
     emit=emit,
+    write=write,
+    attend=attend,
     same_kv_width=False,
     appends_in_batches=True,
 )

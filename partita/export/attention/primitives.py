@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.attention.base import AttentionCall, Lowering
+from partita.export.attention.base import AttentionCall, Lowering, Reading
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,9 @@ LOWEST = -60000.0
 """Score of a key that is not allowed: float16 can hold it, and no softmax is left with anything of it."""
 
 
-def write(past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def write(
+    past: torch.Tensor, new: torch.Tensor, positions: torch.Tensor, cursors: tuple[torch.Tensor, ...] = ()
+) -> torch.Tensor:
     """past [B, Hkv, N, D] with new [B, Hkv, S, D] at positions [B, S] of the third axis."""
     import torch
     import torch.onnx.ops as onnx_ops
@@ -61,26 +63,45 @@ def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> tor
     return seen if window is None else seen & (keys > queries - window)
 
 
-def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+def attend(reading: Reading) -> torch.Tensor:
+    """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv]."""
     import torch
 
-    present_key = write(call.past_key, call.key, call.positions)
-    present_value = write(call.past_value, call.value, call.positions)
-    batch, heads, length, width = call.query.shape
-    kv_heads, max_length = call.past_key.shape[1], call.past_key.shape[2]
+    batch, heads, length, width = reading.query.shape
+    kv_heads, max_length = reading.keys.shape[1], reading.keys.shape[2]
     # Query heads of one KV head are rows of one product, so that keys and values need no copy per query head.
     rows = heads // kv_heads * length
-    query = reshaped(call.query * call.scale, (batch, kv_heads, rows, width))
-    scores = product(query, present_key.transpose(2, 3))
+    query = reshaped(reading.query * reading.scale, (batch, kv_heads, rows, width))
+    scores = product(query, reading.keys.transpose(2, 3))
     scores = reshaped(scores, (batch, heads, length, max_length))
-    if call.softcap:
-        scores = torch.tanh(scores / call.softcap) * call.softcap
-    mask = allowed(call.positions, call.window, max_length)
-    scores = torch.where(mask, scores, torch.full((), LOWEST, dtype=scores.dtype))
-    weights = reshaped(torch.softmax(scores, dim=-1), (batch, kv_heads, rows, max_length))
-    output = reshaped(product(weights, present_value), (batch, heads, length, call.value.shape[-1]))
-    return output.transpose(1, 2), present_key, present_value
+    if reading.softcap:
+        scores = torch.tanh(scores / reading.softcap) * reading.softcap
+    if reading.mask is not None:
+        scores = scores + reading.mask
+    else:
+        seen = allowed(reading.positions, reading.window, max_length)
+        scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
+    weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
+    weights = reshaped(weights, (batch, kv_heads, rows, max_length))
+    output = reshaped(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
+    return output.transpose(1, 2)
+
+
+def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+    """Softmax of [B, H, S, N] in which one more key of score `sink` [H] takes its share."""
+    import torch
+
+    column = sink.to(scores.dtype).reshape(1, -1, 1, 1)
+    highest = torch.maximum(scores.amax(dim=-1, keepdim=True), column)
+    weights = torch.exp(scores - highest)
+    return weights / (weights.sum(dim=-1, keepdim=True) + torch.exp(column - highest))
+
+
+def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
+    present_key = write(call.past_key, call.key, call.positions)
+    present_value = write(call.past_value, call.value, call.positions)
+    return attend(call.reading(present_key, present_value)), present_key, present_value
 
 
 LOWERING = Lowering(
@@ -90,6 +111,8 @@ LOWERING = Lowering(
     domains=(),
     cursors=(),
     emit=emit,
+    write=write,
+    attend=attend,
     same_kv_width=False,
     appends_in_batches=True,
 )

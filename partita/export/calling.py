@@ -1,0 +1,32 @@
+"""Calls a model with a cache, whatever its `forward` calls the arguments."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from partita.errors import UnsupportedModelError
+
+CACHE_ARGUMENTS = ("past_key_values", "cache_params")
+"""What models call their cache; the first that a model has is meant."""
+
+
+def call(
+    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, cache: Any, rows: torch.Tensor
+) -> torch.Tensor:
+    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: which of the S are wanted.
+
+    Raises UnsupportedModelError for a model without a cache.
+    """
+    known = inspect.signature(model.forward).parameters
+    name = next((name for name in CACHE_ARGUMENTS if name in known), None)
+    if name is None:
+        raise UnsupportedModelError(f"{type(model).__name__} takes no cache; it cannot be traced with a static one")
+    arguments: dict[str, Any] = {name: cache, "use_cache": True}
+    for key, value in {"position_ids": positions, "attention_mask": None, "logits_to_keep": rows}.items():
+        if key in known:
+            arguments[key] = value
+    logits: torch.Tensor = model(input_ids=ids, **arguments).logits
+    return logits if "logits_to_keep" in known else logits.index_select(1, rows)

@@ -1,0 +1,143 @@
+"""The plug that writes ONNX: what the model does with its cache, in the operators of a lowering.
+
+Keys and values come back to the model over all rows of the cache. Where the model's attention call then reads exactly
+these, write and attention become what the lowering makes of both, and the separate write is left unread and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from partita.errors import UnsupportedModelError
+from partita.export.attention import Lowering
+from partita.export.attention.base import AttentionCall, Reading
+from partita.export.attention.gqa import padded
+from partita.export.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask
+from partita.export.state import Probed
+
+CACHE_LENGTH = "CacheLength"
+"""Operator that stands for the number of cached tokens until the graph is settled (`tracing.settle_length`)."""
+DOMAIN = "partita"
+
+Key = tuple[str, int, int]
+"""Kind of a state, layer, index."""
+
+
+@dataclass(slots=True)
+class Written:
+    """Keys and values of one layer in one step."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+    keys: torch.Tensor
+    """What the model got back."""
+    values: torch.Tensor
+    present: tuple[torch.Tensor, torch.Tensor]
+    fused: bool = False
+
+
+@dataclass(slots=True)
+class Emitter:
+    """One trace of a model."""
+
+    probed: Probed
+    lowering: Lowering
+    max_length: int
+    count: int
+    positions: torch.Tensor
+    cursors: tuple[torch.Tensor, ...]
+    past: Mapping[Key, torch.Tensor]
+    written: dict[int, Written] = field(default_factory=dict)
+    states: dict[Key, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
+    """By identity; the tensors are kept, because an identity is only good while its object lives."""
+
+    def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
+        """The mask as a tensor; the probe has found out what it says."""
+        index = len(self._masks)
+        rule = self.probed.masks[index] if index < len(self.probed.masks) else None
+        mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+        self._masks[id(mask)] = mask, rule
+        return mask
+
+    def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values into the cache, and give back all of it."""
+        past = self.past["key", layer, 0], self.past["value", layer, 0]
+        present_key, present_value = (
+            self.lowering.write(old, padded(new, old.shape[-1]), self.positions, self.cursors)
+            for old, new in zip(past, (key, value), strict=True)
+        )
+        keys, values = narrowed(present_key, key.shape[-1]), narrowed(present_value, value.shape[-1])
+        self.written[layer] = Written(key, value, keys, values, (present_key, present_value))
+        return keys, values
+
+    def attend(self, request: AttentionRequest) -> torch.Tensor:
+        """The attention output."""
+        _, rule = self._masks.get(id(request.mask), (None, None))
+        whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
+        mask = request.mask if rule is None or not whole else None
+        window = rule.window if rule is not None else None
+        layer = next((n for n, w in self.written.items() if w.keys is request.key and w.values is request.value), None)
+        if layer is None or self.written[layer].fused:
+            keys, values = request.key, request.value
+            if layer is not None:
+                # Another layer's attention has written them: what it wrote is read, not written once more.
+                present = self.written[layer].present
+                keys, values = narrowed(present[0], keys.shape[-1]), narrowed(present[1], values.shape[-1])
+            if keys.shape[2] != self.max_length:
+                raise UnsupportedModelError(
+                    f"{request.module} attends to keys that it has not cached; such attention cannot be exported yet"
+                )
+            reading = Reading(
+                request.query, keys, values, self.positions, self.cursors, request.scale, request.softcap, window,
+                mask, request.sink,
+            )  # fmt: skip
+            return self.lowering.attend(reading)
+        written = self.written[layer]
+        call = AttentionCall(
+            request.query, written.key, written.value, self.past["key", layer, 0], self.past["value", layer, 0],
+            self.positions, self.cursors, request.scale, request.softcap, window, mask, request.sink,
+        )  # fmt: skip
+        output, *present_pair = self.lowering.emit(call)
+        written.present, written.fused = (present_pair[0], present_pair[1]), True
+        return output
+
+    def length(self) -> Any:
+        """Tokens cached before, as a scalar tensor; the graph is settled later."""
+        if not self.probed.length_as_tensor:
+            return 0
+        return torch.onnx.ops.symbolic(
+            f"{DOMAIN}::{CACHE_LENGTH}", (self.positions,), {}, dtype=torch.int64, shape=(), version=1
+        )
+
+    def read_state(self, kind: str, layer: int, index: int) -> torch.Tensor | None:
+        """A copy that the model may write into; the last content is the present state."""
+        key = kind, layer, index
+        if key not in self.states and key in self.past:
+            self.states[key] = self.past[key].clone()
+        return self.states.get(key)
+
+    def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
+        """Replace a state."""
+        self.states[kind, layer, index] = state
+
+    def present(self, key: Key) -> torch.Tensor:
+        """What a state is after the step. Raises UnsupportedModelError when the model left it alone."""
+        kind, layer, _ = key
+        if kind in ("key", "value"):
+            if layer not in self.written:
+                raise UnsupportedModelError(f"layer {layer} cached keys when probed and does not in a trace")
+            return self.written[layer].present[kind == "value"]
+        if key not in self.states:
+            raise UnsupportedModelError(f"layer {layer} kept a {kind} state when probed and does not in a trace")
+        return self.states[key].to(self.past[key].dtype)
+
+
+def narrowed(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """The first `width` of the last axis."""
+    return tensor if tensor.shape[-1] == width else tensor[..., :width]

@@ -1,0 +1,144 @@
+"""A model of transformers without weights: its parameters are tensors that have a shape and no data.
+
+Knows how it is built from a config, and what is refused before anything is traced.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers.utils.logging
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from partita.errors import PartitaError, UnsupportedModelError
+from partita.export.hooks import IMPLEMENTATION, register
+from partita.export.rope import rereads_at, rope_by_length, static_up_to
+from partita.export.state import Probed, probe, text_config
+
+TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class FakeModel:
+    """A model without weights: parameters are fake tensors, buffers are real."""
+
+    module: torch.nn.Module
+    mode: FakeTensorMode
+    dtype: str
+    probed: Probed
+    vocab_size: int
+    rope_by_length: bool
+    """Rotary frequencies depend on how long the text is, for the lengths that the cache holds."""
+    rereads_at: int | None
+    """As in `package.Graph`."""
+
+    def stored_buffers(self) -> dict[str, torch.Tensor]:
+        """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
+        parameters = dict(self.module.named_parameters(remove_duplicate=False))
+        return {name: value for name, value in self.module.state_dict().items() if name not in parameters}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep warnings of torch, onnxscript and transformers that a user can do nothing about off the terminal."""
+    loggers = [
+        logging.getLogger(n) for n in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "transformers", "torch")
+    ]
+    levels = [logger.level for logger in loggers]
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_length: int) -> FakeModel:
+    """Build the model of `config` without weights and probe what its layers cache.
+
+    Raises UnsupportedModelError with the reason when the model cannot be built or probed.
+    """
+    register()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> Any:
+        if parameter is None or isinstance(parameter, FakeTensor):
+            return parameter  # a tied parameter is registered twice and must stay one object
+        with mode:
+            data = torch.empty(parameter.shape, dtype=parameter.dtype)
+        return torch.nn.Parameter(data, requires_grad=False)
+
+    handle = register_module_parameter_registration_hook(fake_parameter)
+    try:
+        with quiet(), translated("building the model from config.json"):
+            module = _build(config, dtype).eval()
+            _refuse_by_modules(module)
+            limit = static_up_to(module)
+            by_length = limit is not None and limit < max_length
+            rereads = rereads_at(module) if by_length else None
+        with quiet(), translated("running the model once, on tensors without data,"), rope_by_length(module, None):
+            probed = probe(module, mode, batch, max_length)
+    finally:
+        handle.remove()
+    vocabulary = int(text_config(module).vocab_size)
+    return FakeModel(module, mode, dtype, probed, vocabulary, by_length, rereads)
+
+
+def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
+    """The model with our attention; as eager where it picks its attention by class."""
+    arguments: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "trust_remote_code": False}
+    experts_implementation(config, "batched_mm")
+    try:
+        return AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, **arguments)  # type: ignore[no-any-return]
+    except (KeyError, ValueError):
+        return AutoModelForCausalLM.from_config(config, attn_implementation="eager", **arguments)  # type: ignore[no-any-return]
+
+
+def experts_implementation(config: PreTrainedConfig, name: str) -> None:
+    """Ask for an implementation of mixture-of-experts layers, in every config that a model is made of."""
+    for part in (config, *(getattr(config, key) for key in config.sub_configs if getattr(config, key, None))):
+        part._experts_implementation = name
+
+
+def _refuse_by_modules(model: torch.nn.Module) -> None:
+    """Refuse by name what would fail later for reasons a user cannot read."""
+    if getattr(text_config(model), "num_hidden_layers", 1) == 0:
+        raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
+
+
+@contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Turn any exception of the traced model code into UnsupportedModelError; our own pass through."""
+    try:
+        yield
+    except PartitaError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, PartitaError):
+                raise cause from error
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
+            raise UnsupportedModelError(
+                "the model picks its attention by class and not through transformers' AttentionInterface; it "
+                "cannot be traced with a "
+                "static cache"
+            ) from error
+        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
+        raise UnsupportedModelError(f"{what} failed: {type(error).__name__}: {first.strip()[:300]}") from error
