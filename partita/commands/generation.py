@@ -250,7 +250,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, float | int | None]:
     facts = [step_fact(step) for step in steps]
     prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
     return {
-        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill"),
+        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill" and not step.again),
         "prefill_seconds": prefill.seconds,
         "prefill_tokens_per_second": prefill.tokens_per_second,
         "first_token_seconds": first_token_seconds(steps),

@@ -127,15 +127,17 @@ def check_tokens(facts: RunFacts) -> Iterator[Check]:
     """Tokens per row of the steps against the prompt and the new tokens.
 
     Prefill yields the first new token, so n new tokens take n - 1 decode steps; one more when the token that the last
-    step made was not kept, as with a stop token. A run that was cut short may have done less.
+    step made was not kept, as with a stop token. A run that was cut short may have done less. Reading all tokens again
+    takes the place of a decode step.
     """
-    prefill = sum(step.tokens for step in facts.steps if step.phase == "prefill")
+    prefill = sum(step.tokens for step in facts.steps if step.phase == "prefill" and not step.again)
     cut_short = facts.finish_reason in INCOMPLETE and facts.new_tokens == 0
     passed = prefill == facts.prompt_tokens or (cut_short and prefill < facts.prompt_tokens)
     detail = f"{prefill} tokens in steps, {facts.prompt_tokens} in the prompt, run ended with {facts.finish_reason}"
     yield Check(name="prefill: steps add up to the prompt", passed=passed, detail=detail)
     decode = sum(step.tokens for step in facts.steps if step.phase == "decode")
-    passed = decode in (max(facts.new_tokens - 1, 0), facts.new_tokens)
+    least = facts.new_tokens - 1 - any(step.again for step in facts.steps)
+    passed = max(least, 0) <= decode <= facts.new_tokens
     detail = f"{decode} tokens in steps, {facts.new_tokens} new ones of which prefill made the first"
     yield Check(name="decode: steps add up to the new tokens", passed=passed, detail=detail)
 

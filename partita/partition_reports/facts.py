@@ -247,6 +247,8 @@ class StepFact:
     """True while profiling was on; such steps are slower and stay out of the speed figures, if others are left."""
     row_tokens: int | None = None
     """Tokens taken in over all rows, padding and finished rows left out; None when every row took `tokens`."""
+    again: bool = False
+    """It read tokens that had been read before; the last such step made a new token, as a decode step would have."""
 
 
 @dataclass(frozen=True, slots=True)

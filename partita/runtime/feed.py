@@ -66,13 +66,16 @@ class Feed:
         self._cursors = [
             (writer, buffer.host) for role, buffer in inputs.items() if (writer := cursor_writer(role, new_tokens))
         ]
+        self._rope = inputs["rope_length"].host if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.wanted_memory, [port.name for port in graph.inputs], cache)
         self.choose(range(rows) if rows <= new_tokens else (0,))
 
-    def place(self, starts: Starts) -> None:
-        """Write every cursor input. `starts` [B]."""
+    def place(self, starts: Starts, rope_length: int) -> None:
+        """Write every cursor input. `starts` [B]; `rope_length`: the length of text to take rotary frequencies for."""
         for write, array in self._cursors:
             write(starts, array)
+        if self._rope is not None:
+            self._rope.fill(rope_length)
 
     def choose(self, positions: Sequence[int]) -> None:
         """Ask for the logits at these positions of 0 .. S-1, at most K of them; what is left over repeats the last."""
@@ -145,6 +148,7 @@ def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict
         "write_start": (batch,),
         "valid_length": (batch,),
         "logits_rows": (rows,),
+        "rope_length": (),
         "logits": (batch, rows, vocab_size),
     }
 

@@ -1,14 +1,18 @@
 """The token loop: a generator of steps. Knows token ids only: no text, no printing, no providers.
 
-A row is one prompt of the batch. Prompts are read in chunks; rows of different lengths are padded on the right. What
-padding writes into the cache lies beyond the row's cursor: causal masking hides it,
-and the row's next tokens replace it.
+A row is one prompt of the batch. Prompts are read in chunks. With keys and values alone, rows of different lengths are
+padded on the right: what padding writes into the cache lies beyond the row's cursor, causal masking hides it, and the
+row's next tokens replace it. A state that sums up what it is fed has no cursor, so all rows then end together: the
+longer ones begin alone, and each of the others begins when it has as much left as they have, its states zeroed.
+
+    row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     prompt of 21 tokens
+    row 1   ...............▒▒▒▒▒▒     prompt of 6 tokens, after 15 steps' worth of padding that is forgotten
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -66,8 +70,11 @@ def check_prompts(runner: Runner, prompts: Sequence[Sequence[int]]) -> None:
                     f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
                     f"{runner.vocab_size - 1}: is the tokenizer that of the model?"
                 )
-    if not runner.cache.padding_is_safe and len({len(prompt) for prompt in prompts}) > 1:
-        raise GenerationError("this model has states that padding would spoil; give prompts of equal length")
+    if not runner.cache.clears_rows and len({len(prompt) for prompt in prompts}) > 1:
+        raise GenerationError(
+            "prompts of different lengths: one row's part of a bfloat16 state on this device cannot be zeroed; give "
+            "prompts of equal length, or export with another --precision"
+        )
 
 
 class Generation:
@@ -80,6 +87,10 @@ class Generation:
         self.runner, self.sampler, self.stop_ids = runner, sampler, stop_ids
         self.max_new_tokens, self.prefill_chunk = max_new_tokens, prefill_chunk
         self.lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        self.targets, self.again = self.lengths, False
+        """Tokens per row that are being read, and whether they were read before."""
+        self.rope_length = 0
+        """The length of text that the keys of the last step have their rotary frequencies for."""
         self.known = [len(prompt) for prompt in prompts]
         """Tokens per row that are known: prompt and new ones."""
         self.history = np.full((runner.batch, runner.max_length), PADDING, np.int64)
@@ -97,22 +108,35 @@ class Generation:
         runner.steps, runner.prompt_tokens = [], int(self.lengths.max())
         if runner.must_clear:
             runner.cache.clear()
+            runner.must_clear = False
         self.mark = time.perf_counter()
         try:
-            while (self.filled < self.lengths).any():
-                yield self.prefill_step()
+            yield from self.read(self.lengths, again=False)
             while None in self.finish:
-                yield self.decode_step()
+                if self.outgrows_its_keys():
+                    going = [finish is None for finish in self.finish]
+                    yield from self.read(np.where(going, self.known, 0), again=True)
+                else:
+                    yield self.decode_step()
         except PartitaError:
             runner.must_clear = True  # what a failed run left in the cache may not be finite
             raise
-        runner.must_clear = not runner.cache.padding_is_safe
+
+    def read(self, targets: npt.NDArray[np.int64], *, again: bool) -> Iterator[Step]:
+        """Read the first `targets` [B] tokens of every row from the beginning; a row of 0 stays out of it."""
+        self.targets, self.again = targets, again
+        self.filled[:] = 0
+        self.rope_length = int(targets.max())
+        self.runner.cache.clear_rows(range(self.runner.batch))
+        while (self.filled < targets).any():
+            yield self.prefill_step()
 
     def prefill_step(self) -> Step:
         """Feed every row the next part of its prompt; a row whose prompt is read waits."""
-        left = self.lengths - self.filled
-        feed = self.prefill_feed(left)
-        taken = np.minimum(left, feed.new_tokens)
+        left = self.targets - self.filled
+        turn = self.turn(left)
+        feed = self.prefill_feed(turn)
+        taken = np.minimum(turn, feed.new_tokens)
         ends = {row: int(taken[row]) - 1 for row in range(len(left)) if 0 < left[row] == taken[row]}
         feed.choose(sorted(set(ends.values())) or (0,))
         feed.tokens.fill(PADDING)
@@ -121,26 +145,55 @@ class Generation:
             feed.tokens[row, :count] = self.history[row, begin : begin + count]
         return self.step("prefill", feed, taken, ends)
 
-    def prefill_feed(self, left: npt.NDArray[np.int64]) -> Feed:
-        """The graph and number of tokens for the next part of the prompts. `left` [B]: prompt tokens not yet read."""
-        runner, longest = self.runner, int(left.max())
-        fixed = runner.chunk_fixed
-        may_append = runner.can_append_chunks or not self.filled.any()
+    def turn(self, left: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """[B]: tokens that each row may be fed next. `left` [B]: those it has not read yet.
+
+        With states that padding would spoil: none for rows that have to wait, and for the others as many as come before
+        the next row begins. Rows that begin now have their states zeroed.
+        """
+        cache = self.runner.cache
+        if cache.padding_is_safe:
+            return left
+        longest, read = int(self.targets.max()), int(self.filled.max())
+        begins = longest - self.targets
+        if read:
+            cache.clear_rows(np.flatnonzero(begins == read).tolist())
+        until = min(begins[begins > read].tolist(), default=longest)
+        return np.where(begins <= read, until - read, 0)
+
+    def prefill_feed(self, turn: npt.NDArray[np.int64]) -> Feed:
+        """The graph and number of tokens for the next part of the prompts. `turn` [B]: tokens that rows may be fed."""
+        runner, longest = self.runner, int(turn.max())
+        fixed, first = runner.chunk_fixed, not self.filled.any()
         if fixed is None:
-            size = min(self.prefill_chunk, longest) if runner.can_append_chunks else longest
-            ends = {int(count) for count in left if 0 < count <= size}
+            may_take = self.prefill_chunk if runner.can_append_chunks else longest if first else 1
+            size = min(may_take, longest)
+            ends = {int(count) for count in turn if 0 < count <= size}
             return runner.prefill_feed(size, max(len(ends), 1))
-        ends = {int(count) for count in left if 0 < count <= fixed}
+        ends = {int(count) for count in turn if 0 < count <= fixed}
+        may_append = first or fixed == 1 or runner.can_append_chunks
         fits = int(self.filled.max()) + fixed <= runner.max_length
         served = len(ends) <= (runner.prefill_rows or fixed)
-        unpadded = runner.cache.padding_is_safe or int(left.min()) >= fixed
+        unpadded = runner.cache.padding_is_safe or longest >= fixed
         usable = may_append and fits and served and unpadded
         return runner.prefill_feed(fixed, max(len(ends), 1)) if usable else runner.decode_feed()
+
+    def outgrows_its_keys(self) -> bool:
+        """True when the next decode step is for a text so long that the keys of shorter ones do not go with it."""
+        limit = self.runner.manifest.graph.rereads_at
+        return limit is not None and self.rope_length <= limit < self.next_length()
+
+    def next_length(self) -> int:
+        """Tokens of the longest row after the next decode step. Rows that have finished count: what is cached of the
+        others was made beside them.
+        """
+        return max(int(filled) + (finish is None) for filled, finish in zip(self.filled, self.finish, strict=True))
 
     def decode_step(self) -> Step:
         """Feed every row its last token. A row that has finished is fed too, where it does no harm."""
         feed = self.runner.decode_feed()
         feed.choose((0,))
+        self.rope_length = self.next_length()
         for row, count in enumerate(self.known):
             feed.tokens[row, 0] = self.history[row, count - 1]
         going = [row for row, finish in enumerate(self.finish) if finish is None]
@@ -154,7 +207,7 @@ class Generation:
         `taken` [B]: how many of the tokens fed are the row's own.
         """
         # A row with a full cache has finished: what it writes over its last token is never read.
-        feed.place(np.minimum(self.filled, self.runner.max_length - feed.new_tokens))
+        feed.place(np.minimum(self.filled, self.runner.max_length - feed.new_tokens), self.rope_length)
         run_seconds, observed = feed.run()
         self.filled += taken
         tokens: list[int | None] = [None] * len(taken)
@@ -172,6 +225,7 @@ class Generation:
             finish=tuple(self.finish),
             observed=observed,
             file=feed.file,
+            again=phase == "prefill" and self.again,
         )
         self.mark = now
         self.runner.steps.append(step)

@@ -41,7 +41,8 @@ class KvCache:
         self.states = tuple(states)
         self.buffers: tuple[Buffer, ...] = tuple(session.state_buffer(s.past, s.shape, s.dtype) for s in self.states)
         self._seen = tuple(Residence(buffer.address()) for buffer in self.buffers)
-        self.padding_is_safe = all(state.kind in OVERWRITTEN for state in self.states)
+        self._sums = tuple(index for index, state in enumerate(self.states) if state.kind not in OVERWRITTEN)
+        self.padding_is_safe = not self._sums
         """True when a step may feed a row more tokens than it has: what they leave behind is never read."""
 
     def bind(self, binding: Binding) -> None:
@@ -54,6 +55,16 @@ class KvCache:
         """Set every state to zero."""
         for buffer in self.buffers:
             buffer.clear()
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """Zero what these rows of the batch have summed up; keys and values are overwritten anyway."""
+        for index in self._sums:
+            self.buffers[index].clear_rows(rows)
+
+    @property
+    def clears_rows(self) -> bool:
+        """Whether `clear_rows` can clear some rows and leave others."""
+        return all(self.buffers[index].clears_rows for index in self._sums)
 
     def release(self) -> None:
         """Let go of the buffers; facts can still be asked for."""

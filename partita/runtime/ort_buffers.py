@@ -79,11 +79,36 @@ class Buffer:
         if self.array is not None:
             self.array.fill(0)
             return
-        zeros = host_buffer(tuple(self.value.shape()), self.dtype)
-        if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
-            self.value.update_inplace(zeros.value)
+        self._write(host_buffer(tuple(self.value.shape()), self.dtype))
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """Set these rows of the first axis to zero; only where `clears_rows`. Device memory goes by way of the host."""
+        if self.array is not None:
+            self.array[list(rows)] = 0
+            return
+        shape = tuple(self.value.shape())
+        if set(rows) == set(range(shape[0])):
+            self.clear()
+            return
+        held = host_buffer(shape, self.dtype)
+        if self.memory == CUDA_MEMORY:
+            held.host[...] = self.value.numpy()
         else:
-            ort.copy_tensors([zeros.value], [self.value])
+            ort.copy_tensors([self.value], [held.value])
+        held.host[list(rows)] = 0
+        self._write(held)
+
+    @property
+    def clears_rows(self) -> bool:
+        """Rows can be zeroed one by one. ONNX Runtime reads no bfloat16 back from CUDA, for numpy has no such type."""
+        return self.array is not None or self.memory != CUDA_MEMORY or self.dtype != "bfloat16"
+
+    def _write(self, held: Buffer) -> None:
+        """Fill device memory from a host buffer of the same shape and dtype."""
+        if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
+            self.value.update_inplace(held.value)
+        else:
+            ort.copy_tensors([held.value], [self.value])
 
 
 def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:

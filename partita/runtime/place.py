@@ -338,7 +338,7 @@ def run_step(runner: Runner, feed: Feed, phase: Literal["prefill", "decode"], st
     began = time.perf_counter()
     feed.tokens.fill(DUMMY_TOKEN)
     feed.choose((feed.new_tokens - 1,))
-    feed.place(np.full(runner.batch, start, np.int64))
+    feed.place(np.full(runner.batch, start, np.int64), start + feed.new_tokens)
     seconds, observed = feed.run()
     nobody = (None,) * runner.batch
     runner.steps.append(

@@ -38,16 +38,27 @@ def run_facts(
 
 
 def prompt_notes(runner: Runner) -> tuple[str, ...]:
-    """A sentence when prompt tokens were read by the graph that is for decode, which the phase figures do not show."""
+    """What the phase figures do not show: prompt tokens that the decode graph read, and tokens that were read again."""
     prefill = runner.loaded("prefill").graph.file
     elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
-    if not elsewhere:
-        return ()
-    tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
-    return (
-        f"{tokens} prompt tokens were read one by one with {file}, where a chunk of {runner.chunk_fixed} would not fit "
-        "the cache or the rows; they count as prefill steps",
-    )
+    notes = []
+    if elsewhere:
+        tokens, file = sum(step.row_tokens for step in elsewhere), elsewhere[0].file
+        why = "would not fit the cache or the rows"
+        if not runner.cache.padding_is_safe:
+            why += ", or would have been padded, which would spoil the states"
+        notes.append(
+            f"{tokens} prompt tokens were read one by one with {file}, where a chunk of {runner.chunk_fixed} {why}; "
+            "they count as prefill steps"
+        )
+    again = [step for step in runner.steps if step.again]
+    if again:
+        tokens = sum(step.row_tokens for step in again)
+        notes.append(
+            f"{tokens} tokens were read again when the text grew beyond {runner.manifest.graph.rereads_at}, where the "
+            "model changes its rotary frequencies; they count as prefill steps, and not as prompt"
+        )
+    return tuple(notes)
 
 
 def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
@@ -105,7 +116,7 @@ def memory_facts(runner: Runner) -> MemoryFacts:
 def step_fact(step: Step) -> StepFact:
     """Timing of one step."""
     return StepFact(
-        step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed, step.row_tokens
+        step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed, step.row_tokens, step.again
     )
 
 

@@ -55,6 +55,8 @@ class Step:
     """Profiling was on."""
     file: str
     """ONNX file that ran it. A static pair reads part of a prompt with decode.onnx."""
+    again: bool = False
+    """It read tokens that had been read before, because what was cached of them was no longer valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class Runner:
         self.steps: list[Step] = []
         self.prompt_tokens = 0
         """Tokens of the longest prompt of the last generation."""
-        self.must_clear = not self.cache.padding_is_safe
-        """The states have to be zeroed before the next generation."""
+        self.must_clear = False
+        """Keys and values have to be zeroed before the next generation: what is left in them may not be finite."""
         self._decode: Feed | None = None
         self._prefill: Feed | None = None
 
@@ -92,7 +94,9 @@ class Runner:
 
     @property
     def chunk_fixed(self) -> int | None:
-        """C of a fully static pair; None when prefill takes any number of tokens."""
+        """S of the graph that reads prompts: C of a fully static pair, 1 when one graph of S = 1 does everything; None
+        when it takes any number of tokens.
+        """
         return self.loaded("prefill").graph.sequence_length
 
     @property
@@ -118,7 +122,8 @@ class Runner:
 
     def prefill_feed(self, new_tokens: int, rows: int) -> Feed:
         """Buffers of a prefill step with S = `new_tokens` and K = `rows`; the last ones are kept."""
-        rows = self.prefill_rows or rows
+        port = port_by_role(self.loaded("prefill").graph, "logits_rows")
+        rows = (self.prefill_rows or rows) if port is not None else new_tokens  # without it, all logits come
         feed = self._prefill
         if feed is None or (feed.new_tokens, feed.rows) != (new_tokens, rows):
             self._prefill = None  # let go of the old buffers before the new ones are made

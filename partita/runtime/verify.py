@@ -42,6 +42,11 @@ class KnownAnswer:
     """[D, vocab]; row i is what came after feeding token i."""
     reference: str
 
+    @property
+    def length(self) -> int:
+        """Tokens that the original model ran over, all at once: rotary frequencies are those of this length."""
+        return len(self.prompt) + len(self.tokens)
+
 
 @dataclass(slots=True)
 class Comparison:
@@ -143,7 +148,8 @@ def first_difference(verification: Verification) -> str | None:
 def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
     """Read the prompt as a whole, then in chunks; each time into a fresh cache. The second is left in the cache.
 
-    A fully static pair has one chunk size, so its chunked reading is token by token through the decode graph.
+    A fully static pair has one chunk size, so its chunked reading is token by token through the decode graph. The rest
+    of a prompt that is shorter than a chunk goes that way too, where padding would spoil a state.
     """
     whole = runner.chunk_fixed or len(answer.prompt)
     for name, size in (("prefill", whole), ("chunked prefill", REPLAY_CHUNK_TOKENS)):
@@ -153,7 +159,7 @@ def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Ite
         while start < len(answer.prompt):
             left = len(answer.prompt) - start
             feed = pick_feed(runner, start, min(size, left), by_token=name != "prefill")
-            start += feed_known(runner, feed, start, answer.prompt, comparison)
+            start += feed_known(runner, feed, start, answer, comparison)
         yield comparison
 
 
@@ -164,18 +170,20 @@ def pick_feed(runner: Runner, start: int, size: int, *, by_token: bool) -> Feed:
         return runner.decode_feed()
     if fixed is None:
         return runner.prefill_feed(size, size)
-    usable = start + fixed <= runner.max_length and not by_token
+    unpadded = runner.cache.padding_is_safe or size >= fixed
+    usable = start + fixed <= runner.max_length and unpadded and not by_token
     return runner.prefill_feed(fixed, runner.prefill_rows or fixed) if usable else runner.decode_feed()
 
 
-def feed_known(runner: Runner, feed: Feed, start: int, prompt: npt.NDArray[np.int64], comparison: Comparison) -> int:
+def feed_known(runner: Runner, feed: Feed, start: int, answer: KnownAnswer, comparison: Comparison) -> int:
     """Feed the prompt from `start` on and compare the last positions, as many as the graph gives logits for."""
+    prompt = answer.prompt
     count = min(feed.new_tokens, len(prompt) - start)
     positions = range(max(count - feed.rows, 0), count)
     feed.tokens.fill(0)
     feed.tokens[:, :count] = prompt[start : start + count]
     feed.choose(positions)
-    feed.place(np.full(runner.batch, start, np.int64))
+    feed.place(np.full(runner.batch, start, np.int64), answer.length)
     feed.run()
     for position in positions:
         comparison.compare(start + position, [feed.logits(row, position) for row in range(runner.batch)])
@@ -191,7 +199,7 @@ def compare_decode(runner: Runner, answer: KnownAnswer, tolerance: float) -> Ite
             f"decode {index + 1}", output_name(runner), answer.decode_logits[index : index + 1], tolerance
         )
         feed.tokens.fill(token)
-        feed.place(np.full(runner.batch, len(answer.prompt) + index, np.int64))
+        feed.place(np.full(runner.batch, len(answer.prompt) + index, np.int64), answer.length)
         feed.run()
         comparison.compare(0, [feed.logits(row, 0) for row in range(runner.batch)])
         yield comparison

@@ -77,7 +77,7 @@ def test_a_session_that_cannot_be_opened_leaves_nothing(tmp_path, own_temp):
 def test_nothing_is_written_to_stderr(tiny_package, capfd, open_runner):
     runner = open_runner(observe=True)
     feed = runner.decode_feed()
-    feed.place(np.zeros(1, np.int64))
+    feed.place(np.zeros(1, np.int64), 1)
     feed.run()
     runner.close()
     assert capfd.readouterr().err == ""
@@ -175,7 +175,7 @@ def test_truncated_and_missing_weights_are_package_errors(package_copy):
 def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
     runner = open_runner()
     feed = runner.decode_feed()
-    feed.place(np.zeros(1, np.int64))
+    feed.place(np.zeros(1, np.int64), 1)
     feed.tokens.fill(10_000)
     with pytest.raises(GenerationError, match=r"model\.onnx: a run failed: .*out of data bounds") as caught:
         feed.run()
