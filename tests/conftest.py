@@ -17,6 +17,8 @@ from typing import Any, Protocol
 
 import pytest
 
+from tests.checkpoints import save_random_model
+
 pytest_plugins = ["tests.environments"]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -165,7 +167,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
         if key not in made:
             require("torch")
             folder = tmp_path_factory.mktemp(f"tiny-{model_type}-")
-            _save_random_model(folder, model_type, settings, dtype, seed)
+            save_random_model(folder, model_type, settings, dtype, seed)
             if shards > 1:
                 _split_weights(folder, shards)
             if tokenizer:
@@ -184,31 +186,6 @@ def own_copy(tmp_path: Path) -> Callable[[Path], Path]:
         return shutil.copytree(folder, tmp_path / folder.name)
 
     return copy
-
-
-def _save_random_model(folder: Path, model_type: str, settings: dict[str, Any], dtype: str, seed: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors.
-
-    Fresh weights of transformers are so small that all logits are nearly equal and a wrong graph looks right. These are
-    large enough that attention is sharp and logits differ: normal with std 0.2; vectors are moved by std 0.1. Tied
-    embeddings are smaller, or every token would predict itself whatever the layers compute.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
-    disable_progress_bar()  # it would end up in what a test captures
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings))
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
-            else:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-        if model.config.tie_word_embeddings:
-            model.get_input_embeddings().weight.mul_(0.25)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
 
 
 def _split_weights(folder: Path, shards: int) -> None:

@@ -1,0 +1,130 @@
+"""What a tiny checkpoint of each model type needs beyond being shrunk: one table, pure data, read by `settings`.
+
+Most types need nothing. The others need layers of every kind they have, the settings that transformers has no default
+for, or a seed with which the greedy tokens do not repeat themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
+DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+# What AutoConfig.for_model cannot do without.
+NEEDED: dict[str, dict[str, Any]] = {}
+
+# Settings that win over those of `shrinking`, for a sub-config of that type, too. `...`: as transformers has it.
+SPECIAL: dict[str, dict[str, Any]] = {
+    "axk2": {"layer_types": ...},
+    "bailing_hybrid": {"layer_types": [LINEAR, FULL, LINEAR, FULL]},
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {
+        "encoder_hash_byte_group_vocab": 300, "local_attention_window_len": 8,
+        "encoder_config": {"hidden_size_global": 64}, "decoder_config": {"hidden_size_global": 64},
+    },
+    "cohere2_moe": {"first_k_dense_replace": 1},
+    "cohere_compass_text": {
+        "rope_parameters": {FULL: DEFAULT_ROPE, SLIDING: DEFAULT_ROPE}, "layer_types": [FULL, SLIDING],
+        "logit_scale": 0.5,
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "layer_types": [FULL, SLIDING]},
+    "dots3_note_text": {
+        "head_dim": 32, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 32, "swa_head_dim": 32, "swa_qk_nope_head_dim": 24, "swa_v_head_dim": 16,
+    },
+    "dots3_note_vision_encoder": {
+        "num_hidden_layers": 2, "pyramid_num_routed": [0, 4], "mlp_bias": False, "adapter_in_dim": 64,
+        "adapter_out_dim": 64,
+    },
+    "dots3_note_audio_encoder": {"adapter_input_size": 64, "adapter_out_dim": 64},
+    "gemma3_text": {"layer_types": [SLIDING, SLIDING, FULL, SLIDING]},
+    "gemma3n_text": {
+        "num_hidden_layers": 5, "num_kv_shared_layers": 2, "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0, 0.0],
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "num_layers": 4},
+    "granitemoehybrid": {"layer_types": [LINEAR, FULL]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {
+        "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+    },
+    "kimi_linear": {"layer_types": [LINEAR, FULL, LINEAR, FULL]},
+    "kolibri1": {"layer_types": [SLIDING, FULL, SLIDING, FULL]},
+    "laguna": {"layer_types": [SLIDING, FULL, SLIDING, FULL]},
+    "lfm2": {"num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"], "full_attn_idxs": ...},
+    "lfm2_moe": {"num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"]},
+    "llama4_text": {"interleave_moe_layer_step": 2},
+    "mamba2": {"num_heads": 8},
+    "mellum": {"num_hidden_layers": 4, "layer_types": [SLIDING, FULL, SLIDING, FULL]},
+    "ministral": {"head_dim": 16, "layer_types": [SLIDING, FULL]},
+    "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"layers_block_type": [LINEAR, "moe", FULL, "mlp"]},
+    "qwen4_exp_text": {
+        "eos_token_id": 2,
+        "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+        "indexer_compress_ratio": 4, "layer_types": [LINEAR, "indexed_attention"], "num_hidden_layers": 2,
+        "ple_layer_ids": [1], "ngram_vocab_size_base": 300, "ple_embed_dim": 64, "split_ngram_parts": 2,
+        "make_ngram_vocab_size_divisible_by": 8, "heads_per_ngram": 2,
+    },
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {
+        "axial_pos_shape": [16, 16], "axial_pos_embds_dim": [32, 32], "attn_layers": ["local", "lsh"],
+        "num_hidden_layers": 2,
+    },
+    "roc_bert": {
+        "pronunciation_vocab_size": 288, "pronunciation_embed_dim": 16, "shape_vocab_size": 288, "shape_embed_dim": 16,
+    },
+    "xlm": {"causal": True},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {
+        "attention_hidden_size": 128, "attention_head_dim": 32, "num_hidden_layers": 4,
+        "layers_block_type": [LINEAR, "hybrid", LINEAR, "hybrid"],
+    },
+    "zamba2": {
+        "num_key_value_heads": 4, "attention_hidden_size": ..., "attention_head_dim": ..., "mamba_headdim": ...,
+        "kv_channels": ..., "num_query_groups": ..., "num_mem_blocks": 2, "use_mem_rope": True,
+        "use_shared_attention_adapter": True, "num_hidden_layers": 4,
+        "layers_block_type": [LINEAR, "hybrid", LINEAR, "hybrid"],
+    },
+    "zaya": {
+        "num_experts_per_tok": 1, "num_hidden_layers": 4, "sliding_window": 8,
+        "layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"],
+    },
+}  # fmt: skip
+
+# Types that no tiny checkpoint can be made of, and why.
+_ASSISTS = "it answers to the hidden states and keys of the model that it assists, never to tokens alone"
+_DECODER_ONLY = "transformers cannot load one: its causal language model takes the config of the decoder alone"
+IMPOSSIBLE: dict[str, str] = {
+    "emu3": "transformers finds no weights for its decoder in a checkpoint that has the vision part, too",
+    "gemma3n": "its vision tower needs timm, which is not installed; gemma3n_text is its decoder",
+    "gemma4_assistant": _ASSISTS,
+    "gemma4_unified_assistant": _ASSISTS,
+    "musicgen": _DECODER_ONLY,
+    "musicgen_melody": _DECODER_ONLY,
+}
+
+# Seeds other than 0, with which the greedy tokens differ from each other.
+SEEDS: dict[str, int] = {
+    "big_bird": 6, "bloom": 4, "codegen": 2, "data2vec-text": 6, "electra": 3, "gemma2": 2, "gemma3_text": 2, "git": 1,
+    "gptj": 1, "marian": 3, "megatron-bert": 1, "olmo2": 5, "openai-gpt": 1, "phi": 1, "rembert": 2, "roberta": 6,
+    "roberta-prelayernorm": 2, "roc_bert": 2, "roformer": 6, "xglm": 7, "xlnet": 5, "xmod": 2,
+}  # fmt: skip
+
+
+def settings(model_type: str) -> dict[str, Any]:
+    """The config settings of a tiny checkpoint of `model_type`."""
+    from transformers import AutoConfig
+
+    from tests.export.breadth.shrinking import shrink
+
+    return shrink(AutoConfig.for_model(model_type, **NEEDED.get(model_type, {})), SPECIAL)
