@@ -283,40 +283,37 @@ def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     return loaded
 
 
-class TensorReader:
-    """One tensor, opened for reading in slices along an axis. Use as a context manager."""
+class OpenFiles:
+    """Reads regions of tensors. Use as a context manager; what was computed from them is kept until its end.
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
-        self.info = checkpoint.tensors[name]
-        self.path = checkpoint.folder / self.info.file
-        self._handle: Any = None
-        self._source: Any = None
+    A safetensors file is opened anew for each region, so that the pages of the last one do not stay in memory.
+    """
 
-    def __enter__(self) -> TensorReader:
-        try:
-            if self.info.file.endswith(".bin"):
-                self._source = _load_bin(self.path)[self.info.name]
-            else:
-                self._handle = safe_open(str(self.path), framework="pt")
-                self._source = self._handle.__enter__().get_slice(self.info.name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{self.path}: cannot be read ({_first_line(error)})") from error
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.computed: dict[Any, torch.Tensor] = {}
+        self._loaded: dict[str, dict[str, torch.Tensor]] = {}
+
+    def __enter__(self) -> OpenFiles:
         return self
 
-    def read_all(self) -> torch.Tensor:
-        """The whole tensor."""
-        return torch.as_tensor(self._source[...])
-
     def __exit__(self, *details: Any) -> None:
-        self._source = None
-        if self._handle is not None:
-            self._handle.__exit__(*details)
+        self.computed.clear()
+        self._loaded.clear()
 
-    def read(self, start: int, stop: int, axis: int) -> torch.Tensor:
-        """Elements start .. stop along `axis` (0 or 1), all others whole."""
-        if not self.info.shape:
-            return torch.as_tensor(self._source[...])
-        return torch.as_tensor(self._source[start:stop] if axis == 0 else self._source[:, start:stop])
+    def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
+        """The elements of a tensor in `region`, start and stop on every axis. Raises CheckpointError."""
+        path = self.folder / info.file
+        index: Any = tuple(slice(start, stop) for start, stop in region) or ...
+        if info.file.endswith(".bin"):
+            if info.file not in self._loaded:
+                self._loaded[info.file] = _load_bin(path)
+            return self._loaded[info.file][info.name][index]
+        try:
+            with safe_open(str(path), framework="pt") as handle:
+                return torch.as_tensor(handle.get_slice(info.name)[index])
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({_first_line(error)})") from error
 
 
 def source_files(checkpoint: Checkpoint) -> list[tuple[str, int]]:

@@ -1,56 +1,87 @@
-"""Which checkpoint tensor is which parameter: by transformers' own renaming rules, tied names included.
+"""Which checkpoint tensors are which parameter: by transformers' own rules, tied names included.
 
 transformers renames tensors while it loads (`embed_out.weight` of a GPT-NeoX checkpoint becomes `lm_head.weight`) and
-builds some parameters from several tensors. The first is followed here; the second is refused by name.
+computes some parameters from several (`conversions`). Both are done here as `convert_and_load_state_dict_in_model` of
+`transformers.core_model_loading` does them, without reading a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+from partita.errors import CheckpointError
+from partita.export.checkpoint import TensorInfo
+from partita.export.conversions import convert
+from partita.export.origins import Origin, Stored
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Where the parameters and stored buffers of a model lie in a checkpoint."""
 
-    found: Mapping[str, str]
-    """Name in the model -> name in the checkpoint."""
-    converted: frozenset[str]
-    """Names in the model of what transformers computes from several tensors, or stores in another layout."""
+    found: Mapping[str, Origin]
+    """Name in the model -> a tensor of the checkpoint, or what is made of several."""
+    failed: Mapping[str, str]
+    """Name in the model -> why it cannot be made of the tensors that are there for it."""
     tied: Mapping[str, frozenset[str]]
     """Name in the model -> every name of the same tensor."""
+    unmatched: tuple[str, ...]
+    """Tensors of the checkpoint that have no name in the model, sorted."""
 
-    def of(self, name: str) -> str | None:
-        """The checkpoint tensor that holds `name`, under that or a tied name; None when there is none."""
+    def of(self, name: str) -> Origin | None:
+        """What holds `name`, under that or a tied name; None when there is nothing."""
         names = (name, *sorted(self.tied.get(name, ())))
         return next((self.found[n] for n in names if n in self.found), None)
 
-    def is_known(self, stored: str) -> bool:
-        """Whether a checkpoint tensor holds something of the model, be it another name of a tied tensor."""
-        return any(source == stored and len(self.tied.get(name, ())) > 1 for name, source in self.found.items())
+    def second_names(self) -> frozenset[str]:
+        """Tensors of the checkpoint that hold a tied tensor, under whichever of its names."""
+        tied = (origin for name, origin in self.found.items() if len(self.tied.get(name, ())) > 1)
+        return frozenset(info.name for origin in tied for info in origin.tensors())
 
 
-def match_names(model: torch.nn.Module, stored: Iterable[str]) -> Sources:
-    """Match the checkpoint names `stored` with the names in `model`."""
+def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sources:
+    """Match the checkpoint tensors `stored` with the names in `model`."""
     assert isinstance(model, PreTrainedModel)
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
     state = model.state_dict()
-    found, converted = {}, set()
-    for source in stored:
+    found: dict[str, Origin] = {}
+    collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
+    unmatched = []
+    for source in _in_order(stored):
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
-        if pattern is not None:
-            converted.add(name)
+        if name not in state and source in state:
+            name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
+        if name not in state:
+            unmatched.append(source)
+        elif pattern is None:
+            found.setdefault(name, Stored(stored[source]))
         else:
-            found[name] = source
-    return Sources(found, frozenset(converted), _tied(model))
+            collected.setdefault(name, (by_pattern[pattern], []))[1].append((pattern, stored[source]))
+    failed = {}
+    for name, (converter, tensors) in collected.items():
+        try:
+            found |= convert(deepcopy(converter), name, tensors, model)
+        except ValueError as error:
+            failed[name] = str(error)
+    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)))
+
+
+def _in_order(names: Mapping[str, TensorInfo]) -> list[str]:
+    """The names in the order in which transformers collects them: expert 10 comes after expert 9."""
+    try:
+        return sorted(names, key=dot_natural_key)
+    except ValueError as error:  # a digit that is no number, or one of thousands of digits
+        raise CheckpointError(f"the weight files hold a tensor whose name cannot be read ({error})") from error
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:

@@ -1,6 +1,6 @@
 """Weights from checkpoint files to one external data file, a slice at a time.
 
-Until it is written, a weight is a `CheckpointWeight`: which tensor it comes from and what is done to it on the way.
+Until it is written, a weight is a `CheckpointWeight`: which tensors it comes from and what is done to them on the way.
 Equal weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one slice of one
 tensor.
 """
@@ -17,9 +17,10 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from partita.errors import CheckpointError, ResourceError, UnsupportedModelError
-from partita.export.checkpoint import Checkpoint, TensorInfo, TensorReader
+from partita.errors import CheckpointError, ResourceError
+from partita.export.checkpoint import Checkpoint, OpenFiles
 from partita.export.naming import Sources
+from partita.export.origins import Interleaved, Origin, Stored, blocks
 from partita.export.progress import Stage
 from partita.package import WEIGHTS
 
@@ -41,35 +42,46 @@ SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointWeight(ir.LazyTensor):
-    """A weight that still lies in the checkpoint. `transposed` swaps its two axes on the way to the package."""
+    """A weight that still lies in the checkpoint: in one of its tensors, or made of several."""
 
-    def __init__(self, checkpoint: Checkpoint, source: str, dtype: ir.DataType, *, transposed: bool = False) -> None:
-        shape = checkpoint.tensors[source].shape
-        super().__init__(self._whole, dtype, ir.Shape(shape[::-1] if transposed else shape), name=source)
-        self.checkpoint, self.source, self.transposed = checkpoint, source, transposed
+    def __init__(
+        self, checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType, *, name: str | None = None
+    ) -> None:
+        origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
+        self.tensors = frozenset(info.name for info in origin.tensors())
+        name = name or min(self.tensors)
+        super().__init__(self._whole, dtype, ir.Shape(origin.shape), name=name)
+        self.checkpoint, self.origin, self.source = checkpoint, origin, name
 
     @property
-    def key(self) -> tuple[str, bool, int]:
+    def key(self) -> tuple[Origin, int]:
         """Equal keys are equal bytes."""
-        return self.source, self.transposed, int(self.dtype)
+        return self.origin, int(self.dtype)
+
+    def permuted(self, order: tuple[int, ...]) -> CheckpointWeight:
+        """The same weight with axis `order[i]` as axis i."""
+        return self._as(self.origin.permuted(order))
 
     def transpose(self) -> CheckpointWeight:
         """The same weight with its two axes swapped."""
-        return CheckpointWeight(self.checkpoint, self.source, self.dtype, transposed=not self.transposed)
+        return self.permuted((1, 0))
+
+    def interleaved(self, axis: int) -> CheckpointWeight:
+        """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ..."""
+        return self._as(Interleaved(self.origin, axis))
+
+    def _as(self, origin: Origin) -> CheckpointWeight:
+        return CheckpointWeight(self.checkpoint, origin, self.dtype, name=self.source)
 
     def slices(self) -> Iterator[torch.Tensor]:
-        """The weight in package dtype and layout, in consecutive pieces of its first axis.
+        """The weight in package dtype and layout, in consecutive pieces of about `SLICE_BYTES`.
 
         Raises CheckpointError when a value does not fit the dtype.
         """
         target = TORCH_DTYPES[self.dtype]
-        shape = self.shape.numpy()
-        rows = shape[0] if shape else 1
-        row_bytes = self.nbytes // max(rows, 1)
-        step = max(1, SLICE_BYTES // max(row_bytes, 1))
-        with TensorReader(self.checkpoint, self.source) as reader:
-            for start in range(0, rows, step):
-                piece = reader.read(start, min(start + step, rows), axis=1 if self.transposed else 0)
+        with OpenFiles(self.checkpoint.folder) as files:
+            for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
+                piece = self.origin.read(region, files)
                 cast = piece.to(target)
                 if torch.isnan(cast).any():
                     raise CheckpointError(
@@ -81,12 +93,13 @@ class CheckpointWeight(ir.LazyTensor):
                         "--precision "
                         "bf16 or fp32"
                     )
-                yield cast.t().contiguous() if self.transposed else cast.contiguous()
+                yield cast.contiguous()
 
     def _whole(self) -> ir.TensorProtocol:
         """The whole weight in memory; for tests and tools, not used when a package is written."""
-        pieces = list(self.slices())
-        return ir.tensor(torch.cat(pieces) if self.shape.rank() else pieces[0], dtype=self.dtype)
+        pieces = [piece.reshape(-1) for piece in self.slices()]
+        flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=TORCH_DTYPES[self.dtype])
+        return ir.tensor(flat.reshape(self.origin.shape), dtype=self.dtype)
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
@@ -105,38 +118,42 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
     for name, value in model.graph.initializers.items():
         if value.const_value is not None:
             continue
-        source = sources.of(name)
+        origin = sources.of(name)
         assert value.shape is not None and value.dtype is not None
-        if source is None and name in buffers:
+        if origin is None and name in buffers:
             value.const_value = ir.tensor(buffers[name], name=name)
-        elif source is None:
+        elif origin is None and name in sources.failed:
+            wrong.append(f"{name} cannot be put together ({sources.failed[name]})")
+        elif origin is None:
             missing.append(name)
-        elif problem := _misfit(checkpoint.tensors[source], tuple(value.shape.numpy()), value.dtype):
+        elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in TORCH_DTYPES:
-            value.const_value = CheckpointWeight(checkpoint, source, value.dtype)
+            value.const_value = CheckpointWeight(checkpoint, origin, value.dtype, name=_name_of(origin, name))
         else:
-            with TensorReader(checkpoint, source) as reader:
-                value.const_value = ir.tensor(reader.read_all(), name=name)
-    converted = sorted(sources.converted.intersection(missing))
-    if converted:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder}: transformers computes {_few(converted)} from several tensors of the checkpoint "
-            "while it "
-            "loads it; that cannot be exported yet"
-        )
+            with OpenFiles(checkpoint.folder) as files:
+                value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing:
         raise CheckpointError(f"{checkpoint.folder}: {_few(missing)} missing from the weight files")
     if wrong:
         raise CheckpointError(f"{checkpoint.folder}: weights and config.json disagree: {_few(wrong, '; ')}")
 
 
-def _misfit(info: TensorInfo, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
-    """What is wrong with a tensor for a value of `shape` and `dtype`; None when nothing is."""
-    if info.shape != shape:
-        return f"{info.name} is {list(info.shape)}, config.json asks for {list(shape)}"
-    if dtype in TORCH_DTYPES and info.dtype not in IR_DTYPES and info.dtype != "float64":
-        return f"{info.name} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet"
+def _name_of(origin: Origin, name: str) -> str:
+    """What users know a weight by: the checkpoint's name, or the model's name of what is made of several tensors."""
+    return origin.info.name if isinstance(origin, Stored) else name
+
+
+def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str | None:
+    """What is wrong with an origin for a value of `shape` and `dtype`; None when nothing is."""
+    tensors = list(origin.tensors())
+    if origin.shape != shape:
+        name = tensors[0].name if len(tensors) == 1 else f"what {len(tensors)} tensors like {tensors[0].name} make"
+        return f"{name} is {list(origin.shape)}, config.json asks for {list(shape)}"
+    if dtype in TORCH_DTYPES:
+        for info in tensors:
+            if info.dtype not in IR_DTYPES and info.dtype != "float64":
+                return f"{info.name} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet"
     return None
 
 
@@ -150,13 +167,9 @@ def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: 
     """Tensors of the checkpoint that no graph uses, without second names and buffers that transformers computes
     itself.
     """
-    used = {w.source for m in models for w in _weights(m)}
+    used = {name for m in models for w in _weights(m) for name in w.tensors} | sources.second_names()
     computed = ("inv_freq", ".masked_bias", ".attn.bias")
-    return sorted(
-        name
-        for name in checkpoint.tensors
-        if name not in used and not name.endswith(computed) and not sources.is_known(name)
-    )
+    return sorted(name for name in checkpoint.tensors if name not in used and not name.endswith(computed))
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:

@@ -1,0 +1,284 @@
+"""Where the values of a weight come from: tensors of the checkpoint, joined, cut and turned, and nothing read yet.
+
+An origin knows its shape and reads any region of itself; it asks the origins below it for no more than that region
+needs. So a stack of experts is read one expert at a time, in whatever layout it is wanted. Equal origins are equal
+values.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+
+from partita.export.checkpoint import OpenFiles, TensorInfo
+
+Region = tuple[tuple[int, int], ...]
+"""Start and stop on every axis."""
+
+
+class Origin(ABC):
+    """Values of a fixed shape that can be read in parts."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return self._shape()
+
+    def tensors(self) -> Iterator[TensorInfo]:
+        """The checkpoint tensors that are read for it."""
+        return self._tensors()
+
+    def read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """The values in `region`, in the dtype of the checkpoint."""
+        return self._read(region, files)
+
+    def read_all(self, files: OpenFiles) -> torch.Tensor:
+        """All values."""
+        return self._read(whole_region(self.shape), files)
+
+    def permuted(self, order: tuple[int, ...]) -> Origin:
+        """The same values with axis `order[i]` as axis i. Raises ValueError when `order` does not have every axis."""
+        return self if order == tuple(range(len(self.shape))) else self._permuted(order)
+
+    @abstractmethod
+    def _shape(self) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def _tensors(self) -> Iterator[TensorInfo]: ...
+
+    @abstractmethod
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor: ...
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return Permuted(self, order)
+
+
+def whole_region(shape: tuple[int, ...]) -> Region:
+    """All of a tensor."""
+    return tuple((0, size) for size in shape)
+
+
+def blocks(shape: tuple[int, ...], elements: int) -> Iterator[Region]:
+    """Regions that cover `shape` in memory order, of about `elements` elements, or one row of the last axis."""
+    if not shape:
+        yield ()
+        return
+    axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= elements), len(shape) - 1)
+    step = max(1, elements // max(1, math.prod(shape[axis + 1 :])))
+    if 0 in shape:
+        return
+    for outer in product(*(range(size) for size in shape[:axis])):
+        for start in range(0, shape[axis], step):
+            middle = (start, min(start + step, shape[axis]))
+            yield (*((i, i + 1) for i in outer), middle, *whole_region(shape[axis + 1 :]))
+
+
+@dataclass(frozen=True)
+class Stored(Origin):
+    """One tensor of the checkpoint, as it is."""
+
+    info: TensorInfo
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        yield self.info
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        return files.read(self.info, region)
+
+
+@dataclass(frozen=True)
+class _Of(Origin):
+    """Another origin, seen differently."""
+
+    whole: Origin
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        return self.whole.tensors()
+
+
+@dataclass(frozen=True)
+class Permuted(_Of):
+    """Axis `order[i]` of `whole` is axis i."""
+
+    order: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != list(range(len(self.whole.shape))):
+            raise ValueError(f"{self.order} is no order of the axes of {list(self.whole.shape)}")
+
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(self.whole.shape[axis] for axis in self.order)
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        below = tuple(region[self.order.index(axis)] for axis in range(len(self.order)))
+        return self.whole.read(below, files).permute(self.order)
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return self.whole.permuted(tuple(self.order[axis] for axis in order))
+
+
+@dataclass(frozen=True)
+class Interleaved(_Of):
+    """Two halves [a; b] along `axis` as a0, b0, a1, b1, ..."""
+
+    axis: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.axis < len(self.whole.shape) or self.whole.shape[self.axis] % 2:
+            raise ValueError(f"axis {self.axis} of {list(self.whole.shape)} has no two halves")
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        half = self.shape[self.axis] // 2
+        even = self._part(region, (start + 1) // 2, (stop + 1) // 2, files)
+        odd = self._part(region, half + start // 2, half + stop // 2, files)
+        mixed = torch.empty([b - a for a, b in region], dtype=even.dtype)
+        rows = mixed.movedim(self.axis, 0)
+        rows[start % 2 :: 2] = even.movedim(self.axis, 0)
+        rows[1 - start % 2 :: 2] = odd.movedim(self.axis, 0)
+        return mixed
+
+    def _part(self, region: Region, start: int, stop: int, files: OpenFiles) -> torch.Tensor:
+        return self.whole.read((*region[: self.axis], (start, stop), *region[self.axis + 1 :]), files)
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return Interleaved(self.whole.permuted(order), order.index(self.axis))
+
+
+@dataclass(frozen=True)
+class Cut(_Of):
+    """`start` .. `stop` along `axis`."""
+
+    axis: int
+    start: int
+    stop: int
+
+    def _shape(self) -> tuple[int, ...]:
+        whole = self.whole.shape
+        return (*whole[: self.axis], self.stop - self.start, *whole[self.axis + 1 :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        moved = (start + self.start, stop + self.start)
+        return self.whole.read((*region[: self.axis], moved, *region[self.axis + 1 :]), files)
+
+
+@dataclass(frozen=True)
+class Picked(_Of):
+    """The values at `index` of `axis`, which goes away."""
+
+    axis: int
+    index: int
+
+    def _shape(self) -> tuple[int, ...]:
+        return (*self.whole.shape[: self.axis], *self.whole.shape[self.axis + 1 :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        below = (*region[: self.axis], (self.index, self.index + 1), *region[self.axis :])
+        return self.whole.read(below, files).squeeze(self.axis)
+
+
+@dataclass(frozen=True)
+class Widened(_Of):
+    """With a new axis of size 1 before `axis`."""
+
+    axis: int
+
+    def _shape(self) -> tuple[int, ...]:
+        return (*self.whole.shape[: self.axis], 1, *self.whole.shape[self.axis :])
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        return self.whole.read((*region[: self.axis], *region[self.axis + 1 :]), files).unsqueeze(self.axis)
+
+
+@dataclass(frozen=True)
+class Joined(Origin):
+    """Several origins one after the other along `axis`."""
+
+    parts: tuple[Origin, ...]
+    axis: int
+    size: tuple[int, ...]
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.size
+
+    @classmethod
+    def of(cls, parts: tuple[Origin, ...], axis: int) -> Joined:
+        """Raises ValueError when the parts differ in another axis."""
+        others = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
+        if len(others) != 1 or len({len(part.shape) for part in parts}) != 1:
+            shapes = sorted({str(list(part.shape)) for part in parts})
+            raise ValueError(f"tensors of the shapes {' and '.join(shapes[:3])} do not fit together")
+        first = parts[0].shape
+        total = sum(part.shape[axis] for part in parts)
+        return cls(parts, axis, (*first[:axis], total, *first[axis + 1 :]))
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        for part in self.parts:
+            yield from part.tensors()
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        pieces: list[torch.Tensor] = []
+        offset = 0
+        for part in self.parts:
+            size = part.shape[self.axis]
+            begin, end = max(start - offset, 0), min(stop - offset, size)
+            if begin < end or (start == stop and not pieces):
+                inside = (min(begin, size), max(min(begin, size), end))
+                pieces.append(part.read((*region[: self.axis], inside, *region[self.axis + 1 :]), files))
+            offset += size
+        return torch.cat(pieces, self.axis) if len(pieces) > 1 else pieces[0]
+
+
+@dataclass(frozen=True)
+class Computed(Origin):
+    """What a torch operator makes of other origins; computed whole, and once for each time the files are open."""
+
+    operator: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    """Positional arguments; origins stand for tensors, tuples for lists."""
+    output: int | None
+    """Which of several results; None when there is one."""
+    size: tuple[int, ...]
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.size
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        for origin in _origins(self.arguments):
+            yield from origin.tensors()
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        if self not in files.computed:
+            result = self.operator(*_with_values(self.arguments, files))
+            files.computed[self] = result if self.output is None else result[self.output]
+        value: torch.Tensor = files.computed[self]
+        return value[tuple(slice(start, stop) for start, stop in region)]
+
+
+def _origins(arguments: Any) -> Iterator[Origin]:
+    if isinstance(arguments, Origin):
+        yield arguments
+    elif isinstance(arguments, tuple):
+        for argument in arguments:
+            yield from _origins(argument)
+
+
+def _with_values(arguments: Any, files: OpenFiles) -> Any:
+    """The arguments with tensors in place of origins."""
+    if isinstance(arguments, Origin):
+        return arguments.read_all(files)
+    return [_with_values(a, files) for a in arguments] if isinstance(arguments, tuple) else arguments
