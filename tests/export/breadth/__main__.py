@@ -1,0 +1,114 @@
+"""`python -m tests.export.breadth [TYPES…]`: what comes of exporting every causal-LM type of transformers.
+
+Prints a line per type as it ends. `--json` keeps the results, `--docs` writes the page from them, `--read` takes the
+results of an earlier run instead of a new one, `--check` fails when a full run does not show what it has to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import itertools
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import partita
+from tests.export.breadth.goals import complaints
+from tests.export.breadth.page import page
+from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, all_types
+from tests.export.breadth.running import LIMIT_SECONDS, run
+
+_WHEELS = ("onnxruntime-gpu", "onnxruntime")
+"""Distributions that the module onnxruntime may come in."""
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.export.breadth")
+    parser.add_argument("types", nargs="*", help="model types; all of them when none is given")
+    parser.add_argument("--attention", action="append", choices=LOWERINGS, help="a lowering, repeatable; default: all")
+    parser.add_argument("--jobs", type=int, default=1, help="types at a time")
+    parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for one type and lowering")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--read", type=Path, help="take these results instead of running")
+    parser.add_argument("--docs", type=Path, help="write the page there")
+    parser.add_argument("--check", action="store_true", help="fail when the results are not what they have to be")
+    chosen = parser.parse_args(given)
+    unknown = sorted(set(chosen.types) - set(all_types()))
+    if unknown:
+        parser.error(f"no causal-LM types of this transformers: {', '.join(unknown)}")
+    return chosen
+
+
+def versions() -> dict[str, str]:
+    """Versions that decide what comes out."""
+    found = {}
+    for name in VERSIONS:
+        for wheel in _WHEELS if name == "onnxruntime" else (name,):
+            try:
+                found[name] = importlib.metadata.version(wheel)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return {"partita": partita.__version__, **found}
+
+
+def lines(outcomes: Iterable[Outcome]) -> Iterable[str]:
+    """A line per type: each lowering with its status and error or reason."""
+    for model_type, group in itertools.groupby(outcomes, key=lambda entry: entry.model_type):
+        parts = []
+        for entry in group:
+            error = "" if entry.max_rel_error is None else f" {entry.max_rel_error:.1e}"
+            reason = f" ({entry.reason[:150]})" if entry.reason else ""
+            rows = f" (rows: {entry.rows[:80]})" if entry.rows else ""
+            parts.append(f"{entry.attention} {entry.status}{error}{reason}{rows} {entry.seconds:.0f}s")
+        yield f"{model_type}: {'; '.join(parts)}"
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Run or read, print, write; 1 when `--check` finds something."""
+    chosen = arguments(given)
+    results = Results.read(chosen.read) if chosen.read else _run(chosen)
+    counts = Counter((entry.attention, entry.status) for entry in results.outcomes)
+    for (attention, status), count in sorted(counts.items()):
+        sys.stdout.write(f"{attention} {status}: {count}\n")
+    if chosen.docs:
+        chosen.docs.write_text(page(results), encoding="utf-8")
+    found = complaints(results.outcomes) if chosen.check else []
+    for line in found:
+        sys.stderr.write(f"{line}\n")
+    return 1 if found else 0
+
+
+def _run(chosen: argparse.Namespace) -> Results:
+    """Run, printing as the types end. Results so far are kept in `--json` all along: a full run takes hours."""
+    outcomes: list[Outcome] = []
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    lowerings = chosen.attention or list(LOWERINGS)
+
+    def kept() -> Results:
+        ordered = sorted(outcomes, key=lambda entry: (entry.model_type, lowerings.index(entry.attention)))
+        results = Results(versions(), today, tuple(ordered))
+        if chosen.json:
+            results.write(chosen.json)
+        return results
+
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ.setdefault("PARTITA_CACHE_DIR", cache)
+        ended = run(chosen.types or all_types(), lowerings, jobs=chosen.jobs, limit_seconds=chosen.limit)
+        for _, group in itertools.groupby(ended, key=lambda entry: entry.model_type):
+            found = list(group)
+            outcomes += found
+            sys.stdout.write("\n".join(lines(found)) + "\n")
+            sys.stdout.flush()
+            kept()
+    return kept()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

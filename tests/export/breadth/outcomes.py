@@ -1,0 +1,174 @@
+"""One model type: a tiny checkpoint, then for each lowering export, run and compare with transformers."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError, ParityError, PartitaError
+from partita.package import TOLERANCES, read_manifest
+from tests.export.breadth import recipes
+from tests.export.breadth.records import Outcome
+from tests.export.breadth.reference import NEW_TOKENS, Reference, first_line, load, reference, relative_error
+
+MAX_LENGTH = 64
+PROMPT = [1, *(3 + (37 * i) % 280 for i in range(19))]
+SHORT_PROMPT = PROMPT[3:9]
+PREFILL_CHUNK = 7
+TOLERANCE = TOLERANCES["fp32"]
+
+
+class DifferenceError(Exception):
+    """A package that was verified at export computes something else in our loop."""
+
+
+def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
+    """One outcome per lowering."""
+    if model_type in recipes.IMPOSSIBLE:
+        for name in lowerings:
+            yield Outcome(model_type, name, "no checkpoint", reason=recipes.IMPOSSIBLE[model_type])
+        return
+    with tempfile.TemporaryDirectory() as name:
+        checkpoint = Path(name) / model_type
+        checkpoint.mkdir()
+        try:
+            recipes.save(checkpoint, model_type)
+            model = load(checkpoint)
+            wanted = [reference(model, prompt) for prompt in (PROMPT, SHORT_PROMPT)]
+        except Exception as error:  # noqa: BLE001 - a recipe that does not work is a result like any other
+            for lowering in lowerings:
+                yield Outcome(model_type, lowering, "crashed", reason=f"the original model: {_described(error)}")
+            return
+        del model
+        for lowering in lowerings:
+            began = time.perf_counter()
+            result = outcome(checkpoint, model_type, lowering, wanted)
+            yield replace(result, original=wanted[0].disagreements, seconds=round(time.perf_counter() - began, 1))
+
+
+def outcome(checkpoint: Path, model_type: str, lowering: str, wanted: Sequence[Reference]) -> Outcome:
+    """Export for one row and compare, then for two rows of unequal length and compare."""
+    result = _alone(checkpoint, model_type, lowering, wanted[0])
+    if result.status != "verified":
+        return result
+    return _together(checkpoint, result, wanted)
+
+
+def _alone(checkpoint: Path, model_type: str, lowering: str, wanted: Reference) -> Outcome:
+    """One row: the prompt at once, the prompt in chunks, and decode steps past every window."""
+    done = Outcome(model_type, lowering, "verified")
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "package"
+        try:
+            error = _export(checkpoint, package, lowering, batch_size=1)
+        except ParityError as problem:
+            return replace(done, status="parity", reason=_said(problem, checkpoint))
+        except PartitaError as problem:
+            return replace(done, status="refused", reason=_said(problem, checkpoint))
+        except Exception as problem:  # noqa: BLE001 - a crash is a result
+            return replace(done, status="crashed", reason=_described(problem))
+        try:
+            for chunk in (len(wanted.prompt), PREFILL_CHUNK):
+                error = max(error, difference(package, [wanted], chunk))
+        except DifferenceError as problem:
+            return replace(done, status="wrong", reason=str(problem))
+        except Exception as problem:  # noqa: BLE001
+            return replace(done, status="crashed", reason=f"running the package: {_described(problem)}")
+    return replace(done, max_rel_error=error)
+
+
+def _together(checkpoint: Path, result: Outcome, wanted: Sequence[Reference]) -> Outcome:
+    """Two rows of unequal length. A refusal of that alone leaves the type verified, and is said."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "package"
+        try:
+            error = _export(checkpoint, package, result.attention, batch_size=len(wanted))
+        except ParityError as problem:
+            return replace(result, status="parity", reason=f"batch of 2: {_said(problem, checkpoint)}")
+        except PartitaError as problem:
+            return replace(result, rows=_said(problem, checkpoint))
+        except Exception as problem:  # noqa: BLE001
+            return replace(result, status="crashed", reason=f"batch of 2: {_described(problem)}")
+        try:
+            error = max(error, difference(package, wanted, len(wanted[0].prompt)))
+        except DifferenceError as problem:
+            return replace(result, status="wrong", reason=f"rows of unequal length: {problem}")
+        except GenerationError as problem:
+            return replace(result, rows=first_line(problem))
+        except Exception as problem:  # noqa: BLE001
+            return replace(result, status="crashed", reason=f"rows of unequal length: {_described(problem)}")
+    return replace(result, max_rel_error=max(error, result.max_rel_error or 0.0))
+
+
+def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> float:
+    """Export as the command line does, and return the largest relative error of the exporter's own replay."""
+    from partita.commands.export import replay
+    from partita.export.pipeline import ExportOptions, export
+
+    options = ExportOptions(str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=lowering)
+    export(options, replay=replay)
+    verification = read_manifest(package).verification
+    if verification.status != "verified":
+        raise DifferenceError(f"published as {verification.status}: {verification.detail}")
+    return max(step.max_rel_error for step in verification.steps)
+
+
+def difference(package: Path, wanted: Sequence[Reference], prefill_chunk: int) -> float:
+    """Run our loop with the reference's tokens, one row per reference, and return the largest relative error.
+
+    Raises DifferenceError at the first step that is not as transformers has it.
+    """
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.generate import generate
+    from partita.runtime.runner import load_runner
+
+    largest, compared = 0.0, 0
+
+    def forced(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+        nonlocal largest, compared
+        known = history.tolist()
+        row = next(index for index, entry in enumerate(wanted) if [*entry.prompt, *entry.tokens][: len(known)] == known)
+        step = len(known) - len(wanted[row].prompt)
+        largest = max(largest, _checked(logits, wanted[row].logits[step], f"row {row + 1}, new token {step + 1}"))
+        compared += 1
+        return wanted[row].tokens[step]
+
+    with load_runner(package, parse_chain("cpu"), threads=1) as runner:
+        prompts = [entry.prompt for entry in wanted]
+        for _ in generate(runner, prompts, max_new_tokens=NEW_TOKENS, sampler=forced, prefill_chunk=prefill_chunk):
+            pass
+    if compared != NEW_TOKENS * len(wanted):
+        raise DifferenceError(f"the loop ended after {compared} of {NEW_TOKENS * len(wanted)} tokens")
+    return largest
+
+
+def _checked(ours: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32], where: str) -> float:
+    """The relative error. Raises DifferenceError when it is too large, or when another token is clearly the best."""
+    error = relative_error(ours, wanted)
+    if not error <= TOLERANCE:
+        raise DifferenceError(f"{where}: relative error {error:.1e}")
+    second, first = np.partition(wanted, -2)[-2:]
+    tie = first - second <= 2 * TOLERANCE * float(np.abs(wanted).max())
+    if not tie and int(ours.argmax()) != int(wanted.argmax()):
+        raise DifferenceError(f"{where}: another token, although the relative error is {error:.1e}")
+    return error
+
+
+def _said(problem: PartitaError, checkpoint: Path) -> str:
+    """The exporter's line without the path of the checkpoint, which is another in every run."""
+    return first_line(problem).replace(f"{checkpoint}: ", "").replace(str(checkpoint), checkpoint.name)
+
+
+def _described(problem: BaseException) -> str:
+    """Type, message and the last place in our own code."""
+    frames = traceback.extract_tb(problem.__traceback__)
+    ours = [frame for frame in frames if "/partita/" in frame.filename] or list(frames)
+    where = f" ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    return f"{type(problem).__name__}: {first_line(problem)}{where}"
