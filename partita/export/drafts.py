@@ -17,7 +17,7 @@ from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUN
 from partita.export.passes import run_all
 from partita.export.progress import Progress, stage
 from partita.export.state import Probed
-from partita.export.tracing import Traced, TraceSpec, trace
+from partita.export.tracing import FixedLengthError, Traced, TraceSpec, trace
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -73,11 +73,12 @@ class Draft:
         options, work = self.work.options, self.work
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
-        wanted = phases(options, self.fake.probed, self.max_length)
         with stage(work.progress, "trace", work.seconds):
-            traced = [
-                trace(self.fake, chosen, spec(options, chosen, self.max_length, length)) for _, _, length in wanted
-            ]
+            try:
+                wanted, traced = self._trace_pair_or_one(chosen, fixed=options.static_shapes or self.fake.probed.recurs)
+            except FixedLengthError as error:
+                tell(work, f"{error}: exported as a static pair")
+                wanted, traced = self._trace_pair_or_one(chosen, fixed=True)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         graphs = Graphs(self, chosen, wanted, traced, {})
@@ -85,13 +86,19 @@ class Draft:
             rewrite(graphs)
         return graphs
 
+    def _trace_pair_or_one(self, chosen: Lowering, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
+        options = self.work.options
+        wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
+        traced = [trace(self.fake, chosen, spec(options, chosen, self.max_length, length)) for _, _, length in wanted]
+        return wanted, traced
 
-def phases(options: ExportOptions, probed: Probed, max_length: int) -> list[Phase]:
+
+def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:
     """The graphs that a package has: one for any number of tokens, or one for a fixed chunk and one for a token.
 
     A model with convolution or recurrent states gets the pair: its code has loops over the tokens of a step.
     """
-    if not options.static_shapes and not probed.recurs:
+    if not fixed:
         return [("model.onnx", "any", None)]
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
     chunk = min(options.prefill_chunk or default, max_length)

@@ -83,10 +83,10 @@ class Emitter:
         mask = request.mask if rule is None or not whole else None
         window = rule.window if rule is not None else None
         layer = next((n for n, w in self.written.items() if w.keys is request.key and w.values is request.value), None)
-        if layer is None or self.written[layer].fused:
+        if layer is None or self.written[layer].fused or (mask is not None and not self.lowering.takes_mask):
             keys, values = request.key, request.value
             if layer is not None:
-                # Another layer's attention has written them: what it wrote is read, not written once more.
+                # Where another layer's attention has written them, what it wrote is read.
                 present = self.written[layer].present
                 keys, values = narrowed(present[0], keys.shape[-1]), narrowed(present[1], values.shape[-1])
             if keys.shape[2] != self.max_length:

@@ -10,13 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
 from partita.export.calling import call
 from partita.export.cleaning import clean
+from partita.export.complex_numbers import complex_as_pairs
 from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
 from partita.export.fake_model import TORCH_DTYPES, FakeModel, quiet, translated
 from partita.export.hooks import plugged
@@ -55,6 +58,10 @@ class Traced:
     states: tuple[State, ...]
 
 
+class FixedLengthError(UnsupportedModelError):
+    """A model whose code cannot be traced for any number of tokens, but for a fixed one."""
+
+
 class _Wrapper(torch.nn.Module):
     """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
     states.
@@ -64,6 +71,8 @@ class _Wrapper(torch.nn.Module):
         super().__init__()
         setattr(self, ROOT, fake.module)
         self.fake, self.lowering, self.keys, self.max_length = fake, lowering, keys, max_length
+        self.shapes: ShapeEnv | None = None
+        """What the trace has taken for granted of its sizes."""
 
     def forward(
         self,
@@ -75,11 +84,13 @@ class _Wrapper(torch.nn.Module):
         lengths: tuple[torch.Tensor, ...],
     ) -> tuple[torch.Tensor, ...]:
         model = getattr(self, ROOT)
+        size = input_ids.shape[1]
+        self.shapes = size.node.shape_env if isinstance(size, torch.SymInt) else None
         plug = Emitter(
             self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
             dict(zip(self.keys, past, strict=True)),
         )  # fmt: skip
-        with plugged(plug), rope_by_length(model, lengths[0] if lengths else None):
+        with plugged(plug), complex_as_pairs(), rope_by_length(model, lengths[0] if lengths else None):
             logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
         return (logits, *(plug.present(key) for key in self.keys))
 
@@ -125,7 +136,12 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     output_names = ["logits", *(s.present for s in states)]
     with quiet(), torch.no_grad(), translated("tracing the model"):
         wrapper = _Wrapper(fake, lowering, tuple(table), spec.max_length)
-        program = torch.export.export(wrapper, arguments, dynamic_shapes=shapes, strict=False)
+        # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
+        program = torch.export.export(
+            wrapper, arguments, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True
+        )
+        if wrapper.shapes is not None and (guard := broken_guard(wrapper.shapes, spec.max_length)):
+            raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
         onnx_program = torch.onnx.export(
             program,
             arguments,
@@ -148,6 +164,20 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         if spec.opset < WRITTEN:
             to_opset17(model)
     return Traced(model, *_ports(model, lowering, spec, fake), states)
+
+
+def broken_guard(shapes: ShapeEnv, max_length: int) -> str | None:
+    """What a trace took for granted of its sizes and is not so for every size; None when all of it holds.
+
+    Sizes are tried around powers of two, which finds a fixed size and any bound that is not close to the last.
+    """
+    sizes = {n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1)} | {max_length - 1, max_length}
+    tried = sorted(size for size in sizes if 2 <= size <= max_length)
+    for guard in shapes.guards:
+        for size in tried:
+            if guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, size)) == False:  # noqa: E712 - sympy's own
+                return f"{guard.expr} is not so for {size}"
+    return None
 
 
 def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:

@@ -103,6 +103,8 @@ class Lowering:
     write: Write
     """For a layer whose keys are read by something else than its own attention call."""
     attend: Attend
+    takes_mask: bool
+    """True when `emit` can do with a mask tensor."""
     same_kv_width: bool
     """True when keys and values must have the same head size: the narrower ones are padded with zeros."""
     appends_in_batches: bool

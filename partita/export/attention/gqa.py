@@ -4,8 +4,9 @@
     past key, past value ───────────┤  GroupQueryAttention ── output [B, S, H*D]
     seqlens_k, total_sequence_length┘                      └─ present key, present value (same buffer as past)
 
-Keys and values of different widths are padded to the wider; a mask that the model computed with (a position bias, a
-chunked mask) goes in as the attention bias, a sink as the head sink. `seqlens_k` is, per row, the index of the last
+Keys and values of different widths are padded to the wider; a sink goes in as the head sink. A mask that the model
+computed with (a position bias, a chunked mask) would have to be as long as `total_sequence_length`, a size that no
+fixed shape has: such attention is written in primitives. `seqlens_k` is, per row, the index of the last
 cache row that is valid after this step; `total_sequence_length` is the largest of them plus one, a CPU input.
 Source: ONNX Runtime ContribOperators.md, GroupQueryAttention.
 """
@@ -38,13 +39,11 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     }
     if call.softcap:
         attributes["softcap"] = call.softcap
-    if call.window is not None and call.mask is None:
+    if call.window is not None:
         attributes["local_window_size"] = call.window
     inputs: list[torch.Tensor | None] = [*flat, call.past_key, call.past_value, *call.cursors]
-    if call.mask is not None or call.sink is not None:
-        inputs += [None, None, None, call.mask, call.sink]  # no cosines, sines and positions
-        while inputs[-1] is None:
-            inputs.pop()
+    if call.sink is not None:
+        inputs += [None, None, None, None, call.sink]  # no cosines, sines, positions and bias
     output, present_key, present_value = onnx_ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         inputs,
@@ -77,6 +76,7 @@ LOWERING = Lowering(
     emit=emit,
     write=primitives.write,
     attend=primitives.attend,
+    takes_mask=False,
     same_kv_width=True,
     # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
     appends_in_batches=False,

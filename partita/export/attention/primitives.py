@@ -113,6 +113,7 @@ LOWERING = Lowering(
     emit=emit,
     write=write,
     attend=attend,
+    takes_mask=True,
     same_kv_width=False,
     appends_in_batches=True,
 )

@@ -1,0 +1,117 @@
+"""Complex numbers as pairs of real ones, while a model is traced: ONNX has no complex tensors.
+
+Some models write their rotary embedding as a product of complex numbers (`view_as_complex`, `polar`). In this block
+these give a `Pair`, which knows the little that is done with one; anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from partita.errors import UnsupportedModelError
+
+
+class Pair:
+    """A complex tensor [...] as a real one [..., 2]: real parts, then imaginary parts."""
+
+    def __init__(self, parts: torch.Tensor) -> None:
+        self.parts = parts
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = getattr(function, "__name__", str(function))
+        if name == "view_as_real":
+            return args[0].parts
+        if name in ("mul", "multiply", "__mul__", "__rmul__"):
+            return args[0] * args[1] if isinstance(args[0], Pair) else args[1] * args[0]
+        if name == "unsqueeze":
+            return args[0].unsqueeze(*args[1:])
+        raise UnsupportedModelError(f"the model computes with complex numbers ({name}); that cannot be exported yet")
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedModelError(f"the model computes with complex numbers ({name}); that cannot be exported yet")
+
+    @property
+    def real(self) -> torch.Tensor:
+        """Real parts [...]."""
+        return self.parts[..., 0]
+
+    @property
+    def imag(self) -> torch.Tensor:
+        """Imaginary parts [...]."""
+        return self.parts[..., 1]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the complex tensor."""
+        return self.parts.shape[:-1]
+
+    @property
+    def ndim(self) -> int:
+        """Rank of the complex tensor."""
+        return self.parts.ndim - 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parts are."""
+        return self.parts.device
+
+    def __mul__(self, other: Any) -> Pair:
+        if isinstance(other, Pair):
+            real = self.real * other.real - self.imag * other.imag
+            imaginary = self.real * other.imag + self.imag * other.real
+            return Pair(torch.stack([real, imaginary], dim=-1))
+        factor = other[..., None] if isinstance(other, torch.Tensor) else other
+        return Pair(self.parts * factor)
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, index: Any) -> Pair:
+        whole = index if isinstance(index, tuple) else (index,)
+        return Pair(self.parts[(*whole, slice(None))] if Ellipsis in whole else self.parts[whole])
+
+    def unsqueeze(self, dim: int) -> Pair:
+        """One more size of 1."""
+        return Pair(self.parts.unsqueeze(dim if dim >= 0 else dim - 1))
+
+    def to(self, *args: Any, **kwargs: Any) -> Pair:
+        """Where it is and what it is stay: a trace has one device, and numbers stay as wide as their parts."""
+        return self
+
+    def view(self, *sizes: Any) -> Pair:
+        """Another shape."""
+        flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
+        return Pair(self.parts.view(*flat, 2))
+
+    reshape = view
+
+    def contiguous(self) -> Pair:
+        """Itself."""
+        return self
+
+
+class _Mode(TorchFunctionMode):
+    """Makes pairs where torch would make complex tensors."""
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.view_as_complex:
+            return Pair(args[0])
+        if function is torch.polar:
+            length, angle = args
+            return Pair(torch.stack([length * torch.cos(angle), length * torch.sin(angle)], dim=-1))
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def complex_as_pairs() -> Iterator[None]:
+    """Complex tensors that are made in this block are pairs."""
+    with _Mode():
+        yield
