@@ -1,0 +1,255 @@
+"""Packages made by hand, without an exporter: tiny graphs whose right answer is known in a few lines of numpy.
+
+`summing`: logits depend on all tokens that a row was fed, in their order, through three kinds of state.
+
+    recurrent [B, H]       h(t) = decay * h(t-1) + embedding(t)
+    conv [B, 2, H]         the two embeddings before: c(t) = e(t-2) - 2 e(t-1)
+    key [B, 1, N, 1]       the token's first feature, written at its position; those up to a position are summed
+
+`rope`: logits show the rope_length that a step was given, and the smallest one that is cached up to its position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import save_file
+
+from partita.package import (
+    KNOWN_ANSWER,
+    Graph,
+    GraphFile,
+    Manifest,
+    Port,
+    Role,
+    Source,
+    State,
+    Verification,
+    record_file,
+    write_manifest,
+)
+
+VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
+RANDOM = np.random.default_rng(5)
+EMBEDDING = RANDOM.normal(size=(VOCAB, WIDTH)).astype(np.float32)
+HEAD = RANDOM.normal(size=(WIDTH, VOCAB)).astype(np.float32)
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "int32": 6}
+
+ALL = ("recurrent", "conv", "key")
+Logits = npt.NDArray[np.float32]
+
+
+def known_logits(tokens: Sequence[int], states: Sequence[str] = ALL) -> Logits:
+    """[T, vocab]: what `summing` computes for a whole text."""
+    inner, before, keys, rows = np.zeros(WIDTH), np.zeros((2, WIDTH)), 0.0, []
+    for token in tokens:
+        now = EMBEDDING[token].astype(np.float64)
+        inner = DECAY * inner + now
+        keys += now[0]
+        parts = {"recurrent": inner, "conv": before[0] - 2 * before[1], "key": keys}
+        rows.append(sum((parts[kind] for kind in states), np.zeros(WIDTH)) @ HEAD)
+        before = np.stack([before[1], now])
+    return np.array(rows, np.float32)
+
+
+def known_tokens(prompt: Sequence[int], count: int, states: Sequence[str] = ALL) -> list[int]:
+    """Greedy tokens of `summing` after a prompt."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(known_logits(text, states)[-1].argmax()))
+    return text[len(prompt) :]
+
+
+class Drawing:
+    """Nodes and constants of a graph that is being put together; every method gives the name of its result."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+
+    def constant(self, value: Any, dtype: str = "int64") -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.array(value, dtype), name))
+        return name
+
+    def node(self, kind: str, *inputs: str, result: str = "", **attributes: Any) -> str:
+        result = result or f"{kind.lower()}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [result], name=result, **attributes))
+        return result
+
+    def column(self, value: str, axis: int) -> str:
+        return self.node("Unsqueeze", value, self.constant([axis]))
+
+    def at_positions(self, state: str, positions: str, values: str, batch: int, result: str) -> str:
+        """The key state [B, 1, N, 1] with `values` [B, S] written at `positions` [B, S]."""
+        shape = self.constant([batch, 1, -1, 1])
+        where = self.node("Reshape", self.node("Cast", positions, to=TensorProto.INT64), shape)
+        return self.node("ScatterElements", state, where, self.node("Reshape", values, shape), axis=2, result=result)
+
+    def up_to(self, keys: str, positions: str, batch: int, beyond: float) -> str:
+        """[B, S, N]: the keys that a position sees, and `beyond` for the others."""
+        rows = self.constant(np.arange(LENGTH), "int32")
+        seen = self.node("LessOrEqual", rows, self.column(positions, 2))
+        flat = self.node("Reshape", keys, self.constant([batch, 1, LENGTH]))
+        return self.node("Where", seen, flat, self.constant(beyond, "float32"))
+
+
+def summing_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
+    """Draw the graph of `summing`, and name its logits [B, S, vocab]."""
+    embedded = drawing.node("Gather", drawing.constant(EMBEDDING, "float32"), "ids")
+    size = drawing.node("Shape", "ids", start=1, end=2)
+    steps = drawing.node("Range", drawing.constant(0), drawing.node("Squeeze", size), drawing.constant(1))
+    parts = []
+    decay = drawing.constant(DECAY, "float32")
+    last = drawing.constant([-1])
+    if "recurrent" in states:
+        gap = drawing.node("Sub", drawing.column(steps, 1), drawing.column(steps, 0))
+        power = drawing.node("Pow", decay, drawing.node("Cast", drawing.node("Abs", gap), to=TensorProto.FLOAT))
+        early = drawing.node("GreaterOrEqual", gap, drawing.constant(0))
+        weights = drawing.node("Where", early, power, drawing.constant(0, "float32"))
+        age = drawing.node("Cast", drawing.node("Add", steps, drawing.constant(1)), to=TensorProto.FLOAT)
+        carried = drawing.node("Mul", drawing.column(drawing.node("Pow", decay, age), 1), drawing.column("past.0", 1))
+        inner = drawing.node("Add", drawing.node("MatMul", weights, embedded), carried)
+        drawing.node("Squeeze", drawing.node("Gather", inner, last, axis=1), drawing.constant([1]), result="present.0")
+        parts.append(inner)
+    if "conv" in states:
+        line = drawing.node("Concat", "past.1", embedded, axis=1)
+        drawing.node("Slice", line, drawing.constant([-2]), drawing.constant([1 << 30]), drawing.constant([1]),
+                     result="present.1")  # fmt: skip
+        one, end = drawing.constant([1]), drawing.node("Add", size, drawing.constant([1]))
+        first = drawing.node("Slice", line, drawing.constant([0]), size, one)
+        second = drawing.node("Slice", line, one, end, one)
+        parts += [first, drawing.node("Mul", second, drawing.constant(-2, "float32"))]
+    if "key" in states:
+        feature = drawing.node("Gather", embedded, drawing.constant(0), axis=2)
+        keys = drawing.at_positions("past.2", "positions", feature, batch, "present.2")
+        total = drawing.node("ReduceSum", drawing.up_to(keys, "positions", batch, 0.0), last, keepdims=1)
+        parts.append(total)
+    whole = drawing.constant(np.zeros(WIDTH), "float32")
+    for part in parts:
+        whole = drawing.node("Add", whole, part)
+    return drawing.node("MatMul", whole, drawing.constant(HEAD, "float32"))
+
+
+def rope_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
+    """Logits [B, S, vocab]: 2 at the rope_length of the step, 1 at the smallest one cached up to the position."""
+    given = drawing.node("Cast", "rope_length", to=TensorProto.FLOAT)
+    shape = drawing.node("Shape", "ids")
+    keys = drawing.at_positions("past.2", "positions", drawing.node("Expand", given, shape), batch, "present.2")
+    least = drawing.node("ReduceMin", drawing.up_to(keys, "positions", batch, 1e9), axes=[-1], keepdims=1)
+    numbers = drawing.constant(np.arange(VOCAB), "float32")
+    now = drawing.node("Cast", drawing.node("Equal", numbers, given), to=TensorProto.FLOAT)
+    cached = drawing.node("Cast", drawing.node("Equal", numbers, least), to=TensorProto.FLOAT)
+    return drawing.node("Add", drawing.node("Mul", now, drawing.constant(2, "float32")), cached)
+
+
+STATES = {
+    "recurrent": ("past.0", "present.0", lambda batch: (batch, WIDTH)),
+    "conv": ("past.1", "present.1", lambda batch: (batch, 2, WIDTH)),
+    "key": ("past.2", "present.2", lambda batch: (batch, 1, LENGTH, 1)),
+}
+GRAPHS = {"summing": summing_graph, "rope": rope_graph}
+PHASES: dict[str, tuple[tuple[str, str, int | None], ...]] = {
+    "any": (("model.onnx", "any", None),),
+    "one": (("model.onnx", "any", 1),),
+    "pair": (("prefill.onnx", "prefill", 5), ("decode.onnx", "decode", 1)),
+}
+"""File, phase and S of the graphs of a package."""
+
+
+def handmade(
+    folder: Path, *, graph: str = "summing", shapes: str = "any", batch: int = 1, appends: bool = True,
+    states: Sequence[str] = ALL, rereads_at: int | None = None, chooses_rows: bool = True,
+) -> Path:  # fmt: skip
+    """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K."""
+    folder.mkdir(exist_ok=True)
+    states = ("key",) if graph == "rope" else states
+    files = [
+        write_graph(folder, graph, file, phase, size, batch, states, chooses_rows)
+        for file, phase, size in PHASES[shapes]
+    ]
+    records = [State(past=past, present=present, layer=0, kind=kind, shape=shape(batch), dtype="float32")
+               for kind, (past, present, shape) in STATES.items() if kind in states]  # fmt: skip
+    source = Source(checkpoint="none", model_type="none", architecture="none", dtype="float32", parameters=0, files=())
+    save_answer(folder, graph, states)
+    write_manifest(folder, Manifest(
+        created="2026-11-21T00:00:00+00:00",
+        source=source,
+        graph=Graph(
+            files=tuple(files), states=tuple(records), opsets={"": 17}, attention="primitives", appends_chunks=appends,
+            precision="fp32", batch_size=batch, max_length=LENGTH, vocab_size=VOCAB, weight_bytes=0, cache_bytes=0,
+            rereads_at=rereads_at,
+        ),
+        files=tuple(record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files))),
+        tokenizer="none",
+        toolchain={},
+        verification=Verification(status="unverified", detail="made by hand"),
+    ))  # fmt: skip
+    return folder
+
+
+def write_graph(
+    folder: Path, graph: str, file: str, phase: Any, size: int | None, batch: int, states: Sequence[str], choose: bool
+) -> GraphFile:
+    """Write one ONNX file, and say what is in it."""
+    drawing = Drawing()
+    logits = GRAPHS[graph](drawing, batch, states)
+    rows: int | str = size or "S"
+    if choose:
+        rows = 1 if size else "K"
+        drawing.node("Gather", logits, "rows", axis=1, result="logits")
+    else:
+        drawing.node("Identity", logits, result="logits")
+    roles: dict[str, tuple[Role, tuple[int | str, ...], str]] = {
+        "ids": ("tokens", (batch, size or "S"), "int64"),
+        "positions": ("positions", (batch, size or "S"), "int32"),
+        "rope_length": ("rope_length", (), "int32"),
+        "rows": ("logits_rows", (rows,), "int64"),
+    }
+    read = {name for node in drawing.nodes for name in node.input}
+    inputs = [Port(name=name, role=role, shape=shape, dtype=dtype)
+              for name, (role, shape, dtype) in roles.items() if name in read]  # fmt: skip
+    output = Port(name="logits", role="logits", shape=(batch, rows, VOCAB), dtype="float32")
+    kept = [(past, present, shape(batch)) for kind, (past, present, shape) in STATES.items() if kind in states]
+    model = helper.make_model(
+        helper.make_graph(
+            drawing.nodes, "handmade",
+            [*(declared(port) for port in inputs), *(declared_state(past, shape) for past, _, shape in kept)],
+            [declared(output), *(declared_state(present, shape) for _, present, shape in kept)],
+            drawing.constants,
+        ),
+        opset_imports=[helper.make_opsetid("", 17)], ir_version=10,
+    )  # fmt: skip
+    onnx.save(model, folder / file)
+    return GraphFile(file=file, phase=phase, sequence_length=size, nodes=len(drawing.nodes), inputs=tuple(inputs),
+                     outputs=(output,))  # fmt: skip
+
+
+def declared(port: Port) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(port.name, TYPES[port.dtype], list(port.shape))
+
+
+def declared_state(name: str, shape: Sequence[int]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape))
+
+
+def save_answer(folder: Path, graph: str, states: Sequence[str]) -> None:
+    """The known answer. For `rope` it is that of one run over prompt and tokens together."""
+    prompt = [(7 * i + 3) % VOCAB for i in range(17)]
+    tokens = known_tokens(prompt, 6, states)
+    text = [*prompt, *tokens]
+    logits = known_logits(text, states)
+    if graph == "rope":
+        logits = np.tile(3 * (np.arange(VOCAB) == len(text)).astype(np.float32), (len(text), 1))
+    count = len(prompt)
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "prompt": np.array(prompt), "tokens": np.array(tokens),
+        "prefill_logits": logits[:count].copy(), "decode_logits": logits[count:].copy(),
+    }  # fmt: skip
+    save_file(tensors, folder / KNOWN_ANSWER, metadata={"reference": "numpy"})

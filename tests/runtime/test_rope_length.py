@@ -1,0 +1,139 @@
+"""The length that rotary frequencies are for: what a step is given, and when all tokens are read again.
+
+The greedy token of the hand-made graph is the rope_length of the step, and a smaller logit is at the smallest length
+that is cached up to the position; see handmade.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.package import read_manifest, write_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime.generate import generate
+from partita.runtime.run_facts import run_facts
+from partita.runtime.runner import load_runner
+from partita.runtime.verify import replay
+from tests.runtime.handmade import PHASES, handmade
+
+CPU = parse_chain("cpu")
+LIMIT = 12
+STOP = 50
+
+
+class Spy:
+    """A sampler that keeps what the logits show: the length of the step, and the smallest one that is cached."""
+
+    def __init__(self, stop_after=()):
+        self.now, self.cached, self.stop_after = [], [], stop_after
+
+    def __call__(self, logits, history):
+        self.now.append(int(logits.argmax()))
+        smallest = [index for index, value in enumerate(logits) if value in (1, 3)]
+        self.cached.append(smallest[0])
+        return STOP if len(history) in self.stop_after else 7
+
+
+@pytest.fixture
+def generated(tmp_path):
+    """Generate with a spy; gives the spy, the steps and the facts."""
+
+    def factory(prompts, *, new=10, rereads_at=LIMIT, chunk=512, stop_after=(), **options):
+        folder = handmade(tmp_path / "rope", graph="rope", batch=len(prompts), rereads_at=rereads_at, **options)
+        spy = Spy(stop_after)
+        with load_runner(folder, CPU, threads=1) as runner:
+            steps = list(generate(
+                runner, prompts, max_new_tokens=new, sampler=spy, stop_ids=[STOP], prefill_chunk=chunk
+            ))  # fmt: skip
+            return spy, steps, run_facts(runner)
+
+    return factory
+
+
+def prompt(length):
+    return [3] * length
+
+
+@pytest.mark.parametrize("chunk", [512, 2, 1])
+@pytest.mark.parametrize("shapes", PHASES)
+def test_every_chunk_of_a_prompt_has_the_length_of_the_prompt(generated, shapes, chunk):
+    spy, _, _ = generated([prompt(9)], new=3, shapes=shapes, chunk=chunk, rereads_at=None)
+    assert spy.now == [9, 10, 11]
+    assert spy.cached == [9, 9, 9]
+
+
+@pytest.mark.parametrize("chunk", [512, 5])
+@pytest.mark.parametrize("shapes", PHASES)
+def test_a_text_that_grows_beyond_the_limit_is_read_again_once(generated, shapes, chunk):
+    spy, steps, facts = generated([prompt(9)], shapes=shapes, chunk=chunk)
+    assert spy.now == list(range(9, 19))
+    assert spy.cached == [9] * 4 + [13] * 6, "a key of a shorter text was left in the cache"
+    again = [step for step in steps if step.again]
+    assert {step.phase for step in again} == {"prefill"}
+    assert sum(step.new_tokens for step in again) == 13
+    assert [step.tokens[0] for step in again] == [None] * (len(again) - 1) + [7]
+    assert [step.index for step in steps] == list(range(len(steps)))
+    assert steps[-1].finish == ("length",)
+    assert any(note.startswith("13 tokens were read again when the text grew beyond 12") for note in facts.notes)
+
+
+@pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1])
+def test_the_limit_itself_belongs_to_the_short_texts(generated, length):
+    spy, steps, _ = generated([prompt(length)], new=4)
+    assert spy.now == list(range(length, length + 4))
+    assert any(step.again for step in steps) == (length <= LIMIT)
+    assert spy.cached[-1] == 13
+
+
+def test_nothing_is_read_again_where_cached_keys_stay_valid(generated):
+    spy, steps, facts = generated([prompt(9)], rereads_at=None)
+    assert not any(step.again for step in steps)
+    assert spy.cached == [9] * 10
+    assert not facts.notes
+
+
+def test_a_text_that_stays_short_is_read_once(generated):
+    _, steps, _ = generated([prompt(9)], new=4)
+    assert not any(step.again for step in steps)
+
+
+def test_the_longest_row_decides_for_all(generated):
+    spy, steps, _ = generated([prompt(10), prompt(4)], new=6)
+    assert spy.now == [length for length in range(10, 16) for _ in range(2)]
+    assert spy.cached == [10] * 6 + [13] * 6
+    (again,) = [step for step in steps if step.again]
+    assert (again.new_tokens, again.row_tokens) == (13, 13 + 7)
+
+
+def test_a_row_that_has_finished_is_not_read_again(generated):
+    """Row 1 ends with its second token."""
+    spy, steps, _ = generated([prompt(10), prompt(4)], new=6, stop_after={5})
+    (again,) = [step for step in steps if step.again]
+    assert again.row_tokens == 13
+    assert steps[-1].finish == ("length", "stop")
+    assert spy.cached[-1] == 13
+
+
+def test_a_longer_row_that_has_finished_still_decides(generated):
+    """Row 0 ends beyond the limit: what is cached of row 1 was made beside it, and no shorter length is mixed in."""
+    spy, _, _ = generated([prompt(14), prompt(4)], new=6, stop_after={15})
+    assert spy.now == [14, 14, *[15] * 6]
+    assert spy.cached == [14] * 8
+
+
+def test_the_known_answer_has_one_length_throughout(tmp_path):
+    """The original ran over prompt and tokens at once, so every step has the frequencies of the whole."""
+    for shapes in PHASES:
+        folder = handmade(tmp_path / shapes, graph="rope", shapes=shapes, batch=2, rereads_at=LIMIT)
+        found = replay(folder, CPU, threads=1)
+        assert found.status == "verified", found.detail
+
+
+def test_a_manifest_of_before_has_no_limit(tmp_path):
+    folder = handmade(tmp_path / "old")
+    manifest = read_manifest(folder)
+    write_manifest(folder, manifest)
+    text = (folder / "manifest.json").read_text()
+    assert '"rereads_at": null' in text
+    (folder / "manifest.json").write_text(text.replace(',\n  "rereads_at": null', ""))
+    assert read_manifest(folder) == manifest

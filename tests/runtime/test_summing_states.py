@@ -1,0 +1,246 @@
+"""States that sum up what a row is fed: no row may see a token that is not its own, whatever the lengths and shapes."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from partita.errors import GenerationError
+from partita.package import read_manifest, write_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime import verify
+from partita.runtime.generate import generate
+from partita.runtime.ort_buffers import host_buffer
+from partita.runtime.place import run_package
+from partita.runtime.run_facts import run_facts
+from partita.runtime.runner import load_runner
+from partita.runtime.sampling import greedy
+from partita.runtime.verify import pick_feed, replay
+from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
+
+CPU = parse_chain("cpu")
+PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
+STATES = [ALL, ("recurrent",), ("conv", "key"), ("key",)]
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Make a package and open it on the CPU provider."""
+    runners = []
+
+    def factory(*, observe=False, **options):
+        runner = load_runner(handmade(tmp_path / str(len(runners)), **options), CPU, threads=1, observe=observe)
+        runners.append(runner)
+        return runner
+
+    yield factory
+    for runner in runners:
+        runner.close()
+
+
+def run(runner, prompts, *, new=9, chunk=512, stop=(), sampler=greedy):
+    return list(generate(runner, prompts, max_new_tokens=new, sampler=sampler, stop_ids=stop, prefill_chunk=chunk))
+
+
+def row(steps, index=0):
+    return [step.tokens[index] for step in steps if step.tokens[index] is not None]
+
+
+def reading(steps):
+    """What the steps that read prompts took in: most of a row, over all rows, and the file."""
+    return [(step.new_tokens, step.row_tokens, step.file.split(".")[0]) for step in steps if step.phase == "prefill"]
+
+
+@pytest.mark.parametrize("states", STATES, ids="+".join)
+@pytest.mark.parametrize("shapes", PHASES)
+@pytest.mark.parametrize(("batch", "appends"), [(1, True), (2, True), (3, True), (3, False)])
+def test_every_row_gets_the_tokens_that_its_own_prompt_leads_to(opened, shapes, batch, appends, states):
+    runner = opened(shapes=shapes, batch=batch, appends=appends, states=states)
+    for prompts in (PROMPTS[:batch], PROMPTS[:batch][::-1]):
+        for chunk in (512, 4, 1):
+            steps = run(runner, prompts, chunk=chunk)
+            assert [row(steps, index) for index in range(batch)] == [known_tokens(p, 9, states) for p in prompts]
+
+
+@pytest.mark.parametrize("shapes", PHASES)
+@pytest.mark.parametrize("chooses_rows", [True, False], ids=["K", "all logits"])
+@pytest.mark.parametrize(("batch", "appends"), [(1, True), (3, True), (3, False)])
+def test_the_known_answer_is_replayed(tmp_path, shapes, chooses_rows, batch, appends):
+    folder = handmade(tmp_path, shapes=shapes, batch=batch, appends=appends, chooses_rows=chooses_rows)
+    found = replay(folder, CPU, threads=1)
+    assert found.status == "verified", found.detail
+    assert [step.step for step in found.steps] == [
+        "prefill", "chunked prefill", *(f"decode {n}" for n in range(1, 7)),
+    ]  # fmt: skip
+
+
+def test_the_replay_pads_no_chunk_either(tmp_path, monkeypatch):
+    """A prompt of 17 tokens: 3 chunks of 5, and 2 tokens one by one."""
+    sizes = []
+
+    def spy(*arguments, **keywords):
+        feed = pick_feed(*arguments, **keywords)
+        sizes.append(feed.new_tokens)
+        return feed
+
+    monkeypatch.setattr(verify, "pick_feed", spy)
+    replay(handmade(tmp_path, shapes="pair"), CPU, threads=1)
+    assert sizes == [5, 5, 5, 1, 1, *[1] * 17]
+
+
+def test_a_longer_row_begins_alone_and_all_prompts_end_together(opened):
+    steps = run(opened(batch=2), PROMPTS[:2])
+    assert reading(steps) == [(14, 14, "model"), (6, 12, "model")]
+    assert [step.tokens for step in steps[:1]] == [(None, None)]
+    assert None not in steps[1].tokens
+
+
+def test_rows_of_one_length_are_read_in_one_step(opened):
+    assert reading(run(opened(batch=2), [PROMPTS[0], PROMPTS[0][::-1]])) == [(20, 40, "model")]
+
+
+def test_keys_and_values_alone_are_padded_as_before(opened):
+    assert reading(run(opened(batch=2, states=("key",)), PROMPTS[:2])) == [(20, 26, "model")]
+
+
+def test_a_graph_that_takes_no_later_chunks_reads_the_rest_token_by_token(opened):
+    steps = run(opened(batch=2, appends=False), PROMPTS[:2])
+    assert reading(steps) == [(14, 14, "model"), *[(1, 2, "model")] * 6]
+
+
+def test_a_static_pair_reads_whole_chunks_and_the_rest_token_by_token(opened):
+    """Chunks of 5: 14 tokens of the longer row before the other begins, then 6 of both."""
+    runner = opened(shapes="pair", batch=2)
+    steps = run(runner, PROMPTS[:2])
+    alone = [(5, 5, "prefill")] * 2 + [(1, 1, "decode")] * 4
+    assert reading(steps) == [*alone, (5, 10, "prefill"), (1, 2, "decode")]
+    (note,) = run_facts(runner).notes
+    assert note.startswith("6 prompt tokens were read one by one with decode.onnx") and "spoil the states" in note
+
+
+def test_a_prompt_shorter_than_a_static_chunk_never_meets_the_prefill_graph(opened):
+    runner = opened(shapes="pair", observe=True)
+    steps = run(runner, [PROMPTS[2]])
+    assert reading(steps) == [(1, 1, "decode")] * 3
+    assert row(steps) == known_tokens(PROMPTS[2], 9)
+    prefill, decode = run_facts(runner).sessions
+    assert (prefill.runs, len(decode.runs)) == ((), 4)
+
+
+@pytest.mark.parametrize("appends", [True, False])
+def test_one_graph_for_single_tokens_is_observed_in_both_phases(opened, appends):
+    runner = opened(shapes="one", observe=True, appends=appends)
+    assert (runner.chunk_fixed, runner.prefill_rows) == (1, 1)
+    steps = run(runner, [PROMPTS[2]])
+    assert reading(steps) == [(1, 1, "model")] * 3
+    facts = run_facts(runner)
+    assert not facts.notes
+    phases = [window.phase for window in facts.sessions[0].runs]
+    assert (phases.count("prefill"), phases.count("decode")) == (3, 4)
+
+
+def test_a_prompt_may_fill_the_cache_of_a_graph_for_single_tokens(opened):
+    runner = opened(shapes="one", batch=2)
+    full = [(3 * i) % VOCAB for i in range(LENGTH)]
+    steps = run(runner, [full, PROMPTS[1]], new=4)
+    assert row(steps, 0) == []
+    assert row(steps, 1) == known_tokens(PROMPTS[1], 4)
+    assert steps[-1].finish == ("cache_full", "length")
+
+
+def test_a_row_that_has_finished_does_not_disturb_the_others(opened):
+    runner = opened(batch=3)
+    stop = known_tokens(PROMPTS[1], 9)[2]
+    steps = run(runner, PROMPTS, stop=[stop])
+    for index, prompt in enumerate(PROMPTS):
+        expected = known_tokens(prompt, 9)
+        assert row(steps, index) == (expected[: expected.index(stop) + 1] if stop in expected else expected)
+
+
+def test_nothing_is_left_of_the_generation_before(opened):
+    runner = opened(batch=2)
+    next(generate(runner, PROMPTS[1::-1], max_new_tokens=9, sampler=greedy))
+    assert row(run(runner, PROMPTS[:2])) == known_tokens(PROMPTS[0], 9)
+    for buffer in runner.cache.buffers[:2]:
+        buffer.host.fill(np.nan)
+    assert row(run(runner, PROMPTS[:2]), 1) == known_tokens(PROMPTS[1], 9)
+
+
+def test_a_run_that_failed_leaves_nothing_in_the_states(opened):
+    runner = opened(batch=2)
+    steps = generate(runner, PROMPTS[:2], max_new_tokens=9, sampler=greedy)
+    next(steps)
+    runner.cache.buffers[2].host.fill(np.inf)
+    with pytest.raises(GenerationError, match="not finite"):
+        list(steps)
+    assert row(run(runner, PROMPTS[:2])) == known_tokens(PROMPTS[0], 9)
+
+
+@pytest.mark.parametrize("shapes", PHASES)
+def test_such_a_package_can_be_placed(opened, shapes):
+    runner = opened(shapes=shapes, batch=2)
+    assert run_package(runner, 3) is None
+    assert [step.phase for step in runner.steps] == ["prefill"] * 3 + ["decode"] * 3
+
+
+def test_all_states_stay_where_they_are(opened):
+    runner = opened(batch=2, observe=True)
+    run(runner, PROMPTS[:2])
+    facts = run_facts(runner)
+    assert [state.kind for state in facts.states] == list(ALL)
+    assert all(state.same_address and not state.address_changes and state.checked_steps for state in facts.states)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
+def test_rows_of_a_buffer_are_zeroed_and_others_left(dtype):
+    buffer = host_buffer((3, 2, 2), dtype)
+    buffer.host.fill(1)
+    buffer.clear_rows([0, 2])
+    assert buffer.clears_rows
+    assert [bool(part.any()) for part in buffer.host] == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("rows", [[1], [0, 2], [2, 0, 1]])
+def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
+    """The host is the only device at hand here; the calls are those for CUDA memory."""
+    filled = host_buffer((3, 4), dtype)
+    filled.host[...] = np.arange(1, 13).reshape(3, 4)
+    before = filled.host.copy()
+    buffer = replace(filled, array=None, memory="Cuda")
+    assert buffer.clears_rows
+    buffer.clear_rows(rows)
+    before[rows] = 0
+    np.testing.assert_array_equal(filled.host, before)
+
+
+def test_rows_that_cannot_be_zeroed_need_prompts_of_one_length(opened):
+    """ONNX Runtime's Python package reads no bfloat16 back from CUDA."""
+    runner = opened(batch=2)
+    cache = runner.cache
+    cache.buffers = (replace(cache.buffers[0], array=None, memory="Cuda", dtype="bfloat16"), *cache.buffers[1:])
+    with pytest.raises(GenerationError, match="prompts of different lengths: .* bfloat16 .*equal length"):
+        generate(runner, PROMPTS[:2], max_new_tokens=4, sampler=greedy)
+    generate(runner, [PROMPTS[0], PROMPTS[0]], max_new_tokens=4, sampler=greedy)
+
+
+def test_reading_again_begins_with_empty_states(opened, tmp_path):
+    """A package that is told to read again, although its states do not depend on the length."""
+    folder = handmade(tmp_path / "again", batch=2)
+    manifest = read_manifest(folder)
+    write_manifest(folder, manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"rereads_at": 23})}))
+    with load_runner(folder, CPU, threads=1) as runner:
+        steps = run(runner, PROMPTS[:2])
+        assert [step.again for step in steps].count(True) == 2  # the longer row alone, then both
+        assert [row(steps, index) for index in range(2)] == [known_tokens(prompt, 9) for prompt in PROMPTS[:2]]
+
+
+def test_a_step_costs_no_more_for_its_states(opened, record_property):
+    runner = opened(batch=3)
+    steps = [step for step in run(runner, PROMPTS, new=25) if step.phase == "decode"]
+    overhead_us = 1e6 * statistics.median(step.overhead_seconds for step in steps)
+    record_property("overhead_us", overhead_us)
+    assert overhead_us < 500, f"{overhead_us:.0f} us per decode step"
