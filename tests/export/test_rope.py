@@ -34,7 +34,7 @@ DYNAMIC = {"rope_type": "dynamic", **THETA, "factor": 3.3}
 
 
 def phi3(**parameters: Any) -> torch.nn.Module:
-    config = AutoConfig.for_model(
+    config: Any = AutoConfig.for_model(
         "phi3", **SIZES, max_position_embeddings=64, original_max_position_embeddings=CONTEXT,
         rope_parameters={**LONGROPE, **parameters},
     )  # fmt: skip
@@ -42,14 +42,14 @@ def phi3(**parameters: Any) -> torch.nn.Module:
 
 
 def llama(**parameters: Any) -> torch.nn.Module:
-    config = AutoConfig.for_model(
+    config: Any = AutoConfig.for_model(
         "llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters={**DYNAMIC, **parameters}
     )
     return LlamaRotaryEmbedding(config)
 
 
 def gemma3(full: dict[str, Any]) -> torch.nn.Module:
-    config = AutoConfig.for_model(
+    config: Any = AutoConfig.for_model(
         "gemma3_text", **SIZES, num_hidden_layers=2, max_position_embeddings=CONTEXT,
         layer_types=["sliding_attention", "full_attention"],
         rope_parameters={"sliding_attention": {"rope_type": "default", **THETA}, "full_attention": full},
@@ -67,7 +67,8 @@ class Model(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, length: torch.Tensor) -> Any:
         with rope_by_length(self.model, length):
-            return self.model.rotary(x, positions)
+            rotary: Any = self.model.rotary
+            return rotary(x, positions)
 
 
 def inputs(first: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -189,7 +190,7 @@ STATIC: dict[str, dict[str, Any]] = {
 def test_every_other_rope_type_of_transformers_has_fixed_frequencies(rope_type: str) -> None:
     """A rope type that is new in transformers has no entry above, and fails here until somebody has looked at it."""
     parameters = {"rope_type": rope_type, **THETA, **({} if rope_type == "default" else STATIC[rope_type])}
-    config = AutoConfig.for_model("llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters=parameters)
+    config: Any = AutoConfig.for_model("llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters=parameters)
     rotary = LlamaRotaryEmbedding(config)
     assert not length_dependent(rotary) and static_up_to(rotary) is None and rereads_at(rotary) is None
     long = rotary(*inputs(0, 60))
@@ -200,7 +201,7 @@ def test_a_fixed_alpha_is_no_dynamic_frequency() -> None:
     """Hunyuan labels it dynamic."""
     from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 
-    config = AutoConfig.for_model(
+    config: Any = AutoConfig.for_model(
         "hunyuan_v1_dense", **SIZES, max_position_embeddings=CONTEXT, rope_parameters={**DYNAMIC, "alpha": 1000.0}
     )
     assert not length_dependent(HunYuanDenseV1RotaryEmbedding(config))
@@ -208,7 +209,7 @@ def test_a_fixed_alpha_is_no_dynamic_frequency() -> None:
 
 def test_a_module_with_ways_of_its_own_is_refused_by_name() -> None:
     """Phimoe scales its waves by the length, beside transformers' wrapper."""
-    config = AutoConfig.for_model(
+    config: Any = AutoConfig.for_model(
         "phimoe", **SIZES, max_position_embeddings=64,
         rope_parameters={
             **LONGROPE, "original_max_position_embeddings": CONTEXT, "short_mscale": 1.2, "long_mscale": 1.4,

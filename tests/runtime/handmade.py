@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,8 @@ EMBEDDING = RANDOM.normal(size=(VOCAB, WIDTH)).astype(np.float32)
 HEAD = RANDOM.normal(size=(WIDTH, VOCAB)).astype(np.float32)
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "int64": TensorProto.INT64, "int32": 6}
 
-ALL = ("recurrent", "conv", "key")
+Kind = Literal["recurrent", "conv", "key"]
+ALL: tuple[Kind, ...] = ("recurrent", "conv", "key")
 Logits = npt.NDArray[np.float32]
 
 
@@ -149,7 +150,7 @@ def rope_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
     return drawing.node("Add", drawing.node("Mul", now, drawing.constant(2, "float32")), cached)
 
 
-STATES = {
+STATES: dict[Kind, tuple[str, str, Callable[[int], tuple[int, ...]]]] = {
     "recurrent": ("past.0", "present.0", lambda batch: (batch, WIDTH)),
     "conv": ("past.1", "present.1", lambda batch: (batch, 2, WIDTH)),
     "key": ("past.2", "present.2", lambda batch: (batch, 1, LENGTH, 1)),

@@ -16,7 +16,7 @@ from partita.runtime.generate import generate
 from partita.runtime.ort_buffers import host_buffer
 from partita.runtime.place import run_package
 from partita.runtime.run_facts import run_facts
-from partita.runtime.runner import load_runner
+from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
 from partita.runtime.verify import pick_feed, replay
 from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
@@ -29,7 +29,7 @@ STATES = [ALL, ("recurrent",), ("conv", "key"), ("key",)]
 @pytest.fixture
 def opened(tmp_path):
     """Make a package and open it on the CPU provider."""
-    runners = []
+    runners: list[Runner] = []
 
     def factory(*, observe=False, **options):
         runner = load_runner(handmade(tmp_path / str(len(runners)), **options), CPU, threads=1, observe=observe)
