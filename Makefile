@@ -10,6 +10,7 @@ RUNTIME     ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),g
 EXTRAS      ?= export,$(RUNTIME),dev
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
+BREADTH_ARGS ?=
 # Which environments `make test` tests, by the names in tests/contract/expectations.py; main is $(VENV).
 ENVIRONMENTS ?= main openvino webgpu qnn plugins
 VENVS       ?= .venvs
@@ -27,7 +28,7 @@ NAMES       := openvino webgpu qnn plugins
 ENV_TARGETS := $(NAMES:%=env-%)
 WANTED      := $(filter $(NAMES:%=env-%),$(ENVIRONMENTS:%=env-%))
 
-.PHONY: help install envs $(ENV_TARGETS) demo test test-cuda check bench clean
+.PHONY: help install envs $(ENV_TARGETS) demo test test-cuda breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -89,6 +90,10 @@ test: install ## run the whole test suite, and the contract tests of every envir
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
 	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)
+
+breadth: install ## export every model type of transformers, compare it with the original, and write docs/models.md; hours
+	@mkdir -p build
+	$(BIN)/python -m tests.export.breadth --jobs 2 --json build/breadth.json --docs docs/models.md --check $(BREADTH_ARGS)
 
 check: install ## ruff, mypy --strict and the import rules; all three run even when one fails
 	@failed=; \

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 
-def save_random_model(folder: Path, model_type: str, settings: dict[str, Any], dtype: str, seed: int) -> None:
+def save_random_model(
+    folder: Path, model_type: str, settings: dict[str, Any], dtype: str, seed: int, std: float = 0.2
+) -> None:
     """Write config.json, generation_config.json and model.safetensors.
 
     Fresh weights of transformers are so small that all logits are nearly equal and a wrong graph looks right. These are
-    large enough that attention is sharp and logits differ: normal with std 0.2; vectors are moved by std 0.1. Tied
+    large enough that attention is sharp and logits differ: normal with `std`; vectors are moved by std 0.1. Tied
     embeddings are smaller, or every token would predict itself whatever the layers compute.
     """
     import torch
@@ -23,7 +25,7 @@ def save_random_model(folder: Path, model_type: str, settings: dict[str, Any], d
         model = _new_model(AutoConfig.for_model(model_type, **settings))
         for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
+                parameter.normal_(std=std)
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
         for name, buffer in model.named_buffers():

@@ -1,0 +1,154 @@
+"""Many architectures, each exported and compared with transformers in a process of its own; `make breadth` does all.
+
+The subset here has every mechanism once, and the lowerings in turn. A type that cannot be exported is refused with a
+reason; nothing is ever wrong, crashes or hangs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY, require
+from tests.export.breadth import recipes
+from tests.export.breadth.goals import LEAST, NAMED, complaints
+from tests.export.breadth.page import page
+from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types
+from tests.export.breadth.running import run, run_type
+
+# What each brings that the others have not.
+QUICK = {
+    "bert": "gqa",  # an encoder's layers with a causal mask, token types
+    "bloom": "onnx24",  # position biases, queries, keys and values in one matrix, split by head
+    "cohere2": "gqa",  # parallel layers, interleaved rotation, layers without positions
+    "deepseek_v3": "primitives",  # keys and values out of a latent, keys wider than values, experts in groups
+    "falcon": "onnx24",  # one head of keys and values
+    "falcon_h1": "gqa",  # attention and a state space in the same layer
+    "gemma2": "primitives",  # softcaps, windows
+    "gemma3_text": "gqa",  # two rotations
+    "gpt2": "onnx24",  # learned positions, transposed weights
+    "gpt_neox": "primitives",  # a part of each head is rotated
+    "gpt_oss": "gqa",  # sinks, frequencies for long contexts, experts with biases
+    "granitemoehybrid": "primitives",  # multipliers, state spaces and experts
+    "jamba": "gqa",  # selective state spaces
+    "lfm2": "onnx24",  # short convolutions
+    "llama4_text": "gqa",  # attention in chunks, temperature by position
+    "mamba2": "gqa",  # no attention at all
+    "minicpm3": "gqa",  # scaled depth and embeddings
+    "mixtral": "onnx24",  # experts
+    "mpt": "gqa",  # position biases without any position input
+    "olmo2": "onnx24",  # norms behind the layers and over all heads
+    "opt": "primitives",  # positions with an offset
+    "phi": "gqa",  # biases everywhere, also in the head
+    "qwen3_next": "primitives",  # the delta rule, gates
+    "smollm3": "primitives",  # rotation in some layers only
+}
+REFUSED = "reformer"
+"""It hashes its keys into buckets at random."""
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, Outcome]]:
+    """The outcomes of the subset, made two at a time."""
+    require("torch")
+    by_lowering = {name: [kind for kind, chosen in QUICK.items() if chosen == name] for name in LOWERINGS}
+    by_lowering["gqa"].append(REFUSED)
+    yield {
+        outcome.model_type: outcome
+        for name, types in by_lowering.items()
+        for outcome in run(types, [name], jobs=2, limit_seconds=120)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", QUICK)
+def test_is_what_transformers_computes(found: dict[str, Outcome], model_type: str) -> None:
+    outcome = found[model_type]
+    assert outcome.status == "verified", outcome.reason
+    assert outcome.max_rel_error is not None and outcome.max_rel_error <= 1e-4
+
+
+@pytest.mark.slow
+def test_what_cannot_be_exported_is_refused_with_a_reason(found: dict[str, Outcome]) -> None:
+    assert found[REFUSED].status == "refused"
+    assert found[REFUSED].reason
+
+
+def test_another_answer_is_called_wrong(tmp_path: Path) -> None:
+    """The reference is moved by a thousandth in its last step: the package is then wrong, although verified."""
+    require("torch")
+    from tests.export.breadth.outcomes import PROMPT, SHORT_PROMPT, outcome
+    from tests.export.breadth.reference import load, reference
+
+    recipes.save(tmp_path, "llama")
+    model = load(tmp_path)
+    wanted = [reference(model, prompt) for prompt in (PROMPT, SHORT_PROMPT)]
+    moved = wanted[0].logits.copy()
+    moved[-1] *= 1.001
+    result = outcome(tmp_path, "llama", "gqa", [replace(wanted[0], logits=moved), wanted[1]])
+    assert result.status == "wrong"
+    assert "new token 25" in result.reason
+
+
+def test_a_hang_and_a_broken_recipe_are_results() -> None:
+    require("torch")
+    (hung,) = run_type("llama", ["gqa"], limit_seconds=0.001)
+    assert hung.status == "hung"
+    broken = run_type("no_such_type", ["gqa", "onnx24"], limit_seconds=120)
+    assert [entry.status for entry in broken] == ["crashed", "crashed"]
+    assert "no_such_type" in broken[0].reason
+
+
+def test_every_kind_of_layer_is_in_the_tiny_model() -> None:
+    require("torch")
+    from transformers import AutoConfig
+
+    assert set(recipes.SPECIAL) | set(recipes.SEEDS) | set(recipes.STDS) | set(recipes.IMPOSSIBLE) <= {
+        *all_types(), "dots3_note_audio_encoder", "dots3_note_vision_encoder", "mllama_text_model",
+    }  # fmt: skip
+    for model_type in all_types():
+        if model_type in recipes.IMPOSSIBLE:
+            continue
+        default = AutoConfig.for_model(model_type).get_text_config()
+        tiny = AutoConfig.for_model(model_type, **recipes.settings(model_type)).get_text_config()
+        for name in ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers", "block_types"):
+            kinds = set(getattr(default, name, None) or ())
+            assert kinds <= set(getattr(tiny, name, None) or ()), f"{model_type}: {name}"
+        for name in ("sliding_window", "attention_chunk_size", "window_size"):
+            assert (getattr(tiny, name, None) or 0) <= 8, f"{model_type}: {name}"
+
+
+def test_a_run_that_misses_its_goals_says_what() -> None:
+    verified = [*NAMED, *(f"other_{index}" for index in range(LEAST["gqa"] - len(NAMED)))]
+    good = [Outcome(name, lowering, "verified", 1e-6) for name in verified for lowering in LEAST]
+    assert complaints(good) == []
+    assert complaints([*good, Outcome("bad", "gqa", "wrong", reason="row 1")]) == ["bad with gqa: wrong: row 1"]
+    assert complaints(good[:-3]) == ["84 types are verified with gqa, at least 85 have to be"]
+    without = [replace(entry, status="refused") if entry.model_type == "mixtral" else entry for entry in good]
+    assert complaints(without)[-1] == "not verified with gqa: mixtral"
+
+
+def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
+    outcomes = (
+        Outcome("a", "gqa", "verified", 2e-6, rows="states that padding would spoil"),
+        Outcome("a", "onnx24", "refused", reason="a|b"),
+        Outcome("b", "gqa", "parity", reason="first difference", original="generate fails"),
+        Outcome("b", "onnx24", "parity", reason="first difference"),
+    )
+    Results({"torch": "2"}, "2026-01-01", outcomes).write(tmp_path / "results.json")
+    text = page(Results.read(tmp_path / "results.json"))
+    rows = "rows of unequal length: states that padding would spoil"
+    assert f"| a | verified 2e-06 | refused | gqa: {rows}; onnx24: a\\|b |" in text
+    assert "| b | not equal | not equal | first difference; transformers itself: generate fails |" in text
+    assert "torch 2" in text and "transformers unknown" in text
+
+
+def test_the_page_lists_the_installed_types() -> None:
+    require("torch")
+    text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| ([\w-]+) \|", text.split("| type |")[1], re.MULTILINE)
+    assert listed == all_types(), "docs/models.md is of another transformers: run `make breadth`"
