@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,12 +46,18 @@ class CheckpointWeight(ir.LazyTensor):
     """A weight that still lies in the checkpoint: in one of its tensors, or made of several."""
 
     def __init__(
-        self, checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType, *, name: str | None = None
+        self,
+        checkpoint: Checkpoint,
+        source: str | Origin,
+        dtype: ir.DataType,
+        *,
+        name: str | None = None,
+        shape: tuple[int, ...] | None = None,
     ) -> None:
         origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
         self.tensors = frozenset(info.name for info in origin.tensors())
         name = name or min(self.tensors)
-        super().__init__(self._whole, dtype, ir.Shape(origin.shape), name=name)
+        super().__init__(self._whole, dtype, ir.Shape(origin.shape if shape is None else shape), name=name)
         self.checkpoint, self.origin, self.source = checkpoint, origin, name
 
     @property
@@ -70,7 +77,15 @@ class CheckpointWeight(ir.LazyTensor):
         """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ..."""
         return self._as(Interleaved(self.origin, axis))
 
+    def reshaped(self, shape: tuple[int, ...]) -> CheckpointWeight:
+        """The same bytes as a tensor of another shape. This comes last: axes are those of the origin before it."""
+        if math.prod(shape) != self.size:
+            raise ValueError(f"{self.source}: {list(self.shape)} cannot be seen as {list(shape)}")
+        return CheckpointWeight(self.checkpoint, self.origin, self.dtype, name=self.source, shape=shape)
+
     def _as(self, origin: Origin) -> CheckpointWeight:
+        if self.shape != ir.Shape(self.origin.shape):
+            raise ValueError(f"{self.source}: the axes of {list(self.origin.shape)} are gone in {list(self.shape)}")
         return CheckpointWeight(self.checkpoint, origin, self.dtype, name=self.source)
 
     def slices(self) -> Iterator[torch.Tensor]:
@@ -99,7 +114,7 @@ class CheckpointWeight(ir.LazyTensor):
         """The whole weight in memory; for tests and tools, not used when a package is written."""
         pieces = [piece.reshape(-1) for piece in self.slices()]
         flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=TORCH_DTYPES[self.dtype])
-        return ir.tensor(flat.reshape(self.origin.shape), dtype=self.dtype)
+        return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.dtype)
 
 
 def _raw(tensor: torch.Tensor) -> bytes:

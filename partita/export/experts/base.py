@@ -1,0 +1,104 @@
+"""What the forms of a mixture of experts share: the experts of a layer, one call of them, and its routing as a matrix.
+
+The attributes that `Experts` reads are those that transformers' `use_experts_implementation` gives a module
+(transformers, integrations/moe.py; `batched_mm_experts_forward` there says what each of them means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Function = Callable[["torch.Tensor"], "torch.Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts of one layer, E of them: hidden width H, inner width I, F = 2*I with a gate and I without."""
+
+    name: str
+    up: torch.Tensor
+    """[E, F, H]: gate and up projections one after the other or taking turns, as `activate` wants them."""
+    down: torch.Tensor
+    """[E, I, H]."""
+    up_bias: torch.Tensor | None
+    """[E, F]."""
+    down_bias: torch.Tensor | None
+    """[E, H]."""
+    gated: bool
+    activate: Function
+    """[..., F] -> [..., I], the model's own code."""
+    after: Function | None
+    """What the model does with the output [..., H] of each expert before it is weighted."""
+
+    @classmethod
+    def of(cls, module: Any) -> Experts:
+        """The experts of a module of transformers, in one layout."""
+        prefix = "gate_up_proj" if module.has_gate else "up_proj"
+        up, down = getattr(module, prefix), module.down_proj
+        biases = (getattr(module, f"{prefix}_bias"), module.down_proj_bias) if module.has_bias else (None, None)
+        return cls(
+            name=type(module).__name__,
+            up=up.transpose(1, 2) if module.is_transposed else up,
+            down=down if module.is_transposed else down.transpose(1, 2),
+            up_bias=biases[0],
+            down_bias=biases[1],
+            gated=module.has_gate,
+            activate=module._apply_gate if module.has_gate else module.act_fn,
+            after=module.post_expert_norm if module.has_post_expert_norm else None,
+        )
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return self.up.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: hidden [T, H], chosen experts `index` [T, K] and their `weights` [T, K].
+
+    An index of E or more means no expert. Weights are whatever the router makes: they need not add up to 1.
+    """
+
+    experts: Experts
+    hidden: torch.Tensor
+    index: torch.Tensor
+    weights: torch.Tensor
+    tokens: int | None
+    """T when it is fixed."""
+
+
+def routing(call: Call) -> torch.Tensor:
+    """The weight of every expert for every token: [T, E], 0 where an expert is not chosen.
+
+    A comparison and a sum, not a scatter: a router may name an expert twice for a token, or one that does not exist.
+    """
+    import torch
+
+    numbers = torch.arange(call.experts.count, dtype=torch.int32)
+    chosen = call.index.to(torch.int32)[:, :, None] == numbers
+    nothing = torch.zeros((), dtype=call.weights.dtype)
+    return torch.where(chosen, call.weights[:, :, None], nothing).sum(dim=1)
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """MatMul of [..., M, K] and [..., K, N]. torch's own may fix a symbolic size when it looks at strides."""
+    import torch.onnx.ops as onnx_ops
+
+    outer = left.shape[:-2] if left.dim() >= right.dim() else right.shape[:-2]
+    shape = (*outer, left.shape[-2], right.shape[-1])
+    return onnx_ops.symbolic("onnx::MatMul", (left, right), dtype=left.dtype, shape=shape, version=13)
+
+
+def reshaped(tensor: torch.Tensor, sizes: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
+    """Reshape to `sizes`, of which one may be -1; `shape` says what comes out."""
+    import torch
+    import torch.onnx.ops as onnx_ops
+
+    wanted = torch.tensor(sizes, dtype=torch.int64)
+    return onnx_ops.symbolic("onnx::Reshape", (tensor, wanted), dtype=tensor.dtype, shape=shape, version=14)

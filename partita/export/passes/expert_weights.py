@@ -1,0 +1,97 @@
+"""Store stacked weights in the layout that their operator reads.
+
+    MoE(x, Reshape(Transpose(Reshape(W [E, 2*I, H]))))    before: turned at every session start, in memory
+    MoE(x, W with its halves taking turns)                after: written that way
+
+    Gemm(x, Reshape(W [E, F, H] -> [E*F, H]))             before: a second copy in memory
+    Gemm(x, W seen as [E*F, H])                           after: the same bytes under another shape
+
+Likewise for a Transpose of more than two axes; `transposed_weights` has those of two. A weight that something else
+reads too is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from partita.export.passes.rewriting import constant, drop_unused_initializers, only_consumer
+from partita.export.weights import CheckpointWeight
+
+
+def run(model: ir.Model) -> int:
+    """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns how many."""
+    count = 0
+    for node in list(model.graph):
+        if node.graph is model.graph and node.op_type in ("Transpose", "Reshape") and fold(model.graph, node):
+            count += 1
+    drop_unused_initializers(model.graph)
+    return count
+
+
+def fold(graph: ir.Graph, node: ir.Node) -> bool:
+    """Fold one node, or the interleaving that begins with it, into the weight it reads; False where it is not one."""
+    value = node.inputs[0]
+    if value is None or not isinstance(value.const_value, CheckpointWeight) or len(value.uses()) != 1:
+        return False
+    weight = value.const_value
+    if tuple(weight.shape.numpy()) != weight.origin.shape:
+        return False
+    if node.op_type == "Transpose":
+        order = tuple(node.attributes.get_ints("perm", range(weight.shape.rank())[::-1]))
+        if len(order) < 3:
+            return False
+        put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
+        return True
+    shape = wanted_shape(node, weight)
+    if shape is None:
+        return False
+    if (rest := interleaving(node, weight.origin.shape, shape)) is not None:
+        axis, nodes = rest
+        put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
+        return True
+    following = only_consumer(node.outputs[0])
+    if weight.shape.rank() < 3 or following is None or following.op_type in ("Transpose", "Reshape"):
+        return False
+    put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
+    return True
+
+
+def wanted_shape(node: ir.Node, weight: CheckpointWeight) -> tuple[int, ...] | None:
+    """What a Reshape of `weight` makes of it; None when that is not written out."""
+    sizes = constant(node.inputs[1])
+    if sizes is None or 0 in sizes:
+        return None
+    rest = math.prod(size for size in sizes if size != -1)
+    return tuple(weight.size // rest if size == -1 else int(size) for size in sizes)
+
+
+def interleaving(
+    first: ir.Node, before: tuple[int, ...], split: tuple[int, ...]
+) -> tuple[int, tuple[ir.Node, ir.Node]] | None:
+    """The axis along which two halves take turns, and the nodes after `first` that belong to it; None when none do.
+
+    `first` makes [..., 2, n, ...] of [..., 2*n, ...]; a Transpose swaps the two axes; a Reshape joins them again.
+    """
+    axes = [axis for axis in range(len(before)) if split == (*before[:axis], 2, before[axis] // 2, *before[axis + 1 :])]
+    turn = only_consumer(first.outputs[0])
+    last = only_consumer(turn.outputs[0]) if turn is not None and turn.op_type == "Transpose" else None
+    if turn is None or last is None or last.op_type != "Reshape":
+        return None
+    for axis in axes:
+        order = list(range(len(split)))
+        order[axis], order[axis + 1] = axis + 1, axis
+        joined = last.outputs[0].shape
+        if list(turn.attributes.get_ints("perm", [])) == order and joined == ir.Shape(before):
+            return axis, (turn, last)
+    return None
+
+
+def put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: CheckpointWeight, name: str) -> None:
+    """Let `weight` stand where the result of the last of `nodes` was, and drop the nodes."""
+    value = ir.Value(name=name, shape=weight.shape, type=ir.TensorType(weight.dtype), const_value=weight)
+    graph.initializers[name] = value
+    nodes[-1].outputs[0].replace_all_uses_with(value)
+    for node in reversed(nodes):
+        graph.remove(node, safe=True)
