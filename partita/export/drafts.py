@@ -16,8 +16,9 @@ from partita.export.node_names import name_nodes
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.progress import Progress, stage
+from partita.export.recurrence import used_by
 from partita.export.state import Probed
-from partita.export.tracing import FixedLengthError, Traced, TraceSpec, trace
+from partita.export.tracing import FixedLengthError, Traced, TraceSpec, recurrence_form, trace
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -74,11 +75,7 @@ class Draft:
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
         with stage(work.progress, "trace", work.seconds):
-            try:
-                wanted, traced = self._trace_pair_or_one(chosen, fixed=options.static_shapes or self.fake.probed.recurs)
-            except FixedLengthError as error:
-                tell(work, f"{error}: exported as a static pair")
-                wanted, traced = self._trace_pair_or_one(chosen, fixed=True)
+            wanted, traced = self._trace_phases(chosen)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         graphs = Graphs(self, chosen, wanted, traced, {})
@@ -86,18 +83,32 @@ class Draft:
             rewrite(graphs)
         return graphs
 
-    def _trace_pair_or_one(self, chosen: Lowering, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
-        options = self.work.options
-        wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
-        traced = [trace(self.fake, chosen, spec(options, chosen, self.max_length, length)) for _, _, length in wanted]
-        return wanted, traced
+    def _trace_phases(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
+        """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
+        options, probed = self.work.options, self.fake.probed
+        attempts = [False, True]
+        if options.static_shapes or not takes_any_length(self.fake, chosen):
+            attempts = [True]
+        for fixed in attempts:
+            wanted = phases(options, probed, self.max_length, fixed=fixed)
+            specs = [spec(options, chosen, self.max_length, length) for _, _, length in wanted]
+            try:
+                return wanted, [trace(self.fake, chosen, each) for each in specs]
+            except UnsupportedModelError as error:
+                if fixed or not (probed.recurs or isinstance(error, FixedLengthError)):
+                    raise
+                tell(self.work, f"exported as a static pair, because a graph for any number of tokens failed: {error}")
+        raise AssertionError("the last attempt returns or raises")
+
+
+def takes_any_length(fake: FakeModel, chosen: Lowering) -> bool:
+    """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
+    recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
+    return not recurrent or (recurrence_form(chosen) == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:
-    """The graphs that a package has: one for any number of tokens, or one for a fixed chunk and one for a token.
-
-    A model with convolution or recurrent states gets the pair: its code has loops over the tokens of a step.
-    """
+    """The graphs that a package has: one for any number of tokens, or one for a fixed chunk and one for a token."""
     if not fixed:
         return [("model.onnx", "any", None)]
     default = RECURRENT_PREFILL_CHUNK if probed.recurs else DEFAULT_PREFILL_CHUNK
@@ -114,6 +125,8 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not unread_states(item)]
     if not kept:
         raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it; it cannot be exported")
+    if len(wanted) == 1:
+        return wanted, traced
     if len(kept) < len(wanted):
         tell(work, "the model goes on from its states one token at a time, so prompts are read token by token")
         (_, _, length), item = kept[-1]
@@ -153,5 +166,5 @@ def rewrite(graphs: Graphs) -> None:
     unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        told = f"the model does not use these tensors of the checkpoint: {', '.join(unused[:5])}{more}"
+        told = f"left out, as the model does not use it: {', '.join(unused[:5])}{more}"
         tell(work, told)

@@ -54,6 +54,7 @@ class Emitter:
     past: Mapping[Key, torch.Tensor]
     written: dict[int, Written] = field(default_factory=dict)
     states: dict[Key, torch.Tensor] = field(default_factory=dict)
+    last_state: torch.Tensor | None = None
     _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
     """By identity; the tensors are kept, because an identity is only good while its object lives."""
 
@@ -120,7 +121,10 @@ class Emitter:
         key = kind, layer, index
         if key not in self.states and key in self.past:
             self.states[key] = self.past[key].clone()
-        return self.states.get(key)
+        state = self.states.get(key)
+        if kind == "recurrent":
+            self.last_state = state
+        return state
 
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
         """Replace a state."""

@@ -82,6 +82,8 @@ class Plug(Protocol):
     """N."""
     count: int
     """Layers that a cache for the model has."""
+    last_state: torch.Tensor | None
+    """The recurrent state that the model has read last."""
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
         """The mask that `mask_function` describes, [B, 1, S, N], 0 where a query sees a key."""
@@ -120,6 +122,11 @@ def plugged(plug: Plug) -> Iterator[None]:
     finally:
         masks["eager"] = eager
         _active.pop()
+
+
+def last_state() -> torch.Tensor | None:
+    """The recurrent state that the running model has read last; None when its layer has none yet."""
+    return _active[-1].last_state
 
 
 def register() -> None:

@@ -75,7 +75,7 @@ class PlugCache(Cache):
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Whether a layer has a state to go on from."""
         layer, index = layer_idx or 0, state_idx or 0
-        return any(self.plug.read_state(kind, layer, index) is not None for kind in ("recurrent", "conv"))
+        return any(self.plug.read_state(kind, layer, index) is not None for kind in ("conv", "recurrent"))
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """[B, channels, kernel]; models write into it."""

@@ -80,6 +80,7 @@ class Recorder:
     found: dict[int, LayerState] = field(default_factory=dict)
     rules: list[MaskRule | None] = field(default_factory=list)
     written: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
+    last_state: torch.Tensor | None = None
     _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
     _caches: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     _states: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
@@ -125,7 +126,10 @@ class Recorder:
         key = kind, layer, index
         if key not in self._states and (known := self.extras.get(key)) is not None:
             self._states[key] = torch.zeros(known.shape, dtype=known.dtype)
-        return self._states.get(key) if self.extras else None
+        state = self._states.get(key)
+        if kind == "recurrent":
+            self.last_state = state
+        return state
 
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
         """Take note of shape and dtype."""

@@ -26,6 +26,7 @@ from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
+from partita.export.recurrence import Form, replaced
 from partita.export.rope import rope_by_length
 from partita.export.state import LayerState, layer_count
 from partita.package import Port, State
@@ -90,7 +91,9 @@ class _Wrapper(torch.nn.Module):
             self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
             dict(zip(self.keys, past, strict=True)),
         )  # fmt: skip
-        with plugged(plug), complex_as_pairs(), rope_by_length(model, lengths[0] if lengths else None):
+        length = lengths[0] if lengths else None
+        form = recurrence_form(self.lowering)
+        with plugged(plug), complex_as_pairs(), rope_by_length(model, length), replaced(model, form):
             logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
         return (logits, *(plug.present(key) for key in self.keys))
 
@@ -164,6 +167,11 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         if spec.opset < WRITTEN:
             to_opset17(model)
     return Traced(model, *_ports(model, lowering, spec, fake), states)
+
+
+def recurrence_form(lowering: Lowering) -> Form:
+    """How recurrences are written beside this lowering of attention."""
+    return "contrib" if any(domain == "com.microsoft" for domain, _ in lowering.domains) else "standard"
 
 
 def broken_guard(shapes: ShapeEnv, max_length: int) -> str | None:

@@ -1,0 +1,57 @@
+"""Recurrences of linear attention and state space models, one file per recurrence.
+
+transformers writes a recurrence over several tokens as a function of its own, the same in every model that has it,
+because such functions are where faster kernels are plugged in (`use_kernel_func_from_hub_with_fallback`). The functions
+named here take their place while a model is traced: written for training, the originals loop over the tokens, or start
+from a state of zeros in every step. What is not named here is traced as it is.
+
+A file has `FUNCTIONS`, the names that transformers gives the function, and forms of it:
+`contrib` for any number of tokens, as one `com.microsoft::LinearAttention`; `standard` for a fixed number, in standard
+operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+Form = Literal["contrib", "standard"]
+Recurrence = Callable[..., Any]
+
+
+def recurrences() -> dict[str, ModuleType]:
+    """Name of a transformers function -> the file that knows it."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "linear_attention")
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {function: module for module in modules for function in module.FUNCTIONS}
+
+
+def used_by(model: torch.nn.Module) -> tuple[str, ...]:
+    """Names of the known functions that the modelling code of `model` has."""
+    known = recurrences()
+    return tuple(sorted({name for module in modelling_code(model) for name in known if hasattr(module, name)}))
+
+
+@contextmanager
+def replaced(model: torch.nn.Module, form: Form) -> Iterator[None]:
+    """In this block the modelling code of `model` computes its recurrences in `form`."""
+    known = recurrences()
+    with ExitStack() as stack:
+        for module in modelling_code(model):
+            for name, file in known.items():
+                if hasattr(module, name):
+                    stack.callback(setattr, module, name, getattr(module, name))
+                    setattr(module, name, getattr(file, form))
+        yield
+
+
+def modelling_code(model: torch.nn.Module) -> list[ModuleType]:
+    """The Python modules that define the classes of `model`."""
+    return [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]
