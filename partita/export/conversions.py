@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightConverter
 
-from partita.export.checkpoint import TensorInfo
 from partita.export.origins import Computed, Cut, Joined, Origin, Picked, Stored, Widened
+from partita.export.weight_files import TensorInfo
 
 aten = torch.ops.aten
 

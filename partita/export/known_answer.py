@@ -7,6 +7,7 @@ it does is shared with the exported graph. Any execution provider can replay the
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import transformers
 from safetensors.numpy import save as serialised
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from partita.errors import ResourceError, UnsupportedModelError
+from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
 from partita.package import KNOWN_ANSWER
@@ -132,10 +133,13 @@ def save(answer: KnownAnswer, folder: Path) -> None:
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:
-    """A fixed text in the checkpoint's own tokens; without a tokenizer, fixed ids spread over the vocabulary."""
+    """A fixed text in the checkpoint's own tokens; without a tokenizer that loads, fixed ids spread over the
+    vocabulary.
+    """
     ids: list[int] = []
     if any(name.startswith("tokenizer") for name in checkpoint.companions()):
-        with quiet(), translated("loading the tokenizer"):
+        # What cannot be loaded is told where the tokenizer is probed.
+        with suppress(PartitaError), quiet(), translated("loading the tokenizer"):
             tokenizer = AutoTokenizer.from_pretrained(
                 str(checkpoint.folder), local_files_only=True, trust_remote_code=False
             )

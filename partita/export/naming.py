@@ -17,9 +17,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from partita.errors import CheckpointError
-from partita.export.checkpoint import TensorInfo
 from partita.export.conversions import convert
 from partita.export.origins import Origin, Stored
+from partita.export.weight_files import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from partita.export.checkpoint import OpenFiles, TensorInfo
+from partita.export.weight_files import OpenFiles, TensorInfo
 
 Region = tuple[tuple[int, int], ...]
 """Start and stop on every axis."""

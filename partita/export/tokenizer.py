@@ -31,24 +31,26 @@ TEXTS = (
 RANDOM_SEQUENCES, SEQUENCE_TOKENS = 64, 24
 
 
-def probe_tokenizer(folder: Path, names: tuple[str, ...]) -> TokenizerKind:
-    """Compare both readings of the tokenizer in `folder`, whose files are `names`.
+def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> TokenizerKind:
+    """Compare both readings of the tokenizer in `folder`, whose files are `names`; `notes` gets what users must know.
 
     A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
     """
     if not any(name.startswith(("tokenizer", "vocab")) for name in names):
+        notes.append("the checkpoint has no tokenizer: generate will need --token-ids")
         return "none"
-    if "tokenizer.json" not in names:
-        return "transformers"
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
     try:
         with quiet(), translated("loading the tokenizer"):
             full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            if "tokenizer.json" not in names:
+                return "transformers"
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
             return "tokenizers" if _same(full, plain) else "transformers"
-    except PartitaError:
+    except PartitaError as error:
+        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need --token-ids")
         return "transformers"
 
 

@@ -19,10 +19,11 @@ import onnx_ir as ir
 import torch
 
 from partita.errors import CheckpointError, ResourceError
-from partita.export.checkpoint import Checkpoint, OpenFiles
+from partita.export.checkpoint import Checkpoint
 from partita.export.naming import Sources
 from partita.export.origins import Interleaved, Origin, Stored, blocks
 from partita.export.progress import Stage
+from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
 from partita.package import WEIGHTS
 
 IR_DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -39,6 +40,8 @@ ALIGNMENT = 4096
 """Offset alignment of large tensors, so that ONNX Runtime can map them into memory (ONNX external data
 specification).
 """
+COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
+"""Ends of the names of what transformers computes itself, and some checkpoints hold all the same."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -148,10 +151,24 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         else:
             with OpenFiles(checkpoint.folder) as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
-    if missing:
-        raise CheckpointError(f"{checkpoint.folder}: {_few(missing)} missing from the weight files")
-    if wrong:
-        raise CheckpointError(f"{checkpoint.folder}: weights and config.json disagree: {_few(wrong, '; ')}")
+    if missing or wrong:
+        told = [
+            f"{what} {_few(items, separator)}"
+            for what, items, separator in (
+                ("missing from the weight files:", sorted(missing), ", "),
+                ("not what the model takes:", sorted(wrong), "; "),
+                ("not in the model:", _unknown(sources), ", "),
+            )
+            if items
+        ]
+        raise CheckpointError(
+            f"{checkpoint.folder}: weights and config.json disagree: {'; '.join(told)}; check that they belong together"
+        )
+
+
+def _unknown(sources: Sources) -> list[str]:
+    """Tensors that the model has no place for."""
+    return [name for name in sources.unmatched if not name.endswith(COMPUTED)]
 
 
 def _name_of(origin: Origin, name: str) -> str:
@@ -174,17 +191,36 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
 
 def _few(items: list[str], separator: str = ", ") -> str:
     """The first five, and how many there are."""
-    more = f" and {len(items) - 5} more" if len(items) > 5 else ""
-    return separator.join(items[:5]) + more
+    shown = separator.join(item[: 2 * SHOWN_CHARACTERS] for item in items[:5])
+    return shown + (f" and {len(items) - 5} more ({len(items)} in all)" if len(items) > 5 else "")
 
 
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
-    """Tensors of the checkpoint that no graph uses, without second names and buffers that transformers computes
-    itself.
+    """What the checkpoint holds and no graph uses, by the outermost modules that nothing is used of, with counts:
+    `vision_tower (312 tensors, 0.4 GB)`. Second names and what transformers computes itself are not told.
     """
     used = {name for m in models for w in _weights(m) for name in w.tensors} | sources.second_names()
-    computed = ("inv_freq", ".masked_bias", ".attn.bias")
-    return sorted(name for name in checkpoint.tensors if name not in used and not name.endswith(computed))
+    left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
+    modules = {prefix for name in used for prefix in _modules(name)}
+    groups: dict[str, list[TensorInfo]] = {}
+    for info in left:
+        outermost = next((prefix for prefix in _modules(info.name) if prefix not in modules), info.name)
+        groups.setdefault(outermost, []).append(info)
+    return [_counted(name, infos) for name, infos in sorted(groups.items(), key=lambda g: -len(g[1]))]
+
+
+def _modules(name: str) -> list[str]:
+    """The modules that a tensor is in, by its name, outermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _counted(name: str, infos: list[TensorInfo]) -> str:
+    if [info.name for info in infos] == [name]:
+        return name
+    size = sum(info.size_bytes for info in infos)
+    told = f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size:,} bytes"
+    return f"{name} ({len(infos)} tensor{'s' if len(infos) != 1 else ''}, {told})"
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:

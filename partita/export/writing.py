@@ -91,9 +91,7 @@ def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None
         for name in checkpoint.companions():
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, parameters)
-        tokenizer = probe_tokenizer(work.folder, checkpoint.companions())
-        if tokenizer == "none":
-            work.notes.append("the checkpoint has no tokenizer: generate will need --token-ids")
+        tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
     files = _graph_files(files_of, traced)
     graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
     manifest = _manifest(work, source, graph, data, tokenizer)

@@ -101,7 +101,7 @@ def test_tensor_of_the_wrong_shape(tiny_checkpoint: TinyCheckpoint, own_copy: Co
     folder = edit_config(own_copy(tiny_checkpoint("llama")), intermediate_size=128)
     error = refuse(folder, tmp_path / "o" / "out")
     assert "mlp.gate_proj.weight is [96, 64], config.json asks for [128, 64]" in str(error)
-    assert "and 1 more" in str(error)
+    assert "and 1 more (6 in all)" in str(error)
 
 
 def test_tensor_of_the_wrong_dtype(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_tensor_of_the_wrong_dtype(tiny_checkpoint: TinyCheckpoint, own_copy: Co
 def test_missing_tensors_are_named_and_counted(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
     folder = edit_config(own_copy(tiny_checkpoint("llama")), num_hidden_layers=3)
     error = refuse(folder, tmp_path / "o" / "out")
-    assert "model.layers.2." in str(error) and "and 4 more missing" in str(error)
+    assert "missing from the weight files: model.layers.2." in str(error) and "and 4 more (9 in all)" in str(error)
 
 
 def test_unknown_model_type(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_quantised_checkpoint_is_refused_by_name(
 ) -> None:
     folder = edit_config(own_copy(tiny_checkpoint("llama")), quantization_config={"quant_method": "gptq", "bits": 4})
     error = refuse(folder, tmp_path / "o" / "out")
-    assert isinstance(error, UnsupportedModelError) and "quantised (gptq)" in str(error)
+    assert isinstance(error, UnsupportedModelError) and "quantised: GPTQ" in str(error)
 
 
 def test_pickled_code_in_a_bin_file_is_not_run(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:

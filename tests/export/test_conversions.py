@@ -23,11 +23,12 @@ from transformers.core_model_loading import (
 )
 
 from partita.export import naming, weights
-from partita.export.checkpoint import Checkpoint, OpenFiles, open_checkpoint
+from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.conversions import convert
 from partita.export.naming import Sources, match_names
 from partita.export.origins import Computed, Stored
 from partita.export.progress import Silent, stage
+from partita.export.weight_files import OpenFiles
 from partita.export.weights import CheckpointWeight, write_data
 from partita.package import WEIGHTS
 from tests.conftest import TinyCheckpoint

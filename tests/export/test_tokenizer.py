@@ -18,8 +18,12 @@ from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, Exported, TinyCheckpoint
 Copy = Callable[[Path], Path]
 
 
-def probe(folder: Path) -> str:
-    return probe_tokenizer(folder, tuple(name for name in COMPANIONS if (folder / name).is_file()))
+def probe(folder: Path, *told: str) -> str:
+    """What kind it is; what users are told starts as `told` does."""
+    notes: list[str] = []
+    kind = probe_tokenizer(folder, tuple(name for name in COMPANIONS if (folder / name).is_file()), notes)
+    assert len(notes) == len(told) and all(n.startswith(t) for n, t in zip(notes, told, strict=True)), notes
+    return kind
 
 
 def test_a_plain_fast_tokenizer_needs_tokenizers_only(tiny_checkpoint: TinyCheckpoint) -> None:
@@ -28,7 +32,7 @@ def test_a_plain_fast_tokenizer_needs_tokenizers_only(tiny_checkpoint: TinyCheck
 
 
 def test_no_tokenizer(tiny_checkpoint: TinyCheckpoint) -> None:
-    assert probe(tiny_checkpoint("llama", tokenizer=False)) == "none"
+    assert probe(tiny_checkpoint("llama", tokenizer=False), "the checkpoint has no tokenizer") == "none"
 
 
 def test_settings_that_only_transformers_reads_are_noticed(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
@@ -43,7 +47,7 @@ def test_settings_that_only_transformers_reads_are_noticed(tiny_checkpoint: Tiny
 def test_a_damaged_tokenizer_does_not_stop_an_export(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
     folder = own_copy(tiny_checkpoint("llama"))
     (folder / "tokenizer.json").write_text("{")
-    assert probe(folder) == "transformers"
+    assert probe(folder, "the checkpoint's tokenizer cannot be loaded (") == "transformers"
 
 
 def test_both_readers_agree() -> None:

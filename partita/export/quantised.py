@@ -1,0 +1,189 @@
+"""Checkpoints that are already quantised: recognised by their config or by their tensors, and refused by name.
+
+`METHODS` is all that is known about them. What fits none of them is refused all the same, with the name that the
+checkpoint gives it: packed integers must not be taken for weights.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.errors import UnsupportedModelError
+from partita.export.weight_files import LAYOUTS, TensorInfo, read_json
+
+ORIGINAL = "export the checkpoint that it was made from"
+IN_TRANSFORMERS = f"{ORIGINAL}, or dequantise it in transformers ({{}}) and export what you save"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to store quantised weights."""
+
+    name: str
+    methods: tuple[str, ...] = ()
+    """What `quant_method` is in a config."""
+    keys: tuple[str, ...] = ()
+    """Keys of a config without `quant_method`; those of one entry are all there."""
+    tensors: tuple[tuple[str, str], ...] = ()
+    """Ends that a tensor's name may have, and its dtype as a regular expression. The tensors lie beside one another."""
+    advice: str = ORIGINAL
+
+
+ANY, BYTE, UNSIGNED = ".*", r"[IU]8|torch\.u?int8", r"U8|torch\.uint8"
+INTEGER, FLOAT8 = r"[IU](8|16|32|64)|torch\.u?int.*", r"F8_.*|torch\.float8.*"
+METHODS = (
+    Method(
+        "bitsandbytes",
+        ("bitsandbytes", "bitsandbytes_4bit", "bitsandbytes_8bit"),
+        ("load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit", "bnb_4bit_quant_type"),
+        ((".weight.absmax .weight.quant_map", ANY),),
+        IN_TRANSFORMERS.format("model.dequantize()"),
+    ),
+    Method("bitsandbytes LLM.int8", tensors=((".SCB", ANY), (".weight", BYTE))),
+    Method(
+        "GPTQ",
+        ("gptq", "gptqmodel", "marlin"),
+        ("bits desc_act", "bits group_size sym"),
+        ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY), (".g_idx", INTEGER)),
+    ),
+    Method(
+        "AWQ",
+        ("awq", "llm-awq"),
+        ("w_bit q_group_size", "w_bit zero_point"),
+        ((".qweight", INTEGER), (".qzeros", INTEGER), (".scales", ANY)),
+    ),
+    Method("EXL2 (ExLlama)", ("exl2", "exl3"), (), ((".q_weight", INTEGER), (".q_scale", ANY))),
+    Method(
+        "MXFP4",
+        ("mxfp4",),
+        (),
+        (("_blocks", BYTE), ("_scales", BYTE)),
+        IN_TRANSFORMERS.format("quantization_config=Mxfp4Config(dequantize=True)"),
+    ),
+    Method("NVFP4", ("nvfp4",), (), ((".weight_scale_2", ANY), (".weight", BYTE))),
+    Method(
+        "compressed-tensors",
+        ("compressed-tensors", "sparseml"),
+        ("config_groups", "quantization_status", "sparsity_config"),
+        ((".weight_packed", INTEGER),),
+        IN_TRANSFORMERS.format("quantization_config=CompressedTensorsConfig(dequantize=True)"),
+    ),
+    Method("ModelOpt", ("modelopt",), ("quant_algo",)),
+    Method("FBGEMM fp8", ("fbgemm_fp8",), ("activation_scale_ub",)),
+    Method(
+        "fp8",
+        ("fp8", "mxfp8"),
+        ("activation_scheme", "weight_block_size"),
+        (("", FLOAT8),),
+        IN_TRANSFORMERS.format("quantization_config=FineGrainedFP8Config(dequantize=True)"),
+    ),
+    Method("HQQ", ("hqq",), (), ((".W_q", ANY),)),
+    Method("Quanto", ("quanto",), (), (("._data", ANY), ("._scale", ANY))),
+    Method("AQLM", ("aqlm",), ("in_group_size num_codebooks",), ((".codes", ANY), (".codebooks", ANY))),
+    Method("VPTQ", ("vptq",), (), ((".centroids.weight", ANY), (".indices", ANY))),
+    Method("EETQ", ("eetq",), (), ((".weight_scales", ANY), (".weight", BYTE))),
+    Method("TorchAO", ("torchao",), (), ((":qdata _weight_qdata", ANY),)),
+    Method("BitNet", ("bitnet",), (), ((".weight_scale", ANY), (".weight", UNSIGNED))),
+    Method("SpQR", ("spqr",), (), ((".dense_weights", ANY), (".col_vals", ANY))),
+    Method("HIGGS", ("higgs",)),
+    Method("AutoRound", ("auto-round", "intel/auto-round")),
+    Method("Quark", ("quark",)),
+    Method("FP-Quant", ("fp_quant",), (), ((".qweight .dqweight", ANY), (".forward_hadamard_matrix", ANY))),
+    Method("MLX", ("mlx",), ("bits group_size",), ((".weight", INTEGER), (".scales", ANY), (".biases", ANY))),
+    Method("int8", ("int8",), (), ((".weight_scale .weight_scale_inv", ANY), (".weight", BYTE))),
+)
+"""Of two that fit, the one that asks for more comes first."""
+UNKNOWN = Method("a method that Partita does not know")
+SECTIONS = ("quantization_config", "compression_config", "quantization")
+"""Keys of config.json, and of the configs in it, under which settings lie; the last one is MLX's."""
+BESIDE = (("quantize_config.json", None), ("quant_config.json", None), ("hf_quant_config.json", "quantization"))
+"""Files of settings beside config.json, and the key in them."""
+
+
+def refuse_gguf(folder: Path, given: str = "") -> None:
+    """Raise UnsupportedModelError when the file `given`, or all that a folder has for weights, is a GGUF file."""
+    files = [given] if given else sorted(path.name for path in folder.glob("*.gguf"))
+    if files and (given or not any((folder / name).is_file() for layout in LAYOUTS for name in layout)):
+        how = f"from_pretrained(..., gguf_file={files[0]!r})"
+        raise _refusal(folder, Method("GGUF", advice=IN_TRANSFORMERS.format(how)), files[0])
+
+
+def refuse_by_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise UnsupportedModelError when config.json, or a file beside it, says that the weights are quantised."""
+    for where, settings in (*_sections(config, "config.json"), *_files(folder)):
+        found = _told(settings)
+        if found is not None:
+            raise _refusal(folder, found, where)
+
+
+def refuse_by_tensors(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    """Raise UnsupportedModelError when the tensors are those of a quantised checkpoint, whatever its config says."""
+    for method in METHODS:
+        example = _stored(method, tensors)
+        if example is not None:
+            raise _refusal(folder, method, f"by its tensor {example.name}, {example.dtype}")
+    for info in tensors.values():
+        if len(info.shape) > 1 and info.name.endswith(".weight") and re.fullmatch(INTEGER, info.dtype):
+            raise _refusal(folder, UNKNOWN, f"by its tensor {info.name}, {info.dtype}")
+
+
+def _refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{folder}: the checkpoint is quantised: {method.name} ({where}); quantised checkpoints cannot be exported "
+        f"yet, {method.advice}"
+    )
+
+
+def _sections(config: Mapping[str, Any], where: str, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Settings in a config and in the configs in it, with where they are."""
+    for key, value in config.items():
+        if key in SECTIONS:
+            yield f"{key} in {where}", value
+        elif isinstance(value, Mapping) and key.endswith("config") and depth:
+            yield from _sections(value, f"{key} of {where}", depth - 1)
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Any]]:
+    """Settings in files of their own."""
+    for name, key in BESIDE:
+        if (folder / name).is_file():
+            settings = read_json(folder / name)
+            yield name, settings.get(key) if key else settings
+
+
+def _told(settings: Any) -> Method | None:
+    """The method that settings name, or else that their keys fit; None when nothing is quantised."""
+    if not isinstance(settings, Mapping):
+        return UNKNOWN if settings else None
+    named = settings.get("quant_method")
+    if named:
+        known = (m for m in METHODS if str(named).lower().replace("_", "-") in [n.replace("_", "-") for n in m.methods])
+        return next(known, Method(str(named)[:40]))
+    if "quant_algo" in settings and not settings["quant_algo"]:
+        return None  # ModelOpt, of the cache alone
+    present = {key for key, value in settings.items() if value is not None}
+    by_keys = (m for m in METHODS if any(present.issuperset(group.split()) for group in m.keys))
+    return next(by_keys, UNKNOWN) if present else None
+
+
+def _stored(method: Method, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
+    """A tensor of the kind that the method stores, where all that belong to it lie beside one another."""
+    if not method.tensors:
+        return None
+    (ends, dtype), *others = method.tensors
+    for name, info in tensors.items():
+        end = next((e for e in ends.split() or [""] if name.endswith(e)), None)
+        if end is None or not re.fullmatch(dtype, info.dtype):
+            continue
+        stem = name.removesuffix(end)
+        beside = [[tensors.get(stem + e) for e in also.split()] for also, _ in others]
+        if all(
+            any(t is not None and re.fullmatch(kind, t.dtype) for t in found)
+            for found, (_, kind) in zip(beside, others, strict=True)
+        ):
+            return info
+    return None

@@ -1,0 +1,77 @@
+"""Rotary embedding settings that the installed transformers does not know: refused by name.
+
+transformers warns about a rope type without a check and about keys that it does not know, and goes on without them.
+What the model's authors meant by them would be missing from the original as well, so that a comparison could not tell.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
+
+from partita.errors import CheckpointError, UnsupportedModelError
+
+KEYS = ("rope_parameters", "rope_scaling")
+"""The name of the settings in config.json today, and before transformers 5."""
+NOT_SETTINGS = frozenset({"type", "finetuned"})
+"""Keys without a meaning of their own: the former name of `rope_type`, and how a YaRN checkpoint was made."""
+
+
+def check_written(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError when settings in config.json are no JSON object."""
+    for where, part in (("config.json", config), ("text_config of config.json", config.get("text_config"))):
+        for key in KEYS:
+            settings = part.get(key) if isinstance(part, Mapping) else None
+            if settings and not isinstance(settings, Mapping):
+                raise CheckpointError(
+                    f"{folder}: {key} in {where} is {str(settings)[:40]!r}, which are no settings of a rotary "
+                    "embedding; correct it or remove it"
+                )
+
+
+def check_known(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise UnsupportedModelError when transformers does not know a rope type or a setting of `config`."""
+    text: Any = config.get_text_config(decoder=True)
+    settings = getattr(text, "rope_parameters", None)
+    if not isinstance(settings, Mapping):
+        return
+    default = getattr(text, "default_rope_type", "default")
+    types = sorted({"default", default, *ROPE_INIT_FUNCTIONS})
+    known = set(RopeParameters.__annotations__) | NOT_SETTINGS | set(text.ignore_keys_at_rope_validation or ())
+    for where, entry in _entries(text, settings):
+        kind = entry.get("rope_type", entry.get("type", default))
+        if kind not in types:
+            raise UnsupportedModelError(
+                f"{folder}: rope type {str(kind)[:40]!r}{where} is not known to transformers "
+                f"{transformers.__version__}, which knows {', '.join(types)}; a newer one may"
+            )
+        strange = sorted(str(key)[:40] for key in entry if key not in known and not _is_read(text, str(key)))
+        if strange:
+            raise UnsupportedModelError(
+                f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are not known to transformers "
+                f"{transformers.__version__}, which would leave them out; a newer one may know them"
+            )
+
+
+def _is_read(text: Any, key: str) -> bool:
+    """Whether the code of the model has the name of a setting in it; some models have settings of their own."""
+    folder = Path(inspect.getfile(type(text))).parent
+    return any(f'"{key}"' in file.read_text(encoding="utf-8") for file in folder.glob("*.py"))
+
+
+def _entries(text: Any, settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The settings, or those of each layer type when they are nested, with how to say where they are."""
+    labels = {*ALLOWED_LAYER_TYPES, *(getattr(text, "_rope_type_labels", None) or ())}
+    nested = {key: value for key, value in settings.items() if key in labels}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield f" of {key}", value
+    if not nested:
+        yield "", settings

@@ -1,0 +1,192 @@
+"""The weight files of a checkpoint: which tensors they hold, and regions of those tensors.
+
+No file is read whole: names, shapes and dtypes come from the headers, and each safetensors file is opened anew for each
+region, so that the pages of the last one do not stay in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from partita.errors import CheckpointError
+
+SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TORCH_NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+LAYOUTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+"""A single file, and the index of several, in the order in which they are looked for."""
+SHOWN_CHARACTERS = 120
+"""Of a name from a file, in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of the checkpoint: which file holds it, its shape, its dtype (ONNX spelling, or the file's own if not
+    float), and its size in that file.
+    """
+
+    name: str
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int = 0
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception of another library says, in one short line."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError when there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (ValueError, RecursionError) as error:  # not JSON or not UTF-8; a number of thousands of digits; [[[[[...
+        raise CheckpointError(f"{path}: damaged, it is not JSON ({first_line(error)})") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: damaged, it holds no JSON object")
+    return value
+
+
+def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    """Every tensor of the checkpoint, and its weight files. Raises CheckpointError when they are missing or damaged."""
+    for single, index in LAYOUTS:
+        if (folder / index).is_file():
+            return _read_sharded(folder, index)
+        if (folder / single).is_file():
+            return {info.name: info for info in _list_tensors(folder, single)}, (single,)
+    others = sorted(p.name for p in folder.glob("*.safetensors"))
+    hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
+    raise CheckpointError(
+        f"{folder}: config.json is there but no weights (model.safetensors or pytorch_model.bin){hint}"
+    )
+
+
+def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
+    weight_map = read_json(folder / index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError(f"{folder / index}: damaged, it has no weight_map")
+    files = tuple(sorted(set(weight_map.values())))
+    tensors: dict[str, TensorInfo] = {}
+    for name in files:
+        if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
+            raise CheckpointError(
+                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r} outside the checkpoint folder; "
+                "refusing to follow it"
+            )
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name}: this shard is missing; download the checkpoint again")
+        for info in _list_tensors(folder, name):
+            if info.name in tensors:
+                raise CheckpointError(
+                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}, and which of them "
+                    "counts is not said; download the checkpoint again"
+                )
+            tensors[info.name] = info
+    for tensor, file in weight_map.items():
+        if tensor not in tensors or tensors[tensor].file != file:
+            raise CheckpointError(
+                f"{folder / file}: lacks tensor {tensor[:SHOWN_CHARACTERS]}, which {index} says it holds"
+            )
+    return tensors, files
+
+
+def _list_tensors(folder: Path, file: str) -> list[TensorInfo]:
+    """Names, shapes and dtypes of one weight file."""
+    path = folder / file
+    if file.endswith(".bin"):
+        found = [_described(name, file, tensor) for name, tensor in _load_bin(path).items()]
+    else:
+        found = _list_safetensors(path, file)
+    for info in found:
+        if not info.name or not info.name.isprintable() or len(info.name) > 1000:
+            raise CheckpointError(
+                f"{path}: damaged, it holds a tensor of the name {info.name[:SHOWN_CHARACTERS]!r}; download the "
+                "checkpoint again"
+            )
+    return found
+
+
+def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
+    try:
+        with safe_open(str(path), framework="pt") as handle:
+            found = []
+            for name in handle.keys():  # noqa: SIM118 - safe_open is no dict
+                part = handle.get_slice(name)
+                dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+                size = _size_bytes(dtype, shape)
+                found.append(TensorInfo(name, file, shape, SAFETENSORS_DTYPES.get(dtype, dtype), size))
+            return found
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise CheckpointError(
+            f"{path}: damaged or cut off at {size:,} bytes ({first_line(error)}); download the checkpoint again"
+        ) from error
+
+
+def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor whose dtype has its bits in its name, as safetensors spells them: F8_E4M3, BF16, BOOL."""
+    digits = dtype.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ").partition("_")[0]
+    bits = int(digits) if digits.isdigit() else 8
+    for size in shape:
+        bits *= size
+    return bits // 8
+
+
+def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
+    return TensorInfo(name, file, tuple(tensor.shape), TORCH_NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.nbytes)
+
+
+def _load_bin(path: Path) -> dict[str, torch.Tensor]:
+    """Memory-mapped tensors of a .bin file; weights only, so no code in the file is run."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"
+        ) from error
+    plain = isinstance(loaded, dict) and all(isinstance(k, str) for k in loaded)
+    if not plain or not all(isinstance(v, torch.Tensor) and v.layout == torch.strided for v in loaded.values()):
+        raise CheckpointError(f"{path}: holds something other than named tensors; use safetensors files")
+    return dict(loaded)
+
+
+class OpenFiles:
+    """Reads regions of tensors. Use as a context manager; what was computed from them is kept until its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.computed: dict[Any, torch.Tensor] = {}
+        self._loaded: dict[str, Mapping[str, torch.Tensor]] = {}
+
+    def __enter__(self) -> OpenFiles:
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self.computed.clear()
+        self._loaded.clear()
+
+    def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
+        """The elements of a tensor in `region`, start and stop on every axis. Raises CheckpointError."""
+        path = self.folder / info.file
+        index: Any = tuple(slice(start, stop) for start, stop in region) or ...
+        if info.file.endswith(".bin"):
+            if info.file not in self._loaded:
+                self._loaded[info.file] = _load_bin(path)
+            return self._loaded[info.file][info.name][index]
+        try:
+            with safe_open(str(path), framework="pt") as handle:
+                return torch.as_tensor(handle.get_slice(info.name)[index])
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({first_line(error)})") from error

@@ -1,0 +1,222 @@
+"""What users do wrong most, from the command line: one line, an exit code, and nothing left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from partita.cli import run
+from tests.conftest import TinyCheckpoint
+
+Copy = Callable[[Path], Path]
+Captured = pytest.CaptureFixture[str]
+
+
+def refused(folder: Path, tmp_path: Path, capsys: Captured) -> str:
+    """Export from the command line, which must end with exit code 1, one line, and nothing left."""
+    out = tmp_path / "made" / "out"
+    assert run(["export", str(folder), str(out), "--max-length", "32"]) == 1
+    printed, err = capsys.readouterr()
+    assert printed == "" and err.startswith(f"partita: {folder}") and err.count("\n") == 1, err
+    assert not out.parent.exists()
+    assert "Traceback" not in err and "internal error" not in err
+    return err
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+# config and weights that disagree
+
+
+def test_all_three_kinds_in_one_message(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.startswith("model.layers.1.")]:
+            del tensors[name]
+        tensors["model.norm.weight"] = torch.ones(65)
+        for index in range(7):
+            tensors[f"adapter.{index}.weight"] = torch.ones(2)
+
+    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+    assert "weights and config.json disagree: missing from the weight files: model.layers.1.input_layernorm.we" in error
+    assert "and 4 more (9 in all)" in error
+    assert "not what the model takes: model.norm.weight is [65], config.json asks for [64]" in error
+    assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
+
+
+def test_extra_tensors_alone_are_a_note(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for index in range(3):
+            tensors[f"vision_tower.blocks.{index}.weight"] = torch.ones(100, 100)
+        tensors["model.layers.7.mlp.weight"] = torch.ones(2)
+        tensors["model.norm.extra"] = torch.ones(2)
+
+    folder = rewritten(own_copy(tiny_checkpoint("llama")), change)
+    assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "32", "--no-verify"]) == 0
+    err = capsys.readouterr().err
+    told = "vision_tower (3 tensors, 0.1 MB), model.layers.7 (1 tensor, 8 bytes), model.norm.extra"
+    assert f"left out, as the model does not use it: {told}" in err
+
+
+def test_an_expert_that_is_missing(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    expert = "model.layers.0.block_sparse_moe.experts.1"
+    folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, num_local_experts=4))
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[f"{expert}.w3.weight"]
+
+    error = refused(rewritten(folder, change), tmp_path, capsys)
+    assert "experts.gate_up_proj cannot be put together (tensors of the shapes [3, 96, 64] and [4, 96, 64]" in error
+
+
+# rope settings
+
+
+ROPE: dict[str, tuple[dict[str, Any], str]] = {
+    "old_type": ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope type 'spiral' is not known"),
+    "new_type": ({"rope_parameters": {"rope_type": "spiral", "rope_theta": 1e4}}, "knows default, dynamic, linear"),
+    "old_key": ({"rope_scaling": {"type": "linear", "factor": 2.0, "swirl": 3}}, "rope settings 'swirl' are not known"),
+    "new_key": ({"rope_parameters": {"rope_type": "default", "swirl": 3}}, "rope settings 'swirl' are not known"),
+    "old_text": ({"rope_scaling": "linear"}, "rope_scaling in config.json is 'linear'"),
+    "new_list": ({"rope_parameters": [1, 2]}, "rope_parameters in config.json is '[1, 2]'"),
+    "missing_key": ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, "Missing required keys"),
+    "type_of_another_kind": ({"rope_parameters": {"rope_type": ["yarn"], "rope_theta": 1e4}}, "rope type \"['yarn']\""),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(ROPE))
+def test_rope_settings_that_transformers_does_not_know(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str
+) -> None:
+    changes, words = ROPE[kind]
+    folder = own_copy(tiny_checkpoint("llama"))
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("rope_parameters", "rope_scaling", "rope_theta"):
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    assert words in refused(folder, tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rope_type": "spiral"}, "rope type 'spiral' of sliding_attention is not known"),
+        ({"swirl": 1}, "rope settings 'swirl' of sliding_attention are not known"),
+    ],
+)
+def test_rope_settings_of_a_layer_type(
+    tiny_checkpoint: TinyCheckpoint,
+    own_copy: Copy,
+    tmp_path: Path,
+    capsys: Captured,
+    change: dict[str, Any],
+    words: str,
+) -> None:
+    folder = own_copy(tiny_checkpoint("gemma3_text"))
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    rope["sliding_attention"].update(change)
+    assert words in refused(edited(folder, rope_parameters=rope), tmp_path, capsys)
+
+
+def test_rope_settings_of_a_models_own_are_known(tiny_checkpoint: TinyCheckpoint) -> None:
+    """phimoe reads two settings that no other model has, and transformers' own check warns about them."""
+    from transformers import AutoConfig
+
+    from partita.export.rope_settings import check_known
+
+    factors = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8, "original_max_position_embeddings": 128}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_mscale": 1.2, "long_mscale": 1.3, **factors}
+    check_known(Path("x"), AutoConfig.for_model("phimoe", rope_parameters=rope))
+
+
+# remote code
+
+
+def test_a_model_that_is_code(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    code = {"AutoConfig": "configuration_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}
+    error = refused(edited(folder, model_type="evil", auto_map=code), tmp_path, capsys)
+    assert "code of the checkpoint (EvilForCausalLM in modeling_evil.py, by auto_map)" in error
+    assert "does not run" in error and "has no model type 'evil'; it takes a transformers that has" in error
+
+
+def test_code_that_calls_itself_by_a_known_type(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    """transformers would load it as a plain llama, and the comparison with that would agree."""
+    folder = edited(
+        own_copy(tiny_checkpoint("llama")),
+        architectures=["TwistedForCausalLM"],
+        auto_map={"AutoModelForCausalLM": "someone/twisted--modeling_twisted.TwistedForCausalLM"},
+    )
+    error = refused(folder, tmp_path, capsys)
+    assert "(TwistedForCausalLM in modeling_twisted.py, by auto_map)" in error
+    assert "has LlamaForCausalLM for model type 'llama', not TwistedForCausalLM" in error
+
+
+@pytest.mark.parametrize("auto_map", ["evil", ["a.b"], {"AutoConfig": 3}, {"AutoConfig": ["x.Y", None]}])
+def test_an_auto_map_of_another_kind(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, auto_map: object
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    refused(edited(folder, model_type="evil", auto_map=auto_map), tmp_path, capsys)
+
+
+# tokenizer
+
+
+def test_without_a_tokenizer(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: Captured) -> None:
+    """The export works and says so; generate takes token ids, and says so when it is given text."""
+    folder, out = tiny_checkpoint("llama", tokenizer=False), tmp_path / "out"
+    assert run(["export", str(folder), str(out), "--max-length", "32"]) == 0
+    assert "has no tokenizer: generate will need --token-ids" in capsys.readouterr().err
+    generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
+    assert run([*generate, "some text"]) != 0
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--token-ids" in err
+    assert run([*generate, "1,5,9", "--token-ids"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize("damage", ["damaged", "code"])
+def test_a_tokenizer_that_cannot_be_loaded_does_not_stop_an_export(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, damage: str
+) -> None:
+    folder, out = own_copy(tiny_checkpoint("llama")), tmp_path / "out"
+    (folder / "tokenizer.json").write_text("{")
+    if damage == "code":
+        (folder / "tokenizer.json").unlink()
+        code = {"tokenizer_class": "EvilTokenizer", "auto_map": {"AutoTokenizer": ["tokenization_evil.Evil", None]}}
+        (folder / "tokenizer_config.json").write_text(json.dumps(code))
+    assert run(["export", str(folder), str(out), "--max-length", "32"]) == 0
+    generate = ["generate", str(out), "--provider", "cpu", "--max-new-tokens", "2"]
+    assert "note: the checkpoint's tokenizer cannot be loaded (" in capsys.readouterr().err
+    assert run([*generate, "1,5,9", "--token-ids"]) == 0
+    capsys.readouterr()
+    assert run([*generate, "some text"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "tokenizer" in err
