@@ -18,7 +18,7 @@ from partita.export.passes import run_all
 from partita.export.progress import Progress, stage
 from partita.export.recurrence import used_by
 from partita.export.state import Probed
-from partita.export.tracing import FixedLengthError, Traced, TraceSpec, recurrence_form, trace
+from partita.export.tracing import FixedLengthError, Traced, TraceSpec, form_beside, trace
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -78,6 +78,8 @@ class Draft:
             wanted, traced = self._trace_phases(chosen)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
+        for note in (note for item in traced for note in item.notes):
+            tell(work, note)
         graphs = Graphs(self, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds):
             rewrite(graphs)
@@ -104,7 +106,7 @@ class Draft:
 def takes_any_length(fake: FakeModel, chosen: Lowering) -> bool:
     """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
-    return not recurrent or (recurrence_form(chosen) == "contrib" and bool(used_by(fake.module)))
+    return not recurrent or (form_beside(chosen) == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from partita.errors import PartitaError, UnsupportedModelError
+from partita.export import experts
 from partita.export.hooks import IMPLEMENTATION, register
 from partita.export.rope import rereads_at, rope_by_length, static_up_to
 from partita.export.state import Probed, probe, text_config
@@ -74,6 +75,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
     Raises UnsupportedModelError with the reason when the model cannot be built or probed.
     """
     register()
+    experts.register()
     mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake_parameter(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> Any:
@@ -91,7 +93,12 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
             limit = static_up_to(module)
             by_length = limit is not None and limit < max_length
             rereads = rereads_at(module) if by_length else None
-        with quiet(), translated("running the model once, on tensors without data,"), rope_by_length(module, None):
+        with (
+            quiet(),
+            translated("running the model once, on tensors without data,"),
+            rope_by_length(module, None),
+            experts.experts_form("standard", None),
+        ):
             probed = probe(module, mode, batch, max_length)
     finally:
         handle.remove()
@@ -102,7 +109,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
     """The model with our attention; as eager where it picks its attention by class."""
     arguments: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "trust_remote_code": False}
-    experts_implementation(config, "batched_mm")
+    experts_implementation(config, experts.IMPLEMENTATION)
     try:
         return AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, **arguments)  # type: ignore[no-any-return]
     except (KeyError, ValueError):

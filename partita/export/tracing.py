@@ -7,6 +7,7 @@ transformers' own modelling code is traced with our attention function and cache
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from partita.export.calling import call
 from partita.export.cleaning import clean
 from partita.export.complex_numbers import complex_as_pairs
 from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
+from partita.export.experts import experts_form
 from partita.export.fake_model import TORCH_DTYPES, FakeModel, quiet, translated
 from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
@@ -57,6 +59,8 @@ class Traced:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     states: tuple[State, ...]
+    notes: tuple[str, ...]
+    """What a user may want to know of how it was written."""
 
 
 class FixedLengthError(UnsupportedModelError):
@@ -92,7 +96,7 @@ class _Wrapper(torch.nn.Module):
             dict(zip(self.keys, past, strict=True)),
         )  # fmt: skip
         length = lengths[0] if lengths else None
-        form = recurrence_form(self.lowering)
+        form = form_beside(self.lowering)
         with plugged(plug), complex_as_pairs(), rope_by_length(model, length), replaced(model, form):
             logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
         return (logits, *(plug.present(key) for key in self.keys))
@@ -137,7 +141,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         *("rope_length" for _ in lengths),
     ]
     output_names = ["logits", *(s.present for s in states)]
-    with quiet(), torch.no_grad(), translated("tracing the model"):
+    with ExitStack() as stack, quiet(), torch.no_grad(), translated("tracing the model"):
+        forms = stack.enter_context(experts_form(form_beside(lowering), tokens_of(spec)))
         wrapper = _Wrapper(fake, lowering, tuple(table), spec.max_length)
         # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
         program = torch.export.export(
@@ -166,11 +171,16 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         name_nodes(model)
         if spec.opset < WRITTEN:
             to_opset17(model)
-    return Traced(model, *_ports(model, lowering, spec, fake), states)
+    return Traced(model, *_ports(model, lowering, spec, fake), states, tuple(forms.notes))
 
 
-def recurrence_form(lowering: Lowering) -> Form:
-    """How recurrences are written beside this lowering of attention."""
+def tokens_of(spec: TraceSpec) -> int | None:
+    """Tokens of a step over all rows, when they are fixed."""
+    return None if spec.sequence_length is None else spec.batch * spec.sequence_length
+
+
+def form_beside(lowering: Lowering) -> Form:
+    """How recurrences and experts are written beside this lowering of attention."""
     return "contrib" if any(domain == "com.microsoft" for domain, _ in lowering.domains) else "standard"
 
 
