@@ -47,10 +47,11 @@ def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
                 yield Outcome(model_type, lowering, "crashed", reason=f"the original model: {_described(error)}")
             return
         del model
+        original = next((entry.disagreements for entry in wanted if entry.disagreements), "")
         for lowering in lowerings:
             began = time.perf_counter()
             result = outcome(checkpoint, model_type, lowering, wanted)
-            yield replace(result, original=wanted[0].disagreements, seconds=round(time.perf_counter() - began, 1))
+            yield replace(result, original=original, seconds=round(time.perf_counter() - began, 1))
 
 
 def outcome(checkpoint: Path, model_type: str, lowering: str, wanted: Sequence[Reference]) -> Outcome:
