@@ -15,7 +15,7 @@ from typing import Any
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
@@ -51,7 +51,7 @@ HUB_PATTERNS = [
     "pytorch_model.bin.index.json",
 ]
 LAYERS = ("num_hidden_layers",)
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 """What configs call the numbers of what a model has many of."""
 
 
@@ -151,9 +151,10 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     except Exception as error:  # validation errors of configs share no base class
         if raw.get("auto_map"):
             raise _remote_code(folder, raw["auto_map"], f"has no model type {model_type!r}") from error
-        if "rope" in str(error):
+        if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
             raise CheckpointError(
-                f"{folder}: transformers refuses the rope settings in config.json ({first_line(error)}); correct them"
+                f"{folder}: transformers {transformers.__version__} refuses config.json ({first_line(error)}); correct "
+                "it, unless a newer transformers takes it"
             ) from error
         raise UnsupportedModelError(
             f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
@@ -222,10 +223,10 @@ def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, T
     for keys, most in ((LAYERS, len(tensors)), (EXPERTS, max(longest, len(tensors)))):
         for key in keys:
             count = getattr(config.get_text_config(decoder=True), key, None)
-            if isinstance(count, int) and count > most:
+            if isinstance(count, int) and not 0 <= count <= most:
                 raise CheckpointError(
-                    f"{folder}: weights and config.json disagree: {key} is {count:,}, and the weight files hold "
-                    f"{len(tensors):,} tensors, the longest of {longest:,} rows"
+                    f"{folder}: weights and config.json disagree: {key} is {count:,}, and the number of tensors in the "
+                    f"weight files is {len(tensors):,}, their longest axis {longest:,}"
                 )
 
 

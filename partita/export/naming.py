@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-from partita.errors import CheckpointError
 from partita.export.conversions import convert
 from partita.export.origins import Origin, Stored
 from partita.export.weight_files import TensorInfo
@@ -57,7 +56,7 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     found: dict[str, Origin] = {}
     collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
     unmatched = []
-    for source in _in_order(stored):
+    for source in sorted(stored, key=dot_natural_key):  # as transformers collects them: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
             name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
@@ -74,14 +73,6 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
         except ValueError as error:
             failed[name] = str(error)
     return Sources(found, failed, _tied(model), tuple(sorted(unmatched)))
-
-
-def _in_order(names: Mapping[str, TensorInfo]) -> list[str]:
-    """The names in the order in which transformers collects them: expert 10 comes after expert 9."""
-    try:
-        return sorted(names, key=dot_natural_key)
-    except ValueError as error:  # a digit that is no number, or one of thousands of digits
-        raise CheckpointError(f"the weight files hold a tensor whose name cannot be read ({error})") from error
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:

@@ -7,6 +7,7 @@ What the model's authors meant by them would be missing from the original as wel
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ KEYS = ("rope_parameters", "rope_scaling")
 """The name of the settings in config.json today, and before transformers 5."""
 NOT_SETTINGS = frozenset({"type", "finetuned"})
 """Keys without a meaning of their own: the former name of `rope_type`, and how a YaRN checkpoint was made."""
+POSITIVE = ("rope_theta", "factor")
+"""Settings that are divided by, or raised to a power."""
 
 
 def check_written(folder: Path, config: Mapping[str, Any]) -> None:
@@ -37,7 +40,9 @@ def check_written(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_known(folder: Path, config: PreTrainedConfig) -> None:
-    """Raise UnsupportedModelError when transformers does not know a rope type or a setting of `config`."""
+    """Raise UnsupportedModelError when transformers does not know a rope type or a setting of `config`, and
+    CheckpointError when a setting cannot be computed with.
+    """
     text: Any = config.get_text_config(decoder=True)
     settings = getattr(text, "rope_parameters", None)
     if not isinstance(settings, Mapping):
@@ -46,6 +51,11 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
     types = sorted({"default", default, *ROPE_INIT_FUNCTIONS})
     known = set(RopeParameters.__annotations__) | NOT_SETTINGS | set(text.ignore_keys_at_rope_validation or ())
     for where, entry in _entries(text, settings):
+        for key in POSITIVE:
+            value = entry.get(key)
+            number = isinstance(value, int | float) and math.isfinite(value) and value > 0
+            if value is not None and not number:
+                raise CheckpointError(f"{folder}: rope setting {key}{where} is {value!r:.40}, not a number above 0")
         kind = entry.get("rope_type", entry.get("type", default))
         if kind not in types:
             raise UnsupportedModelError(
@@ -68,10 +78,9 @@ def _is_read(text: Any, key: str) -> bool:
 
 def _entries(text: Any, settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The settings, or those of each layer type when they are nested, with how to say where they are."""
-    labels = {*ALLOWED_LAYER_TYPES, *(getattr(text, "_rope_type_labels", None) or ())}
-    nested = {key: value for key, value in settings.items() if key in labels}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            yield f" of {key}", value
-    if not nested:
-        yield "", settings
+    nested = text.nested_rope_parameter_keys(settings)
+    for key in nested:
+        if isinstance(settings[key], Mapping):
+            yield f" of {key}", settings[key]
+    # Beside those of its layer types, a model may have some of layer types that it could have had.
+    yield "", {k: v for k, v in settings.items() if not nested or k not in {*nested, *ALLOWED_LAYER_TYPES}}

@@ -7,6 +7,7 @@ region, so that the pages of the last one do not stay in memory.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,9 @@ class TensorInfo:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception of another library says, in one short line."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    """What an exception of another library says, in one short line: its first, and the next where that is a heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:200]
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -80,10 +82,10 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
     files = tuple(sorted(set(weight_map.values())))
     tensors: dict[str, TensorInfo] = {}
     for name in files:
-        if Path(name).name != name or name in ("", ".", "..") or not name.isprintable():
+        if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or len(name) > 255:
             raise CheckpointError(
-                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r} outside the checkpoint folder; "
-                "refusing to follow it"
+                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is no file of the checkpoint "
+                "folder; refusing to follow it"
             )
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: this shard is missing; download the checkpoint again")
@@ -110,12 +112,18 @@ def _list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     else:
         found = _list_safetensors(path, file)
     for info in found:
-        if not info.name or not info.name.isprintable() or len(info.name) > 1000:
+        if not _is_name(info.name):
             raise CheckpointError(
                 f"{path}: damaged, it holds a tensor of the name {info.name[:SHOWN_CHARACTERS]!r}; download the "
                 "checkpoint again"
             )
     return found
+
+
+def _is_name(name: str) -> bool:
+    """Whether a tensor can be called that: short, printable, nothing between two dots missing, and numbers in ASCII."""
+    parts = name.split(".")
+    return name.isprintable() and len(name) <= 500 and all(p and (p.isascii() or not p.isdigit()) for p in parts)
 
 
 def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
@@ -151,15 +159,23 @@ def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
     """Memory-mapped tensors of a .bin file; weights only, so no code in the file is run."""
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise CheckpointError(
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"
         ) from error
-    plain = isinstance(loaded, dict) and all(isinstance(k, str) for k in loaded)
-    if not plain or not all(isinstance(v, torch.Tensor) and v.layout == torch.strided for v in loaded.values()):
+    if not isinstance(loaded, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in loaded.items()):
         raise CheckpointError(f"{path}: holds something other than named tensors; use safetensors files")
     return dict(loaded)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a tensor of numbers, one after the other in memory."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return value.device.type == "cpu" and not value.is_quantized
 
 
 class OpenFiles:

@@ -217,10 +217,10 @@ def _modules(name: str) -> list[str]:
 
 def _counted(name: str, infos: list[TensorInfo]) -> str:
     if [info.name for info in infos] == [name]:
-        return name
+        return name[:SHOWN_CHARACTERS]
     size = sum(info.size_bytes for info in infos)
     told = f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size:,} bytes"
-    return f"{name} ({len(infos)} tensor{'s' if len(infos) != 1 else ''}, {told})"
+    return f"{name[:SHOWN_CHARACTERS]} ({len(infos)} tensor{'s' if len(infos) != 1 else ''}, {told})"
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:

@@ -1,0 +1,188 @@
+"""Folders that were made to do harm, or damaged beyond recognition: one line and exit code 1 from the command line."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import TinyCheckpoint
+from tests.export.test_bad_input import Captured, Copy, edited, refused, rewritten
+
+NORM = "model.norm.weight"
+
+
+def header(content: dict[str, Any] | bytes, claimed: int | None = None) -> bytes:
+    """A safetensors file without data."""
+    text = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return struct.pack("<Q", len(text) if claimed is None else claimed) + text
+
+
+def empty(*shape: int) -> dict[str, Any]:
+    return {NORM: {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 0]}}
+
+
+FILES: dict[str, tuple[bytes, str]] = {
+    "larger_than_memory": (header(empty(2**62, 2**62)), "damaged"),
+    "large_and_empty": (header(empty(2**62, 0)), "the number of tensors in the weight files is 1"),
+    "overflowing_and_empty": (header(empty(2**63, 2**63, 0)), "damaged"),
+    "negative": (header(empty(-1)), "damaged"),
+    "header_larger_than_the_file": (header(b"{}", claimed=2**62), "damaged"),
+    "header_of_brackets": (header(b"[" * 100_000), "damaged"),
+    "no_tensors": (header({}), "the number of tensors in the weight files is 0"),
+    "nothing": (b"", "damaged"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(FILES))
+def test_weight_files(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str
+) -> None:
+    content, words = FILES[kind]
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "model.safetensors").write_bytes(content)
+    assert words in refused(folder, tmp_path, capsys)
+
+
+NAMES = ["evil\n\x1b[31mred", "nul\x00", "", "..", "x" * 100_000, "model.layers.²", "model.layers." + "9" * 5000]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=["control", "nul", "empty", "dots", "long", "superscript", "digits"])
+def test_names_of_tensors(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, name: str
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = torch.ones(1)
+
+    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+    assert f"holds a tensor of the name {name[:120]!r}" in error and len(error) < 1000
+
+
+def test_a_name_that_is_also_a_module(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {"model": torch.ones(1), "model.layers": torch.ones(1), f"{NORM}.weight": torch.ones(2)}
+        del tensors[NORM]
+
+    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+    assert f"missing from the weight files: {NORM}; not in the model: model, model.layers, {NORM}.weight" in error
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (64, 1), (0, 0)])
+def test_tensors_without_values(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, shape: tuple[int, ...]
+) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[NORM] = torch.ones(shape)
+
+    error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
+    assert f"{NORM} is {list(shape)}, config.json asks for [64]" in error
+
+
+def test_a_tensor_in_two_shards(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    """transformers would take the one it reads last, whatever the index says."""
+    folder = own_copy(tiny_checkpoint("llama", shards=2))
+    shards = sorted(folder.glob("*.safetensors"))
+    first, second = (load_file(path) for path in shards)
+    name = next(iter(first))
+    save_file({**second, name: first[name] + 1}, shards[1], metadata={"format": "pt"})
+    error = refused(folder, tmp_path, capsys)
+    assert f"tensor {name} is in both {shards[0].name} and {shards[1].name}" in error
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"weight_map": {"x": "a\nb.safetensors"}},
+        {"weight_map": {"x": "a" * 5000}},
+        {"weight_map": {"x": "config.json"}},
+        {"weight_map": [1]},
+        {"weight_map": {"x": 3}},
+    ],
+    ids=["control", "long", "not_weights", "list", "number"],
+)
+def test_indexes(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, content: dict[str, Any]
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+    assert len(refused(folder, tmp_path, capsys)) < 1000
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 100_000, '{"vocab_size":' + "9" * 5000 + "}"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_json_that_is_not_meant_to_be_read(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, name: str, text: str
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    (folder / name).write_text(text)
+    assert f"{name}: damaged, it is not JSON (" in refused(folder, tmp_path, capsys)
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1,000,000,000"),
+    "negative_layers": ({"num_hidden_layers": -5}, "num_hidden_layers is -5"),
+    "heads": ({"num_attention_heads": 0}, "refuses config.json (integer modulo by zero)"),
+    "architectures": ({"architectures": [3]}, "the checkpoint holds 3, which has no language-model head"),
+    "model_type": ({"model_type": ["llama"]}, "cannot read config.json of model type ['llama']"),
+    "rope_theta": ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta is 'x', not a number"),
+    "rope_factor": ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor is 0, not a number above 0"),
+    "rope_of_no_layer": ({"rope_parameters": {"full_attention": "x"}}, "rope settings 'full_attention' are not known"),
+    "quantised_by_what": ({"quantization_config": {"quant_method": "a\nb\x1b"}}, "quantised: a b?"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(CONFIGS))
+def test_configs(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str) -> None:
+    changes, words = CONFIGS[kind]
+    assert words in refused(edited(own_copy(tiny_checkpoint("llama")), **changes), tmp_path, capsys)
+
+
+def experts(count: int) -> dict[str, Any]:
+    return {"num_local_experts": count}
+
+
+def test_more_experts_than_weights(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    folder = own_copy(tiny_checkpoint("mixtral", tokenizer=False, **experts(4)))
+    assert "num_local_experts is 1,000,000,000" in refused(edited(folder, **experts(10**9)), tmp_path, capsys)
+
+
+MADE: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(8).to_sparse(),
+    "meta": lambda: torch.ones(64, device="meta"),
+    "quantised": lambda: torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.quint8),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(MADE))
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_bin_files(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, kind: str
+) -> None:
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, NORM: MADE[kind]()}, folder / "pytorch_model.bin")
+    assert "holds something other than named tensors" in refused(folder, tmp_path, capsys)
+
+
+def test_a_tensor_that_repeats_one_value(
+    tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured
+) -> None:
+    """Four bytes in the file, 128 TiB to whoever reads it."""
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, NORM: torch.ones(1).expand(2**45)}, folder / "pytorch_model.bin")
+    assert f"{NORM} is [35184372088832], config.json asks for [64]" in refused(folder, tmp_path, capsys)
