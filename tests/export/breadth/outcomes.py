@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 import traceback
@@ -163,8 +164,9 @@ def _checked(ours: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32], whe
 
 
 def _said(problem: PartitaError, checkpoint: Path) -> str:
-    """The exporter's line without the path of the checkpoint, which is another in every run."""
-    return first_line(problem).replace(f"{checkpoint}: ", "").replace(str(checkpoint), checkpoint.name)
+    """The exporter's line without paths of temporary folders, which are others in every run."""
+    line = first_line(problem).replace(f"{checkpoint}: ", "").replace(str(checkpoint), checkpoint.name)
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/[^\s:]*/", "", line)
 
 
 def _described(problem: BaseException) -> str:

@@ -104,4 +104,4 @@ def _cached(model: Any, prompt: list[int], tokens: list[int], logits: Logits) ->
 
 def first_line(error: BaseException) -> str:
     """The first line of a message, cut to what fits into a table."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:300]
