@@ -1,7 +1,8 @@
 """`python -m tests.export.breadth [TYPES…]`: what comes of exporting every causal-LM type of transformers.
 
-Prints a line per type as it ends. `--json` keeps the results, `--docs` writes the page from them, `--read` takes the
-results of an earlier run instead of a new one, `--check` fails when a full run does not show what it has to.
+Prints a line per type as it ends. `--json` keeps the results, `--docs` writes the page from them. `--read` takes the
+results of an earlier run; types that are named with it are run anew and replace theirs. `--check` fails when the
+results are not what a full run has to show.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="types at a time")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for one type and lowering")
     parser.add_argument("--json", type=Path, help="write the results there")
-    parser.add_argument("--read", type=Path, help="take these results instead of running")
+    parser.add_argument("--read", type=Path, help="earlier results; only the types that are named are run anew")
     parser.add_argument("--docs", type=Path, help="write the page there")
     parser.add_argument("--check", action="store_true", help="fail when the results are not what they have to be")
     chosen = parser.parse_args(given)
@@ -73,7 +74,8 @@ def lines(outcomes: Iterable[Outcome]) -> Iterable[str]:
 def main(given: Sequence[str] | None = None) -> int:
     """Run or read, print, write; 1 when `--check` finds something."""
     chosen = arguments(given)
-    results = Results.read(chosen.read) if chosen.read else _run(chosen)
+    earlier = Results.read(chosen.read) if chosen.read else None
+    results = earlier if earlier and not chosen.types else _run(chosen, earlier.outcomes if earlier else ())
     counts = Counter((entry.attention, entry.status) for entry in results.outcomes)
     for (attention, status), count in sorted(counts.items()):
         sys.stdout.write(f"{attention} {status}: {count}\n")
@@ -85,14 +87,14 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if found else 0
 
 
-def _run(chosen: argparse.Namespace) -> Results:
+def _run(chosen: argparse.Namespace, earlier: Sequence[Outcome]) -> Results:
     """Run, printing as the types end. Results so far are kept in `--json` all along: a full run takes hours."""
-    outcomes: list[Outcome] = []
+    outcomes = {(entry.model_type, entry.attention): entry for entry in earlier}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     lowerings = chosen.attention or list(LOWERINGS)
 
     def kept() -> Results:
-        ordered = sorted(outcomes, key=lambda entry: (entry.model_type, lowerings.index(entry.attention)))
+        ordered = sorted(outcomes.values(), key=lambda entry: (entry.model_type, LOWERINGS.index(entry.attention)))
         results = Results(versions(), today, tuple(ordered))
         if chosen.json:
             results.write(chosen.json)
@@ -103,7 +105,7 @@ def _run(chosen: argparse.Namespace) -> Results:
         ended = run(chosen.types or all_types(), lowerings, jobs=chosen.jobs, limit_seconds=chosen.limit)
         for _, group in itertools.groupby(ended, key=lambda entry: entry.model_type):
             found = list(group)
-            outcomes += found
+            outcomes |= {(entry.model_type, entry.attention): entry for entry in found}
             sys.stdout.write("\n".join(lines(found)) + "\n")
             sys.stdout.flush()
             kept()

@@ -34,7 +34,8 @@ def page(results: Results) -> str:
             *_totals(results.outcomes, lowerings),
             "",
             "- **verified**: every logit within 1e-4 of the original, relative to the largest, and the same greedy "
-            "tokens. The number is the largest relative error.",
+            "tokens. The number is the largest relative error. Where rows of unequal length alone are refused, the "
+            "remark says so.",
             "- **refused**: the exporter says why, and writes nothing.",
             "- **not equal**: the exporter found that its graph does not compute what the model computes, and wrote "
             "nothing (exit code 4).",
