@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 import transformers.utils.logging
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.initialization import no_init_weights
 
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export import experts
@@ -108,12 +109,25 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
 
 def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
     """The model with our attention; as eager where it picks its attention by class."""
-    arguments: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "trust_remote_code": False}
     experts_implementation(config, experts.IMPLEMENTATION)
     try:
-        return AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION, **arguments)  # type: ignore[no-any-return]
+        return _from_config(config, dtype, IMPLEMENTATION)
     except (KeyError, ValueError):
-        return AutoModelForCausalLM.from_config(config, attn_implementation="eager", **arguments)  # type: ignore[no-any-return]
+        return _from_config(config, dtype, "eager")
+
+
+def _from_config(config: PreTrainedConfig, dtype: str, attention: str) -> torch.nn.Module:
+    arguments: dict[str, Any] = {
+        "attn_implementation": attention, "dtype": TORCH_DTYPES[dtype], "trust_remote_code": False
+    }  # fmt: skip
+    try:
+        return AutoModelForCausalLM.from_config(config, **arguments)  # type: ignore[no-any-return]
+    except DataDependentOutputException:
+        # Some ways to draw weights at random look at what they have drawn. These weights are replaced anyway.
+        with no_init_weights():
+            model: Any = AutoModelForCausalLM.from_config(config, **arguments)
+        model.tie_weights()
+        return model  # type: ignore[no-any-return]
 
 
 def experts_implementation(config: PreTrainedConfig, name: str) -> None:

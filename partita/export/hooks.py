@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
 from transformers import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
@@ -107,6 +108,26 @@ class Plug(Protocol):
 _active: list[Plug] = []
 
 
+class _Ones(TorchFunctionMode):
+    """Remembers tensors of ones: a padding mask that a model makes of them, for want of one, masks nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[int, torch.Tensor] = {}
+        """By identity; the tensors are kept, because an identity is only good while its object lives."""
+
+    def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        same = name in ("to", "bool", "long", "int", "contiguous") and bool(args) and id(args[0]) in self.known
+        if isinstance(result, torch.Tensor) and (same or name in ("ones", "new_ones", "ones_like")):
+            self.known[id(result)] = result
+        return result
+
+
+_ones: list[_Ones] = []
+
+
 @contextmanager
 def plugged(plug: Plug) -> Iterator[None]:
     """Let the registered functions talk to `plug` for the length of the block.
@@ -117,9 +138,12 @@ def plugged(plug: Plug) -> Iterator[None]:
     eager = masks["eager"]
     _active.append(plug)
     masks["eager"] = _mask
+    _ones.append(_Ones())
     try:
-        yield
+        with _ones[-1]:
+            yield
     finally:
+        _ones.pop()
         masks["eager"] = eager
         _active.pop()
 
@@ -139,7 +163,8 @@ def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | No
     """Find out what an index mask function allows, by asking it about a few queries among `max_length` keys.
 
     None when it is neither causal nor a causal sliding window, or when it depends on more than the positions: then only
-    the mask itself says what it is. Raises UnsupportedModelError when a query sees what comes after it.
+    the mask itself says what it is. Raises UnsupportedModelError when a query sees what comes after it: rows of the
+    cache that are not written yet.
     """
     with unset_fake_temporarily():
         zero, keys = torch.zeros((), dtype=torch.long), torch.arange(max_length)
@@ -181,7 +206,8 @@ def additive_mask(
 
 def _mask(*args: Any, mask_function: MaskFunction, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.Tensor:
     """Registered mask function."""
-    if kwargs.get("attention_mask") is not None:
+    padding = kwargs.get("attention_mask")
+    if padding is not None and id(padding) not in _ones[-1].known:
         raise UnsupportedModelError("the model builds a padding mask of its own; that cannot be exported yet")
     return _active[-1].mask(mask_function, dtype)
 
@@ -197,6 +223,7 @@ def _attention(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     """Registered attention function: checks that nothing the model asks for is lost, then asks the active plug."""
@@ -217,6 +244,8 @@ def _attention(
     if attention_mask.dtype == torch.bool:
         lowest = torch.full((), torch.finfo(query.dtype).min, dtype=query.dtype)
         attention_mask = torch.where(attention_mask, torch.zeros((), dtype=query.dtype), lowest)
+    if position_bias is not None:
+        attention_mask = attention_mask + position_bias
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
     request = AttentionRequest(name, query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux)
     return _active[-1].attend(request), None

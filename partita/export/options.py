@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformers import PreTrainedConfig
+
 from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.checkpoint import Checkpoint
@@ -12,8 +14,8 @@ from partita.export.checkpoint import Checkpoint
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
-RECURRENT_PREFILL_CHUNK = 64
-"""transformers computes linear attention in chunks of this many tokens; a larger graph would be longer, not faster."""
+RECURRENT_PREFILL_CHUNK = 32
+"""Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
@@ -62,9 +64,17 @@ def check_options(options: ExportOptions) -> None:
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
-    made_for = getattr(checkpoint.config.get_text_config(), "max_position_embeddings", None)
+    config = checkpoint.config.get_text_config(decoder=True)
+    made_for = getattr(config, "max_position_embeddings", None)
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
-    if made_for is not None and options.max_length > made_for:
-        raise UsageError(f"--max-length {options.max_length}: the model was made for at most {made_for} positions")
+    if made_for is not None and options.max_length > (longest := int(made_for * stretch(config))):
+        raise UsageError(f"--max-length {options.max_length}: the model was made for at most {longest} positions")
     return options.max_length
+
+
+def stretch(config: PreTrainedConfig) -> float:
+    """How many times longer than its config says a text may be: dynamic rope grows with the text, by its factor."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return max(float(part.get("factor") or 1.0) if part.get("rope_type") == "dynamic" else 1.0 for part in kinds)

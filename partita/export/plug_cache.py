@@ -16,11 +16,21 @@ from partita.errors import UnsupportedModelError
 from partita.export.hooks import Plug
 
 
+class _NoLayers(list[Any]):
+    """The layers of a cache that has none: a model that looks into one is refused by name."""
+
+    def __getitem__(self, index: Any) -> Any:
+        raise UnsupportedModelError(
+            "the model reads the layers of transformers' cache itself (a cache of its own kind); that cannot be "
+            "exported yet"
+        )
+
+
 class PlugCache(Cache):
     """A cache whose states live elsewhere."""
 
     def __init__(self, plug: Plug) -> None:
-        super().__init__(layers=[])
+        super().__init__(layers=_NoLayers())
         self.plug = plug
 
     def __len__(self) -> int:

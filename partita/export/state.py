@@ -82,16 +82,25 @@ class Recorder:
     written: dict[tuple[str, int, int], ExtraState] = field(default_factory=dict)
     last_state: torch.Tensor | None = None
     _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
+    _refused: dict[int, UnsupportedModelError] = field(default_factory=dict)
     _caches: dict[int, tuple[torch.Tensor, int]] = field(default_factory=dict)
     _states: dict[tuple[str, int, int], torch.Tensor] = field(default_factory=dict)
     """Tensors by identity are kept alive: an identity is only good while its object lives."""
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
         """Take note of the rule; gives a mask of the right shape."""
-        rule = classify_mask(mask_function, self.max_length)
+        try:
+            rule = classify_mask(mask_function, self.max_length)
+        except UnsupportedModelError as error:
+            # An encoder-decoder's decoder makes such a mask for attention to an encoder that is not there.
+            rule, refused = None, error
+        else:
+            refused = None
         mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
         self.rules.append(rule)
         self._masks[id(mask)] = mask, rule
+        if refused is not None:
+            self._refused[id(mask)] = refused
         return mask
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -108,6 +117,8 @@ class Recorder:
         """Take note of the window; gives an output of the right shape."""
         _, layer = self._caches.get(id(request.key), (None, None))
         _, rule = self._masks.get(id(request.mask), (None, None))
+        if id(request.mask) in self._refused:
+            raise self._refused[id(request.mask)]
         if layer is not None and not self.found[layer].fused:
             state = self.found[layer]
             window = rule.window if rule is not None else None

@@ -175,7 +175,7 @@ def _graph(
         states=traced.states,
         opsets=dict(traced.model.opset_imports),
         attention=chosen.name,
-        appends_chunks=options.batch_size == 1 or chosen.appends_in_batches,
+        appends_chunks=options.batch_size == 1 or chosen.appends_in_batches or not fake.probed.layers,
         precision=options.precision,
         batch_size=options.batch_size,
         max_length=max_length,
@@ -232,10 +232,17 @@ def _verify(draft: Draft, manifest: Manifest, models: list[ir.Model], files: lis
             result = replay(work.folder, manifest)
     if result.status != "verified":
         raise ParityError(
-            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}; "
-            "nothing was written, please report this model"
+            f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}"
+            f"{hint(draft)}; nothing was written, please report this model"
         )
     return manifest.model_copy(update={"verification": result})
+
+
+def hint(draft: Draft) -> str:
+    """What is known to go wrong with a model like this one; empty when nothing is."""
+    if draft.fake.probed.length_as_tensor:
+        return ""
+    return " (its code needs the number of cached tokens as a plain number, which a graph does not have)"
 
 
 def _peak_rss_bytes() -> int:

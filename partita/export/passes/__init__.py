@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-ORDER = ("rotary_tables", "gather_rows", "expert_weights", "transposed_weights", "tied_head")
+ORDER = ("rotary_tables", "gather_rows", "expert_weights", "transposed_weights", "tied_head", "write_after_read")
 """File names of the passes. Each exposes `run(model) -> int`, the number of places it changed."""
 
 

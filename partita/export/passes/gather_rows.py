@@ -3,7 +3,11 @@
     x [B, S, H] ─ Transpose ─ GatherND(Unsqueeze(rows)) ─ Transpose ─ y [B, K, H]      before
     x [B, S, H] ─ Gather(rows, axis=1) ─ y [B, K, H]                                   after
 
-torch lowers `x[:, rows, :]` to the first form, which several execution providers have no int64 kernel for.
+    x [N, ...] ─ GatherND(Unsqueeze(rows, -1)) ─ y                                     before
+    x [N, ...] ─ Gather(rows, axis=0) ─ y                                              after
+
+torch lowers `x[:, rows, :]` and `x[rows]` to the first forms, which several execution providers have no int64 kernel
+for. A GatherND that stays gets int64 indices: it knows no others.
 """
 
 from __future__ import annotations
@@ -33,4 +37,26 @@ def run(model: ir.Model) -> int:
         take_names(new, last)
         replace(model.graph, last, new, dead=(gather, rows, first))
         count += 1
-    return count
+    return count + sum(first_axis(model.graph, n) for n in [n for n in model.graph if n.op_type == "GatherND"])
+
+
+def first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
+    """Rewrite a GatherND along the first axis; widen the indices of another. True when it was rewritten."""
+    indices = gather.inputs[1]
+    assert indices is not None
+    rows = indices.producer()
+    if rows is not None and rows.op_type == "Unsqueeze" and gather.attributes.get_int("batch_dims", 0) == 0:
+        source = rows.inputs[0]
+        rank = source.shape.rank() if source is not None and source.shape is not None else None
+        if rank is not None and constant(rows.inputs[1]) in ([-1], [rank]):
+            new = ir.node("Gather", inputs=[gather.inputs[0], source], attributes={"axis": 0})
+            take_names(new, gather)
+            replace(graph, gather, new, dead=(rows,))
+            return True
+    if indices.dtype == ir.DataType.INT32:
+        cast = ir.node("Cast", inputs=[indices], attributes={"to": int(ir.DataType.INT64)})
+        cast.outputs[0].shape, cast.outputs[0].dtype = indices.shape, ir.DataType.INT64
+        take_names(cast, gather)
+        graph.insert_before(gather, cast)
+        gather.replace_input_with(1, cast.outputs[0])
+    return False

@@ -1,0 +1,90 @@
+"""No state is written before all who read it have done so: past and present of a state are one buffer.
+
+    past ─ A ─ present          past ─ A ─ Reshape ─┐
+        └─ B ─ y                    └─ B ─ y ─ first ┴ Concat ─ Slice ─ Reshape ─ present
+
+A graph says what depends on what, and B does not depend on `present`: a runtime may run A first, and B would read what
+A wrote. Where a reader is not already upstream of the node that writes, the written value waits for one number of what
+the reader gives.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+PAST, PRESENT = "past_key_values.", "present."
+
+
+def run(model: ir.Model) -> int:
+    """Make every state wait for its readers; returns how many had to."""
+    graph = model.graph
+    pasts = {value.name.removeprefix(PAST): value for value in graph.inputs if (value.name or "").startswith(PAST)}
+    count = 0
+    for present in [value for value in graph.outputs if (value.name or "").startswith(PRESENT)]:
+        past, writer = pasts.get((present.name or "").removeprefix(PRESENT)), present.producer()
+        if past is None or writer is None:
+            continue
+        before = upstream(writer)
+        late = [use.node for use in past.uses() if use.node not in before]
+        if late:
+            wait(graph, present, late)
+            count += 1
+    return count
+
+
+def upstream(node: ir.Node) -> set[ir.Node]:
+    """`node`, and every node that has run before it does."""
+    seen, left = {node}, [node]
+    while left:
+        for value in left.pop().inputs:
+            producer = value.producer() if value is not None else None
+            if producer is not None and producer not in seen:
+                seen.add(producer)
+                left.append(producer)
+    return seen
+
+
+def wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
+    """Let `present` be written after the nodes in `late`."""
+    shape, dtype, name = present.shape, present.dtype, present.name or ""
+    assert shape is not None and dtype is not None and shape.is_static()
+    sizes = [int(size) for size in shape.numpy()]
+    total = 1
+    for size in sizes:
+        total *= size
+    anchor = present.producer()
+    assert anchor is not None
+    nodes: list[ir.Node] = []
+
+    def add(op_type: str, inputs: list[ir.Value], to: ir.DataType, size: list[int], **attributes: int) -> ir.Value:
+        node = ir.node(op_type, inputs=inputs, attributes=attributes)
+        node.metadata_props.update(anchor.metadata_props)
+        node.outputs[0].dtype, node.outputs[0].shape = to, ir.Shape(size)
+        nodes.append(node)
+        return node.outputs[0]
+
+    def constant(label: str, values: list[int]) -> ir.Value:
+        tensor = ir.tensor(values, dtype=ir.DataType.INT64, name=f"{name}.{label}")
+        value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        graph.initializers[value.name or ""] = value
+        return value
+
+    present.name = f"{name}.early"
+    flat, zero, one = constant("flat", [-1]), constant("zero", [0]), constant("one", [1])
+    parts = [add("Reshape", [present, flat], dtype, [total])]
+    for node in late:
+        seen = node.outputs[0]
+        assert seen.dtype is not None
+        number = add("Slice", [add("Reshape", [seen, flat], seen.dtype, [-1]), zero, one, zero], seen.dtype, [1])
+        parts.append(number if seen.dtype == dtype else add("Cast", [number], dtype, [1], to=int(dtype)))
+    joined = add("Concat", parts, dtype, [total + len(late)], axis=0)
+    kept = add("Slice", [joined, zero, constant("size", [total]), zero], dtype, [total])
+    whole = add("Reshape", [kept, constant("shape", sizes)], dtype, sizes)
+    for value in nodes:
+        for output in value.outputs:
+            if output.shape is not None and -1 in output.shape:
+                output.shape = None
+    graph.extend(nodes)
+    index = list(graph.outputs).index(present)
+    whole.name = name
+    graph.outputs[index] = whole
