@@ -50,6 +50,8 @@ HUB_PATTERNS = [
     "pytorch_model*.bin",
     "pytorch_model.bin.index.json",
 ]
+HEADS = r"CausalLM|LMHead|ForConditionalGeneration"
+"""Of classes with a language-model head; the last is that of a model that also sees or hears."""
 LAYERS = ("num_hidden_layers",)
 EXPERTS = ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts")
 """What configs call the numbers of what a model has many of."""
@@ -207,10 +209,10 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
     accepted, auto_map = _expected(config), getattr(config, "auto_map", None)
     if architecture in accepted:
         return
-    if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map:
+    if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map and not hasattr(transformers, architecture):
         own = f"has {' and '.join(accepted)} for model type {kind!r}, not {architecture[:80]}"
         raise _remote_code(folder, auto_map, own)
-    if not re.search(r"CausalLM|LMHead", architecture):
+    if not re.search(HEADS, architecture):
         raise UnsupportedModelError(
             f"{folder}: the checkpoint holds {architecture[:80]}, which has no language-model head; Partita needs one "
             f"saved as {' or '.join(accepted)}"

@@ -120,10 +120,11 @@ class CheckpointWeight(ir.LazyTensor):
         return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.dtype)
 
 
-def _raw(tensor: torch.Tensor) -> bytes:
-    """Little-endian bytes of a contiguous tensor; numpy has no bfloat16, so the bits are taken as they are."""
-    flat = tensor.reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().data) if flat.numel() else b""
+def _raw(tensor: torch.Tensor) -> memoryview:
+    """Little-endian bytes of a contiguous tensor, not copied; numpy has no bfloat16, so the bits are taken as they
+    are.
+    """
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: Mapping[str, torch.Tensor]) -> None:
@@ -312,7 +313,7 @@ class _Writer:
             self._write(tensor.tobytes())
         return start, self.position - start
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
         self.stream.write(data)
         self.digest.update(data)
         self.position += len(data)

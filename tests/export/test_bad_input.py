@@ -178,6 +178,16 @@ def test_code_that_calls_itself_by_a_known_type(
     assert "has LlamaForCausalLM for model type 'llama', not TwistedForCausalLM" in error
 
 
+def test_a_known_model_that_also_ships_its_code(tiny_checkpoint: TinyCheckpoint, own_copy: Copy) -> None:
+    from partita.export.checkpoint import open_checkpoint
+
+    code = {"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    folder = edited(own_copy(tiny_checkpoint("llama")), auto_map=code)
+    assert open_checkpoint(str(folder)).architecture == "LlamaForCausalLM"
+    seeing = edited(folder, architectures=["LlavaForConditionalGeneration"])
+    assert open_checkpoint(str(seeing)).architecture == "LlavaForConditionalGeneration"
+
+
 @pytest.mark.parametrize("auto_map", ["evil", ["a.b"], {"AutoConfig": 3}, {"AutoConfig": ["x.Y", None]}])
 def test_an_auto_map_of_another_kind(
     tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path, capsys: Captured, auto_map: object
