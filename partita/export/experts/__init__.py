@@ -7,6 +7,7 @@ chose. Ours writes one of two forms, a file each: `contrib`, one MoE operator th
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ from partita.export.experts.gates import Gate
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["IMPLEMENTATION", "Form", "Forms", "experts_form", "register"]
+    from partita.export.experts.signs import Signs
+
+__all__ = ["IMPLEMENTATION", "Form", "Forms", "experts_form", "refuse_loops", "register"]
 
 IMPLEMENTATION = "partita"
 """The name under which our function is registered with transformers."""
@@ -36,6 +39,7 @@ class Forms:
     wanted: Form
     tokens: int | None
     """B*S when it is fixed, None when it is symbolic."""
+    signs: Signs
     decided: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -50,10 +54,13 @@ _active: list[Forms] = []
 @contextmanager
 def experts_form(form: Form, tokens: int | None) -> Iterator[Forms]:
     """Write experts as `form` for the length of the block. `tokens`: B*S, None when it is symbolic."""
-    forms = Forms(form, tokens)
+    from partita.export.experts.signs import Signs
+
+    forms = Forms(form, tokens, Signs())
     _active.append(forms)
     try:
-        yield forms
+        with forms.signs:
+            yield forms
     finally:
         _active.pop()
 
@@ -65,6 +72,24 @@ def register() -> None:
     ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, _forward)
 
 
+LOOPS = frozenset({"top_k_index", "expert_size"})
+"""Parameters of a forward that is given what a router chose, and loops over it."""
+
+
+def refuse_loops(model: torch.nn.Module) -> None:
+    """Refuse by name experts that transformers does not hand to any function of its interface.
+
+    They loop over the experts that were hit, which depends on the tokens: a trace would end in an error of torch.
+    """
+    for name, module in model.named_modules():
+        loops = LOOPS.intersection(inspect.signature(module.forward).parameters)
+        if loops and not hasattr(module, "is_concatenated"):
+            raise UnsupportedModelError(
+                f"{name}: {type(module).__name__} loops over the experts that its tokens hit, outside of transformers' "
+                "experts interface; that cannot be exported yet"
+            )
+
+
 def _forward(
     module: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
@@ -73,13 +98,16 @@ def _forward(
         raise UnsupportedModelError(f"{type(module).__name__} was called outside of a trace")
     forms = _active[-1]
     experts = Experts.of(module)
-    width, k = hidden_states.shape[-1], top_k_index.shape[-1]
-    rows = hidden_states.reshape(-1, width)
-    call = Call(experts, rows, top_k_index.reshape(-1, k), top_k_weights.reshape(-1, k), forms.tokens)
-    gate = contrib.gate_of(experts) if forms.wanted == "contrib" else None
+    call = Call(experts, _in_rows(hidden_states), _in_rows(top_k_index), _in_rows(top_k_weights), forms.tokens)
+    gate = contrib.gate_of(call, forms.signs) if forms.wanted == "contrib" else None
     if isinstance(gate, Gate):
         what, output = contrib.NAME, contrib.emit(call, gate)
     else:
         what, output = standard.emit(call)
     forms.decided[what if not gate or isinstance(gate, Gate) else f"{what}, because {gate}"] += 1
-    return output.reshape(hidden_states.shape)
+    return output if hidden_states.dim() == 2 else output.reshape(hidden_states.shape)
+
+
+def _in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """A row for each token; nothing where that is so already."""
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])

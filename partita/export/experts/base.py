@@ -62,7 +62,10 @@ class Experts:
 class Call:
     """One call: hidden [T, H], chosen experts `index` [T, K] and their `weights` [T, K].
 
-    An index of E or more means no expert. Weights are whatever the router makes: they need not add up to 1.
+    An index of E means no expert. Weights are whatever the router makes: they need not add up to 1.
+
+    The index is int64, because ONNX's TopK gives no other, and GPU providers can do little with that: WebGPU has no
+    Cast, Reshape or Equal of it. So the index is only ever used to look something up, be it its own number as an int32.
     """
 
     experts: Experts
@@ -80,10 +83,28 @@ def routing(call: Call) -> torch.Tensor:
     """
     import torch
 
-    numbers = torch.arange(call.experts.count, dtype=torch.int32)
-    chosen = call.index.to(torch.int32)[:, :, None] == numbers
+    numbers = torch.arange(call.experts.count + 1, dtype=torch.int32)
+    chosen = looked_up(numbers, call.index)[:, :, None] == numbers[:-1]
     nothing = torch.zeros((), dtype=call.weights.dtype)
     return torch.where(chosen, call.weights[:, :, None], nothing).sum(dim=1)
+
+
+def existing(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index and weights of the chosen experts, [T, K]: expert 0 with a weight of 0 in place of no expert."""
+    import torch
+
+    count = call.experts.count
+    numbers = torch.cat([torch.arange(count, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)])
+    share = torch.cat([torch.ones(count, dtype=call.weights.dtype), torch.zeros(1, dtype=call.weights.dtype)])
+    return looked_up(numbers, call.index), call.weights * looked_up(share, call.index)
+
+
+def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows of `table`. torch's own becomes a GatherND, which takes no int32 index."""
+    import torch.onnx.ops as onnx_ops
+
+    shape = (*index.shape, *table.shape[1:])
+    return onnx_ops.symbolic("onnx::Gather", (table, index), {"axis": 0}, dtype=table.dtype, shape=shape, version=13)
 
 
 def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -18,21 +18,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from partita.export.experts.base import Call, Experts, routing
+from partita.export.experts.base import Call, routing
 from partita.export.experts.gates import Gate, recognised
 
 if TYPE_CHECKING:
     import torch
+
+    from partita.export.experts.signs import Signs
 
 NAME = "MoE operator"
 LEAST = 1e-20
 """Smallest share of the largest weight that a weight can have; what is below counts as no weight."""
 
 
-def gate_of(experts: Experts) -> Gate | str:
+def gate_of(call: Call, signs: Signs) -> Gate | str:
     """The activation that the node gets, or why the operator cannot compute these experts."""
+    experts = call.experts
     if experts.after is not None:
         return f"{experts.name} does something with the output of each expert"
+    if not signs.never_negative(call.weights):
+        return f"the router's weights for {experts.name} may be negative"
     return recognised(experts) or f"the activation of {experts.name} is none that the MoE operator has"
 
 

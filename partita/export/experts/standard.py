@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.experts.base import Call, product, reshaped, routing
+from partita.export.experts.base import Call, existing, looked_up, product, reshaped, routing
 
 if TYPE_CHECKING:
     import torch
@@ -77,21 +77,18 @@ def activated(call: Call) -> torch.Tensor:
 
 def gathered(call: Call, tokens: int) -> torch.Tensor:
     """The chosen experts of a fixed number of tokens."""
-    import torch
-
     experts, chosen = call.experts, call.index.shape[1]
     hidden, pairs = call.hidden.shape[1], tokens * call.index.shape[1]
-    exists = call.index < experts.count
-    index = torch.where(exists, call.index, torch.zeros((), dtype=call.index.dtype)).reshape(pairs)
-    weights = torch.where(exists, call.weights, torch.zeros((), dtype=call.weights.dtype))
+    index, weights = existing(call)
+    index = index.reshape(pairs)
     rows = call.hidden[:, None, :].expand(tokens, chosen, hidden).reshape(pairs, hidden, 1)
-    inner = product(experts.up[index], rows).reshape(pairs, experts.up.shape[1])
+    inner = product(looked_up(experts.up, index), rows).reshape(pairs, experts.up.shape[1])
     if experts.up_bias is not None:
-        inner = inner + experts.up_bias[index]
+        inner = inner + looked_up(experts.up_bias, index)
     active = experts.activate(inner).reshape(pairs, 1, experts.down.shape[1])
-    output = product(active, experts.down[index]).reshape(pairs, hidden)
+    output = product(active, looked_up(experts.down, index)).reshape(pairs, hidden)
     if experts.down_bias is not None:
-        output = output + experts.down_bias[index]
+        output = output + looked_up(experts.down_bias, index)
     if experts.after is not None:
         output = experts.after(output)
     weighted = output.reshape(tokens, chosen, hidden) * weights[:, :, None]

@@ -1,0 +1,93 @@
+"""Which tensors cannot hold a negative number: followed from operation to operation while a model runs.
+
+The MoE operator is given logarithms of a router's weights. Routers end in a softmax or a sigmoid, or in products and
+quotients of such; that is seen here, for any router, without a value: by what torch is asked to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+MAKES = frozenset({
+    "softmax", "sigmoid", "exp", "softplus", "relu", "abs", "sqrt", "rsqrt", "square", "norm", "zeros", "zeros_like",
+    "new_zeros", "ones", "ones_like", "new_ones", "one_hot",
+})  # fmt: skip
+"""What gives no negative number, whatever it is given."""
+PASSES = frozenset({
+    "gather", "take_along_dim", "index_select", "getitem", "view", "reshape", "flatten", "transpose", "permute", "t",
+    "squeeze", "unsqueeze", "expand", "contiguous", "clone", "detach", "type", "float", "half", "bfloat16",
+    "sum", "mean", "amax", "max", "topk", "sort", "repeat", "repeat_interleave", "chunk", "split", "cat", "concat",
+})  # fmt: skip
+"""What gives none when it is given none; numbers among the arguments are sizes and axes."""
+LIKE = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
+"""What gives none when its first argument has none; the second one lends its type or shape."""
+COMPUTES = frozenset({
+    "mul", "multiply", "imul", "rmul", "div", "true_divide", "truediv", "itruediv", "add", "iadd", "radd",
+    "masked_fill", "where", "scatter", "maximum",
+})  # fmt: skip
+"""What gives none when it is given none, numbers included."""
+RAISES = frozenset({"clamp", "clamp_min", "clip"})
+"""What gives none when it is given none, or when its lower bound is no negative number."""
+
+
+class Signs(TorchFunctionMode):
+    """Notes, for the length of a `with` block, which tensors hold no negative number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = WeakIdKeyDictionary()
+
+    def never_negative(self, tensor: torch.Tensor) -> bool:
+        """True when it is known; False also when it is not."""
+        return tensor in self._known
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation and note what is known of its results."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        known = self._holds(name.strip("_"), args, kwargs)
+        result = func(*args, **kwargs)
+        if name.endswith("_") and not name.startswith("__") or name.startswith("__i") or name == "__setitem__":
+            self._note([args[0]], known)  # written in place
+        self._note(_tensors([result]), known)
+        return result
+
+    def _holds(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name in MAKES:
+            return True
+        given = [*args[: 1 if name in LIKE else None], *kwargs.values()]
+        tensors = [t for t in _tensors(given) if t.is_floating_point()]
+        if name in RAISES:
+            lower = kwargs.get("min", args[1] if len(args) > 1 else None)
+            return all(map(self.never_negative, tensors)) or (isinstance(lower, int | float) and lower >= 0)
+        if name in COMPUTES:
+            numbers = [n for n in _positional(name, given) if isinstance(n, int | float)]
+            return all(map(self.never_negative, tensors)) and all(number >= 0 for number in numbers)
+        return name in PASSES | LIKE and bool(tensors) and all(map(self.never_negative, tensors))
+
+    def _note(self, tensors: Iterable[torch.Tensor], known: bool) -> None:
+        for tensor in tensors:
+            if known and tensor.is_floating_point():
+                self._known[tensor] = True
+            elif tensor in self._known:
+                del self._known[tensor]
+
+
+def _positional(name: str, given: list[Any]) -> list[Any]:
+    """Arguments that are values: a scatter has an axis before its own."""
+    return given[2:] if name == "scatter" else given
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
