@@ -161,5 +161,8 @@ def translated(what: str) -> Iterator[None]:
                 "cannot be traced with a "
                 "static cache"
             ) from error
-        first = next((line for line in str(error).splitlines() if line.strip()), "no message")
-        raise UnsupportedModelError(f"{what} failed: {type(error).__name__}: {first.strip()[:300]}") from error
+        root = error
+        while type(root).__module__.startswith("torch.onnx") and isinstance(root.__cause__, Exception):
+            root = root.__cause__  # torch's exporter says at the top only that it failed
+        first = next((line for line in str(root).splitlines() if line.strip()), "no message")
+        raise UnsupportedModelError(f"{what} failed: {type(root).__name__}: {first.strip()[:300]}") from error

@@ -196,11 +196,10 @@ def additive_mask(
     mask_function: MaskFunction, positions: torch.Tensor, max_length: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """The mask of eager attention for queries at `positions` [B, S] over N keys: [B, 1, S, N], 0 or the lowest."""
-    rows = torch.arange(positions.shape[0], dtype=torch.int64)[:, None, None, None]
+    rows = torch.arange(positions.shape[0], dtype=positions.dtype)[:, None, None, None]
     keys = torch.arange(max_length, dtype=positions.dtype)[None, None, None, :]
     queries = positions[:, None, :, None]
     allowed = mask_function(rows, torch.zeros_like(rows), queries, keys)
-    # Written as sizes, because a mask function may answer for one row of the batch or one head.
     return torch.where(allowed, torch.zeros((), dtype=dtype), torch.full((), torch.finfo(dtype).min, dtype=dtype))
 
 

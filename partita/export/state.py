@@ -89,18 +89,15 @@ class Recorder:
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
         """Take note of the rule; gives a mask of the right shape."""
+        mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+        rule = None
         try:
             rule = classify_mask(mask_function, self.max_length)
         except UnsupportedModelError as error:
-            # An encoder-decoder's decoder makes such a mask for attention to an encoder that is not there.
-            rule, refused = None, error
-        else:
-            refused = None
-        mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+            # The decoder of an encoder-decoder makes such a mask for an encoder that is not there.
+            self._refused[id(mask)] = error
         self.rules.append(rule)
         self._masks[id(mask)] = mask, rule
-        if refused is not None:
-            self._refused[id(mask)] = refused
         return mask
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from partita.errors import UnsupportedModelError
@@ -31,6 +32,7 @@ from partita.export.plug_cache import PlugCache
 from partita.export.recurrence import Form, replaced
 from partita.export.rope import rope_by_length
 from partita.export.state import LayerState, layer_count
+from partita.export.translations import TABLE
 from partita.package import Port, State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
@@ -89,7 +91,7 @@ class _Wrapper(torch.nn.Module):
         lengths: tuple[torch.Tensor, ...],
     ) -> tuple[torch.Tensor, ...]:
         model = getattr(self, ROOT)
-        size = input_ids.shape[1]
+        size: Any = input_ids.shape[1]
         self.shapes = size.node.shape_env if isinstance(size, torch.SymInt) else None
         plug = Emitter(
             self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
@@ -144,10 +146,16 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     with ExitStack() as stack, quiet(), torch.no_grad(), translated("tracing the model"):
         forms = stack.enter_context(experts_form(form_beside(lowering), tokens_of(spec)))
         wrapper = _Wrapper(fake, lowering, tuple(table), spec.max_length)
-        # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
-        program = torch.export.export(
-            wrapper, arguments, dynamic_shapes=shapes, strict=False, prefer_deferred_runtime_asserts_over_guards=True
-        )
+        try:
+            # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
+            program = torch.export.export(
+                wrapper, arguments, dynamic_shapes=shapes, strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )  # fmt: skip
+        except UserError as error:
+            if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
+                raise
+            raise FixedLengthError("the model's code takes a fixed number of tokens for granted") from error
         if wrapper.shapes is not None and (guard := broken_guard(wrapper.shapes, spec.max_length)):
             raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
         onnx_program = torch.onnx.export(
@@ -157,6 +165,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             opset_version=max(spec.opset, WRITTEN),
             input_names=input_names,
             output_names=output_names,
+            custom_translation_table=dict(TABLE),
             optimize=False,
             verbose=False,
         )

@@ -18,7 +18,7 @@ PAST, PRESENT = "past_key_values.", "present."
 def run(model: ir.Model) -> int:
     """Make every state wait for its readers; returns how many had to."""
     graph = model.graph
-    pasts = {value.name.removeprefix(PAST): value for value in graph.inputs if (value.name or "").startswith(PAST)}
+    pasts = {(value.name or "").removeprefix(PAST): value for value in graph.inputs}
     count = 0
     for present in [value for value in graph.outputs if (value.name or "").startswith(PRESENT)]:
         past, writer = pasts.get((present.name or "").removeprefix(PRESENT)), present.producer()
@@ -56,16 +56,17 @@ def wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
     assert anchor is not None
     nodes: list[ir.Node] = []
 
-    def add(op_type: str, inputs: list[ir.Value], to: ir.DataType, size: list[int], **attributes: int) -> ir.Value:
+    def add(op_type: str, inputs: list[ir.Value], kind: ir.DataType, size: list[int], **attributes: int) -> ir.Value:
         node = ir.node(op_type, inputs=inputs, attributes=attributes)
         node.metadata_props.update(anchor.metadata_props)
-        node.outputs[0].dtype, node.outputs[0].shape = to, ir.Shape(size)
+        node.outputs[0].dtype, node.outputs[0].shape = kind, ir.Shape(size)
         nodes.append(node)
         return node.outputs[0]
 
     def constant(label: str, values: list[int]) -> ir.Value:
         tensor = ir.tensor(values, dtype=ir.DataType.INT64, name=f"{name}.{label}")
-        value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        shape, kind = ir.Shape([len(values)]), ir.TensorType(tensor.dtype)
+        value = ir.Value(name=tensor.name, shape=shape, type=kind, const_value=tensor)
         graph.initializers[value.name or ""] = value
         return value
 

@@ -50,8 +50,8 @@ def standard(
         g = g[..., None]
     outputs = []
     for begin in range(0, length, CHUNK):
-        part = [tensor[:, begin : begin + CHUNK].transpose(1, 2) for tensor in (query, key, value, g, beta[..., None])]
-        output, state = chunk(*part, state)
+        parts = [tensor[:, begin : begin + CHUNK].transpose(1, 2) for tensor in (query, key, value, g, beta[..., None])]
+        output, state = chunk(parts[0], parts[1], parts[2], parts[3], parts[4], state)
         outputs.append(output)
     output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
     return output.transpose(1, 2).to(dtype), state if output_final_state else None
