@@ -138,6 +138,7 @@ def experts_implementation(config: PreTrainedConfig, name: str) -> None:
 
 def _refuse_by_modules(model: torch.nn.Module) -> None:
     """Refuse by name what would fail later for reasons a user cannot read."""
+    experts.refuse_loops(model)
     if getattr(text_config(model), "num_hidden_layers", 1) == 0:
         raise UnsupportedModelError(f"{type(model).__name__} has no layers: num_hidden_layers is 0 in config.json")
 
