@@ -90,6 +90,42 @@ def test_rows_of_different_length(
     assert our_tokens(package, prompts, NEW_TOKENS, prefill_chunk=4) == expected
 
 
+ROPE: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "factor": 2.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "longrope": {
+        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32, "short_factor": [1.0, 1.1] * 4,
+        "long_factor": [1.5, 4.0] * 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", ["gqa", "primitives"])
+@pytest.mark.parametrize("kind", sorted(ROPE))
+def test_rope_beyond_the_original_context(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, attention: str
+) -> None:
+    """The original context is 16 or 32 positions, the prompt has 20 and the answer 24 tokens."""
+    longest = 16 if kind == "dynamic" else 64
+    model_type = "phi3" if kind == "longrope" else "llama"
+    settings: dict[str, Any] = {
+        "max_position_embeddings": longest,
+        "rope_parameters": {"rope_theta": 1e4, **ROPE[kind]},
+    }
+    if kind == "longrope":
+        settings["original_max_position_embeddings"] = 32
+    checkpoint = tiny_checkpoint(model_type, **settings)
+    package = exported(checkpoint, attention=attention)
+    expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
+    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
+    assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str) -> None:

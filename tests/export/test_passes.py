@@ -172,4 +172,5 @@ def test_rotary_tables_leaves_what_is_more_than_a_row_per_position(checkpoint: C
 
 def test_every_pass_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    tested |= {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
     assert set(ORDER) <= tested

@@ -3,55 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
-from partita.export.hooks import MaskRule, classify_mask
+from partita.export.hooks import MaskFunction, MaskRule, classify_mask
 from partita.export.pipeline import ExportOptions, export
 from partita.package import Manifest, Verification
-from tests.conftest import TinyCheckpoint
+from tests.export.breadth import recipes
 
 REFUSED = {
-    "mamba": "cache",
-    "jamba": "mixture-of-experts layers (JambaExperts)",
-    "falcon_mamba": "cache",
-    "mixtral": "mixture-of-experts layers (MixtralExperts)",
-    "xglm": "computes with its attention mask",
-    "mpt": "computes with its attention mask",
-    "gptj": "AttentionInterface",
-    "llama4_text": "neither causal nor a sliding window",
+    "dbrx": "loops over the experts that its tokens hit",
+    "deepseek_v32": "sparse attention indexer",
+    "deepseek_v4": "reads the layers of transformers' cache itself",
+    "minimax": "cache of its own",
+    "rwkv": "takes no cache",
+    "openai-gpt": "takes no cache",
 }
 
 
 @pytest.mark.parametrize("model_type", sorted(REFUSED))
-def test_refused_with_the_reason(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, model_type: str) -> None:
-    extra: dict[str, dict[str, Any]] = {
-        "llama4_text": {"attention_chunk_size": 8, "moe_layers": [], "head_dim": 16, "intermediate_size_mlp": 96}
-    }
-    folder = tiny_checkpoint(model_type, tokenizer=False, **extra.get(model_type, {}))
+def test_refused_with_the_reason(tmp_path: Path, model_type: str) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    recipes.save(folder, model_type)
     with pytest.raises(UnsupportedModelError) as caught:
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=_never)
     assert REFUSED[model_type] in str(caught.value), str(caught.value)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_rope_that_depends_on_length_is_refused_by_name(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, kind: str
-) -> None:
-    rope: dict[str, Any] = {
-        "rope_type": kind,
-        "rope_theta": 10000.0,
-        "factor": 2.0,
-        "original_max_position_embeddings": 128,
-    }
-    rope |= {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8} if kind == "longrope" else {}
-    folder = tiny_checkpoint("llama", tokenizer=False, rope_parameters=rope)
-    with pytest.raises(UnsupportedModelError, match=f"rope type '{kind}' picks its frequencies"):
-        export(ExportOptions(str(folder), tmp_path / "out", max_length=64), replay=_never)
+def test_rows_of_their_own_length_need_positions_of_their_own(tmp_path: Path) -> None:
+    """llama4 scales its queries by the length of the cache, one number for all rows."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    recipes.save(folder, "llama4_text")
+    with pytest.raises(UnsupportedModelError, match="one for all rows; export it with --batch-size 1"):
+        export(ExportOptions(str(folder), tmp_path / "out", max_length=64, batch_size=2), replay=_never)
 
 
 def _never(folder: Path, manifest: Manifest) -> Verification:
@@ -80,11 +69,20 @@ def test_a_window_as_long_as_the_cache_is_no_window() -> None:
     "mask",
     [
         lambda b, h, q, k: (k <= q) & (k // 8 == q // 8),  # chunks
-        lambda b, h, q, k: k <= q + 1,  # sees the future
-        lambda b, h, q, k: torch.ones_like(k, dtype=torch.bool),  # bidirectional
-        lambda b, h, q, k: (k <= q) & ((k > q - 8) | (k < 2)),  # window with sinks
+        lambda b, h, q, k: (k <= q) & ((k > q - 8) | (k < 2)),  # a window, and the first keys
     ],
 )
-def test_other_masks_are_refused(mask: object) -> None:
-    with pytest.raises(UnsupportedModelError, match="neither causal nor a sliding window"):
-        classify_mask(mask, 64)  # type: ignore[arg-type]
+def test_other_causal_masks_are_no_rule(mask: MaskFunction) -> None:
+    assert classify_mask(mask, 64) is None
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda b, h, q, k: k <= q + 1,
+        lambda b, h, q, k: torch.ones_like(k, dtype=torch.bool),
+    ],
+)
+def test_masks_that_see_the_future_are_refused(mask: MaskFunction) -> None:
+    with pytest.raises(UnsupportedModelError, match="a token sees later ones"):
+        classify_mask(mask, 64)

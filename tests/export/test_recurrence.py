@@ -1,0 +1,93 @@
+"""Recurrences compute what transformers' own functions compute, whatever the state they go on from."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from partita.export import hooks
+from partita.export.recurrence import delta_rule, recurrences, selective_scan
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 100])
+@pytest.mark.parametrize("heads", [(4, 4), (2, 4)])
+def test_gated_delta_rule(length: int, heads: tuple[int, int]) -> None:
+    from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as original
+
+    key_heads, value_heads = heads
+    query, key = numbers(2, length, key_heads, 8, seed=1), numbers(2, length, key_heads, 8, seed=2)
+    value, beta = numbers(2, length, value_heads, 12, seed=3), numbers(2, length, value_heads, seed=4).sigmoid()
+    g = -numbers(2, length, value_heads, seed=5).abs()
+    state = numbers(2, value_heads, 8, 12, seed=6)
+    keywords: dict[str, Any] = {
+        "g": g, "beta": beta, "initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True
+    }  # fmt: skip
+    wanted = original(query, key, value, **keywords)
+    found = delta_rule.standard(query, key, value, **keywords)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_equal_keys_do_not_blow_up() -> None:
+    """The powers of a triangular matrix of ones grow as binomials do; its inverse by halves does not meet them."""
+    size = 64
+    system = torch.ones(1, 1, size, size)
+    wanted = torch.linalg.inv(torch.eye(size) + torch.ones(size, size).tril(-1))
+    assert torch.allclose(delta_rule.inverted(system)[0, 0], wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [3, 70])
+def test_delta_rule_with_a_decay_per_key_dimension(length: int) -> None:
+    from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delta_attention as original
+
+    query, key, value = (numbers(1, length, 2, 8, seed=seed) for seed in (1, 2, 3))
+    g, beta = -numbers(1, length, 2, 8, seed=4).abs(), numbers(1, length, 2, seed=5).sigmoid()
+    state = numbers(1, 2, 8, 8, seed=6)
+    keywords: dict[str, Any] = {
+        "g": g, "beta": beta, "initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True
+    }  # fmt: skip
+    for ours, theirs in zip(
+        delta_rule.standard(query, key, value, **keywords), original(query, key, value, **keywords), strict=True
+    ):
+        assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two parts, the second from the state of the first, it is what transformers computes in one."""
+    from transformers.models.jamba.modeling_jamba import mamba_selective_scan as original
+
+    hidden, dt, z = (numbers(2, 6, 9, seed=seed) for seed in (1, 2, 3))
+    A, B, C = -numbers(6, 4, seed=4).abs(), numbers(2, 4, 9, seed=5), numbers(2, 4, 9, seed=6)  # noqa: N806
+    D, bias = numbers(6, seed=7), numbers(6, seed=8)  # noqa: N806
+    keywords: dict[str, Any] = {"D": D, "delta_bias": bias, "delta_softplus": True, "return_last_state": True}
+    wanted, last = original(hidden, dt, A, B, C, z=z, **keywords)
+    plug = SimpleNamespace(last_state=None)
+    monkeypatch.setattr(hooks, "_active", [plug])
+    outputs = []
+    for part in (slice(0, 5), slice(5, 9)):
+        output, plug.last_state = selective_scan.standard(
+            hidden[..., part], dt[..., part], A, B[..., part], C[..., part], z=z[..., part], **keywords
+        )
+        outputs.append(output)
+    assert torch.allclose(torch.cat(outputs, dim=-1), wanted, atol=1e-5)
+    assert torch.allclose(plug.last_state, last, atol=1e-5)
+
+
+def test_transformers_still_has_every_function() -> None:
+    """A function that is renamed would be traced as it is, without a word."""
+    import importlib
+
+    homes = {
+        "torch_chunk_gated_delta_rule": "qwen3_next", "chunk_kimi_delta_attention": "kimi_linear",
+        "mamba_selective_scan": "mamba",
+    }  # fmt: skip
+    assert set(homes) == set(recurrences())
+    for name, home in homes.items():
+        assert hasattr(importlib.import_module(f"transformers.models.{home}.modeling_{home}"), name)
