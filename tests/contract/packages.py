@@ -99,7 +99,8 @@ def export_all(folder: Path) -> Path:
 
 def checkpoint_of(model: str, folder: Path) -> Path:
     """The embedded checkpoint, or a tiny one of a model type, which is made in `folder` once."""
-    from tests.conftest import BASE, MODELS, _save_random_model, _save_tokenizer
+    from tests.checkpoints import save_random_model
+    from tests.conftest import BASE, MODELS, _save_tokenizer
 
     if model == "demo":
         return DEMO_CHECKPOINT
@@ -107,7 +108,7 @@ def checkpoint_of(model: str, folder: Path) -> Path:
     if not checkpoint.is_dir():
         checkpoint.mkdir()
         settings = {**BASE, **MODELS[model]}
-        _save_random_model(checkpoint, model, settings, "float32", seed=0)
+        save_random_model(checkpoint, model, settings, "float32", seed=0)
         _save_tokenizer(checkpoint, settings["vocab_size"])
     return checkpoint
 

@@ -32,7 +32,7 @@ def test_gated_delta_rule(length: int, heads: tuple[int, int]) -> None:
     wanted = original(query, key, value, **keywords)
     found = delta_rule.standard(query, key, value, **keywords)
     for ours, theirs in zip(found, wanted, strict=True):
-        assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
+        assert ours is not None and torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
 def test_equal_keys_do_not_blow_up() -> None:
@@ -56,7 +56,7 @@ def test_delta_rule_with_a_decay_per_key_dimension(length: int) -> None:
     for ours, theirs in zip(
         delta_rule.standard(query, key, value, **keywords), original(query, key, value, **keywords), strict=True
     ):
-        assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
+        assert ours is not None and torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
 def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
