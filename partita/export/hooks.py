@@ -247,4 +247,5 @@ def _attention(
         attention_mask = attention_mask + position_bias
     scale = float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5
     request = AttentionRequest(name, query, key, value, attention_mask, scale, float(softcap or 0.0), s_aux)
-    return _active[-1].attend(request), None
+    # As eager attention gives it: some models take a view of it.
+    return _active[-1].attend(request).contiguous(), None

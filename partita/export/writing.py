@@ -240,9 +240,12 @@ def _verify(draft: Draft, manifest: Manifest, models: list[ir.Model], files: lis
 
 def hint(draft: Draft) -> str:
     """What is known to go wrong with a model like this one; empty when nothing is."""
-    if draft.fake.probed.length_as_tensor:
-        return ""
-    return " (its code needs the number of cached tokens as a plain number, which a graph does not have)"
+    if not draft.fake.probed.length_as_tensor:
+        return " (its code needs the number of cached tokens as a plain number, which a graph does not have)"
+    routed = any(note.startswith("experts") for note in draft.work.notes)
+    if routed and draft.work.options.precision != "fp32":
+        return " (rounding may make its router choose other experts; fp32 tells whether it is that)"
+    return ""
 
 
 def _peak_rss_bytes() -> int:
