@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +71,26 @@ def replay(folder: Path, manifest: Manifest) -> Verification:
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:
-    """What one token of one row takes in all state buffers."""
+    """What one token of one row takes in the keys and values of all layers."""
     graph = manifest.graph
-    return graph.cache_bytes // (graph.batch_size * graph.max_length)
+    return (graph.cache_bytes - fixed_state_bytes(manifest)) // (graph.batch_size * graph.max_length)
+
+
+def fixed_state_bytes(manifest: Manifest) -> int:
+    """Convolution and recurrent states, whose size does not depend on how many tokens there are."""
+    states = [state for state in manifest.graph.states if state.kind not in ("key", "value")]
+    return sum(math.prod(state.shape) * (4 if state.dtype == "float32" else 2) for state in states)
+
+
+def _cache(manifest: Manifest) -> str:
+    """How large the cache is, and what of it grows with the tokens."""
+    graph, fixed = manifest.graph, fixed_state_bytes(manifest)
+    windows = sorted({state.window for state in graph.states if state.window is not None})
+    parts = [f"{cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
+    parts += [f"{size(fixed)} of convolution and recurrent states"] if fixed else []
+    parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
+    parts += [f"window {', '.join(map(str, windows))}"] if windows else []
+    return f"{size(graph.cache_bytes)}: {', '.join(parts)}"
 
 
 def as_dict(summary: Summary) -> dict[str, object]:
@@ -83,6 +101,7 @@ def as_dict(summary: Summary) -> dict[str, object]:
         "attention_reason": summary.attention_reason,
         "passes": summary.passes,
         "cache_bytes_per_token": cache_bytes_per_token(summary.manifest),
+        "fixed_state_bytes": fixed_state_bytes(summary.manifest),
         "peak_rss_bytes": summary.peak_rss_bytes,
         "seconds": {name: round(value, 3) for name, value in summary.seconds.items()},
         "notes": list(summary.notes),
@@ -93,7 +112,6 @@ def describe(summary: Summary) -> list[str]:
     """The summary for people."""
     manifest, graph = summary.manifest, summary.manifest.graph
     source = manifest.source
-    windows = sorted({s.window for s in graph.states if s.window is not None})
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
     return [
         f"{summary.out}: {source.architecture} exported, {manifest.verification.status}",
@@ -101,9 +119,7 @@ def describe(summary: Summary) -> list[str]:
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
         f"  weights     {size(graph.weight_bytes)}",
-        f"  cache       {size(graph.cache_bytes)}: {cache_bytes_per_token(manifest):,} bytes per token, batch "
-        f"{graph.batch_size}, "
-        f"{graph.max_length:,} tokens" + (f", window {', '.join(map(str, windows))}" if windows else ""),
+        f"  cache       {_cache(manifest)}",
         f"  verified    {_verification(manifest.verification)}",
         *_target(manifest),
         f"  peak RSS    {size(summary.peak_rss_bytes)}",
