@@ -100,5 +100,5 @@ def without_target(options: ExportOptions, fake: FakeModel) -> tuple[Lowering, s
     if options.attention != "auto":
         return lowering(options.attention), "asked for"
     if any(layer.key_width != layer.value_width for layer in fake.probed.layers):
-        return lowering("onnx24"), "auto: keys and values differ in width, which gqa cannot hold"
+        return lowering("onnx24"), "auto: keys and values differ in width, which gqa would pad"
     return lowering("gqa"), "auto: one fused node per layer, in place, on the CPU provider"

@@ -56,7 +56,8 @@ class Draft:
     fake: FakeModel
     max_length: int
     known: dict[str, Graphs] = field(default_factory=dict)
-    answer: known_answer.KnownAnswer | None = None
+    answers: dict[int, known_answer.KnownAnswer] = field(default_factory=dict)
+    """By the length of the prompt."""
 
     def graphs(self, name: str) -> Graphs:
         """The graphs in the lowering `name`; made once. Raises UnsupportedModelError when the model does not fit it."""
@@ -64,11 +65,13 @@ class Draft:
             self.known[name] = self._trace(lowering(name))
         return self.known[name]
 
-    def known_answer(self) -> known_answer.KnownAnswer:
-        """What the original model computes; run once."""
-        if self.answer is None:
-            self.answer = known_answer.compute(self.checkpoint, self.fake.vocab_size, self.max_length)
-        return self.answer
+    def known_answer(self, wanted: list[Phase]) -> known_answer.KnownAnswer:
+        """What the original model computes; run once. Long enough that a graph which takes no padding is run twice."""
+        chunk = max((length or 0 for _, phase, length in wanted if phase == "prefill"), default=0)
+        tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
+        if tokens not in self.answers:
+            self.answers[tokens] = known_answer.compute(self.checkpoint, self.fake.vocab_size, self.max_length, tokens)
+        return self.answers[tokens]
 
     def _trace(self, chosen: Lowering) -> Graphs:
         options, work = self.work.options, self.work
@@ -80,6 +83,8 @@ class Draft:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
             tell(work, note)
+        if not self.fake.probed.length_as_tensor:
+            tell(work, "the model's code was given 0 for the number of cached tokens, as it takes a plain number only")
         graphs = Graphs(self, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds):
             rewrite(graphs)
@@ -98,6 +103,9 @@ class Draft:
                 return wanted, [trace(self.fake, chosen, each) for each in specs]
             except UnsupportedModelError as error:
                 if fixed or not (probed.recurs or isinstance(error, FixedLengthError)):
+                    raise
+                if not probed.length_as_tensor:
+                    # With the number of cached tokens as 0 and a fixed size, a branch would be taken without a word.
                     raise
                 tell(self.work, f"exported as a static pair, because a graph for any number of tokens failed: {error}")
         raise AssertionError("the last attempt returns or raises")

@@ -55,16 +55,28 @@ class Emitter:
     written: dict[int, Written] = field(default_factory=dict)
     states: dict[Key, torch.Tensor] = field(default_factory=dict)
     last_state: torch.Tensor | None = None
-    _masks: dict[int, tuple[torch.Tensor, MaskRule | None]] = field(default_factory=dict)
-    """By identity; the tensors are kept, because an identity is only good while its object lives."""
+    _masks: dict[int, tuple[torch.Tensor, int, MaskRule | None]] = field(default_factory=dict)
+    """By identity, with the tensor's version: an identity is only good while its object lives and nobody writes to it.
+    """
 
     def mask(self, mask_function: MaskFunction, dtype: torch.dtype) -> torch.Tensor:
         """The mask as a tensor; the probe has found out what it says."""
         index = len(self._masks)
         rule = self.probed.masks[index] if index < len(self.probed.masks) else None
         mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
-        self._masks[id(mask)] = mask, rule
+        self._masks[id(mask)] = mask, mask._version, rule
         return mask
+
+    def check(self) -> None:
+        """Raise UnsupportedModelError when the model asked for another number of masks than when it was probed.
+
+        Rules go by their order.
+        """
+        if len(self._masks) != len(self.probed.masks):
+            raise UnsupportedModelError(
+                f"the model asked for {len(self.probed.masks)} masks when probed and for {len(self._masks)} in a "
+                "trace; which is which cannot be told"
+            )
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write keys and values into the cache, and give back all of it."""
@@ -79,7 +91,9 @@ class Emitter:
 
     def attend(self, request: AttentionRequest) -> torch.Tensor:
         """The attention output."""
-        _, rule = self._masks.get(id(request.mask), (None, None))
+        _, version, rule = self._masks.get(id(request.mask), (None, 0, None))
+        if version != request.mask._version:
+            rule = None
         whole = statically_known_true(request.query.shape[2] == self.positions.shape[1])
         mask = request.mask if rule is None or not whole else None
         window = rule.window if rule is not None else None
@@ -129,6 +143,7 @@ class Emitter:
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
         """Replace a state."""
         self.states[kind, layer, index] = state
+        self.last_state = None
 
     def present(self, key: Key) -> torch.Tensor:
         """What a state is after the step. Raises UnsupportedModelError when the model left it alone."""

@@ -112,7 +112,9 @@ def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
     experts_implementation(config, experts.IMPLEMENTATION)
     try:
         return _from_config(config, dtype, IMPLEMENTATION)
-    except (KeyError, ValueError):
+    except (KeyError, ValueError) as error:
+        if error.args != (IMPLEMENTATION,) and "attn_implementation" not in str(error):
+            raise
         return _from_config(config, dtype, "eager")
 
 

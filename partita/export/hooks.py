@@ -113,15 +113,21 @@ class _Ones(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.known: dict[int, torch.Tensor] = {}
-        """By identity; the tensors are kept, because an identity is only good while its object lives."""
+        self._made: dict[int, tuple[torch.Tensor, int]] = {}
+        """By identity, with the tensor's version; the tensors are kept, as an identity is good while its object lives.
+        """
+
+    def knows(self, tensor: Any) -> bool:
+        """True for a tensor of ones that nobody has written to since."""
+        made = self._made.get(id(tensor))
+        return made is not None and made[1] == tensor._version
 
     def __torch_function__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
-        same = name in ("to", "bool", "long", "int", "contiguous") and bool(args) and id(args[0]) in self.known
+        same = name in ("to", "bool", "long", "int", "contiguous") and bool(args) and self.knows(args[0])
         if isinstance(result, torch.Tensor) and (same or name in ("ones", "new_ones", "ones_like")):
-            self.known[id(result)] = result
+            self._made[id(result)] = result, result._version
         return result
 
 
@@ -206,7 +212,7 @@ def additive_mask(
 def _mask(*args: Any, mask_function: MaskFunction, dtype: torch.dtype = torch.float32, **kwargs: Any) -> torch.Tensor:
     """Registered mask function."""
     padding = kwargs.get("attention_mask")
-    if padding is not None and id(padding) not in _ones[-1].known:
+    if padding is not None and not _ones[-1].knows(padding):
         raise UnsupportedModelError("the model builds a padding mask of its own; that cannot be exported yet")
     return _active[-1].mask(mask_function, dtype)
 

@@ -79,13 +79,14 @@ def _cgroup_bytes_left() -> float:
         return float("inf")
 
 
-def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int) -> KnownAnswer:
+def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: int = PROMPT_TOKENS) -> KnownAnswer:
     """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
 
+    `tokens`: how long the prompt is to be, where the cache has room for it.
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
-    prompt = _prompt(checkpoint, vocab_size, max(1, min(PROMPT_TOKENS, max_length - steps)))
+    prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
     with quiet(), translated("loading the original model"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(checkpoint.folder),

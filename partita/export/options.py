@@ -14,7 +14,7 @@ from partita.export.checkpoint import Checkpoint
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
-RECURRENT_PREFILL_CHUNK = 32
+RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
@@ -66,6 +66,8 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     """N: as asked, else what the model was made for, at most `DEFAULT_MAX_LENGTH`."""
     config = checkpoint.config.get_text_config(decoder=True)
     made_for = getattr(config, "max_position_embeddings", None)
+    if not isinstance(made_for, int) or made_for < 1:
+        made_for = None  # some configs have -1 for any number
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
     if made_for is not None and options.max_length > (longest := int(made_for * stretch(config))):

@@ -143,6 +143,9 @@ class Recorder:
         """Take note of shape and dtype."""
         assert kind in ("conv", "recurrent")
         shape = tuple(int(size) for size in state.shape)
+        self.last_state = None
+        if state.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModelError(f"layer {layer} keeps a {kind} state of {state.dtype}; that cannot be exported")
         self.written[kind, layer, index] = ExtraState(layer, kind, index, shape, state.dtype)  # type: ignore[arg-type]
 
 
@@ -157,7 +160,13 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
         first = _run(model, fake, batch, max_length, {}, length_as_tensor=False)
     if first.written:
         # Once more, with states to go on from: that is how every later step finds them.
-        _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor)
+        later = _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor)
+        changed = [key for key in first.written | later.written if first.written.get(key) != later.written.get(key)]
+        if changed:
+            kind, layer, _ = changed[0]
+            raise UnsupportedModelError(
+                f"layer {layer} keeps another {kind} state in a later step than in the first; that cannot be exported"
+            )
     if not first.found and not first.written:
         raise UnsupportedModelError(
             f"{type(model).__name__} keeps nothing in transformers' cache; it cannot be traced with a static cache"

@@ -7,6 +7,7 @@ transformers' own modelling code is traced with our attention function and cache
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ from partita.export.translations import TABLE
 from partita.package import Port, State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
+SMALL_SIZES = 130
+"""Sizes below are all tried on what a trace takes for granted: more than any usual chunk."""
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
 """GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
 fits."""
@@ -78,8 +81,8 @@ class _Wrapper(torch.nn.Module):
         super().__init__()
         setattr(self, ROOT, fake.module)
         self.fake, self.lowering, self.keys, self.max_length = fake, lowering, keys, max_length
-        self.shapes: ShapeEnv | None = None
-        """What the trace has taken for granted of its sizes."""
+        self.shapes: list[ShapeEnv] = []
+        """Filled by a trace of symbolic sizes: what it takes for granted. A list, because torch undoes assignments."""
 
     def forward(
         self,
@@ -92,7 +95,8 @@ class _Wrapper(torch.nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         model = getattr(self, ROOT)
         size: Any = input_ids.shape[1]
-        self.shapes = size.node.shape_env if isinstance(size, torch.SymInt) else None
+        if isinstance(size, torch.SymInt):
+            self.shapes.append(size.node.shape_env)
         plug = Emitter(
             self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
             dict(zip(self.keys, past, strict=True)),
@@ -101,6 +105,7 @@ class _Wrapper(torch.nn.Module):
         form = form_beside(self.lowering)
         with plugged(plug), complex_as_pairs(), rope_by_length(model, length), replaced(model, form):
             logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
+        plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
 
 
@@ -156,7 +161,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
                 raise
             raise FixedLengthError("the model's code takes a fixed number of tokens for granted") from error
-        if wrapper.shapes is not None and (guard := broken_guard(wrapper.shapes, spec.max_length)):
+        if guard := broken_guard(wrapper.shapes, spec.max_length):
             raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
         onnx_program = torch.onnx.export(
             program,
@@ -193,17 +198,20 @@ def form_beside(lowering: Lowering) -> Form:
     return "contrib" if any(domain == "com.microsoft" for domain, _ in lowering.domains) else "standard"
 
 
-def broken_guard(shapes: ShapeEnv, max_length: int) -> str | None:
+def broken_guard(shapes: Sequence[ShapeEnv], max_length: int) -> str | None:
     """What a trace took for granted of its sizes and is not so for every size; None when all of it holds.
 
-    Sizes are tried around powers of two, which finds a fixed size and any bound that is not close to the last.
+    All small sizes are tried, which finds what depends on a remainder, and those around powers of two, which finds
+    bounds.
     """
-    sizes = {n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1)} | {max_length - 1, max_length}
-    tried = sorted(size for size in sizes if 2 <= size <= max_length)
-    for guard in shapes.guards:
+    sizes = {*range(2, SMALL_SIZES), *(n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1))}
+    tried = sorted(size for size in {*sizes, max_length - 1, max_length} if 2 <= size <= max_length)
+    granted = {guard.expr for env in shapes for guard in env.guards}
+    granted |= {late.expr for env in shapes for found in env.deferred_runtime_asserts.values() for late in found}
+    for expression in sorted(granted, key=str):
         for size in tried:
-            if guard.expr.subs(dict.fromkeys(guard.expr.free_symbols, size)) == False:  # noqa: E712 - sympy's own
-                return f"{guard.expr} is not so for {size}"
+            if expression.subs(dict.fromkeys(expression.free_symbols, size)) == False:  # noqa: E712 - sympy's own
+                return f"{expression} is not so for {size}"
     return None
 
 

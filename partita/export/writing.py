@@ -95,7 +95,7 @@ def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None
     files = _graph_files(files_of, traced)
     graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
     manifest = _manifest(work, source, graph, data, tokenizer)
-    manifest = _verify(draft, manifest, models, [file for file, _, _ in files_of], replay)
+    manifest = _verify(draft, manifest, files_of, replay)
     if choosing is not None:
         manifest = manifest.model_copy(update={"target": _verify_target(work, manifest, choosing)})
     write_manifest(work.folder, manifest)
@@ -217,17 +217,17 @@ def _toolchain() -> dict[str, str]:
     return versions
 
 
-def _verify(draft: Draft, manifest: Manifest, models: list[ir.Model], files: list[str], replay: Replay) -> Manifest:
+def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Replay) -> Manifest:
     """Replay the known answer, and return the manifest with the result. Raises ParityError when they differ."""
     work = draft.work
     if not work.options.verify:
         return manifest
     with stage(work.progress, "known answer", work.seconds):
-        known_answer.save(draft.known_answer(), work.folder)
+        known_answer.save(draft.known_answer(files_of), work.folder)
         manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
     with stage(work.progress, "verify", work.seconds):
         if work.options.precision == "bf16":
-            result = bf16_twin.replay(work.folder, manifest, files, replay)
+            result = bf16_twin.replay(work.folder, manifest, [file for file, _, _ in files_of], replay)
         else:
             result = replay(work.folder, manifest)
     if result.status != "verified":
@@ -235,6 +235,8 @@ def _verify(draft: Draft, manifest: Manifest, models: list[ir.Model], files: lis
             f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}"
             f"{hint(draft)}; nothing was written, please report this model"
         )
+    if "not run: " in result.detail:
+        work.notes.append(f"the known answer did not run {result.detail.partition('not run: ')[2]}")
     return manifest.model_copy(update={"verification": result})
 
 

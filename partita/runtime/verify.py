@@ -19,8 +19,9 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import idle_providers
 from partita.runtime.feed import Feed
+from partita.runtime.generate import generate
 from partita.runtime.pins import Pin
-from partita.runtime.runner import Runner, load_runner
+from partita.runtime.runner import Runner, load_runner, port_by_role
 
 REPLAY_CHUNK_TOKENS = 5
 """Small and odd, so that even a short prompt takes several chunks and the last one is short."""
@@ -112,7 +113,12 @@ def replay(
         told(runner.resolutions)
         check_answer(folder, answer, runner)
         limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
-        compared = [*compare_prompt(runner, answer, limit), *compare_decode(runner, answer, limit)]
+        compared = [
+            *compare_prompt(runner, answer, limit),
+            *compare_decode(runner, answer, limit),
+            *compare_rows(runner, answer, limit),
+        ]
+        missed = unreached(runner, answer)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
         active = [
             r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
@@ -120,7 +126,7 @@ def replay(
     provider = ", ".join(active)
     verification = Verification(
         status="verified",
-        detail=f"known answer replayed on {provider}: {len(compared)} steps agree",
+        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{missed}",
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
@@ -164,14 +170,19 @@ def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Ite
 
 
 def pick_feed(runner: Runner, start: int, size: int, *, by_token: bool) -> Feed:
-    """The graph that can take the prompt's next tokens. `by_token`: leave the fixed chunks of a static pair aside."""
+    """The graph that can take the prompt's next tokens.
+
+    `by_token`: a static pair begins with a single token, and goes on so where no padding may fill its chunks.
+    """
     fixed = runner.chunk_fixed
     if start and not runner.can_append_chunks:
         return runner.decode_feed()
     if fixed is None:
         return runner.prefill_feed(size, size)
-    unpadded = runner.cache.padding_is_safe or size >= fixed
-    usable = start + fixed <= runner.max_length and unpadded and not by_token
+    padding = runner.cache.padding_is_safe
+    if by_token and (start == 0 or not padding):
+        return runner.decode_feed()  # so that the chunk after it begins somewhere else than at 0
+    usable = start + fixed <= runner.max_length and (padding or size >= fixed)
     return runner.prefill_feed(fixed, runner.prefill_rows or fixed) if usable else runner.decode_feed()
 
 
@@ -203,6 +214,40 @@ def compare_decode(runner: Runner, answer: KnownAnswer, tolerance: float) -> Ite
         feed.run()
         comparison.compare(0, [feed.logits(row, 0) for row in range(runner.batch)])
         yield comparison
+
+
+def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+    """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
+
+    Left out where rotary frequencies depend on the length of the text: the reference has those of the whole.
+    """
+    sequence = np.concatenate([answer.prompt, answer.tokens])
+    lengths = [max(1, len(answer.prompt) - 3 * row) for row in range(runner.batch)]
+    if len(set(lengths)) < 2 or port_by_role(runner.loaded("decode").graph, "rope_length") is not None:
+        return
+    reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
+    comparison = Comparison("rows of different length", output_name(runner), reference, tolerance)
+
+    def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        position = len(history) - 1
+        comparison.compare(position, [logits])
+        return int(sequence[min(position + 1, len(sequence) - 1)])
+
+    prompts = [sequence[:length].tolist() for length in lengths]
+    for _ in generate(runner, prompts, max_new_tokens=len(answer.tokens), sampler=known):
+        pass
+    yield comparison
+
+
+def unreached(runner: Runner, answer: KnownAnswer) -> str:
+    """What of a package the known answer cannot have shown, as the end of a sentence."""
+    tokens = len(answer.prompt) + len(answer.tokens)
+    windows = sorted({state.window or 0 for state in runner.manifest.graph.states if (state.window or 0) >= tokens})
+    parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
+    fixed = runner.chunk_fixed
+    if fixed is not None and not runner.cache.padding_is_safe and fixed > len(answer.prompt):
+        parts.append(f"not run: {runner.loaded('prefill').graph.file}, whose chunk is longer than the prompt")
+    return "".join(f"; {part}" for part in parts)
 
 
 def output_name(runner: Runner) -> str:

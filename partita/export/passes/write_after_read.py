@@ -13,6 +13,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 PAST, PRESENT = "past_key_values.", "present."
+VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"})
+"""Operators whose output ONNX Runtime gives the memory of their input."""
 
 
 def run(model: ir.Model) -> int:
@@ -25,11 +27,19 @@ def run(model: ir.Model) -> int:
         if past is None or writer is None:
             continue
         before = upstream(writer)
-        late = [use.node for use in past.uses() if use.node not in before]
+        late = [node for node in readers(past) if node not in before]
         if late:
             wait(graph, present, late)
             count += 1
     return count
+
+
+def readers(value: ir.Value) -> list[ir.Node]:
+    """The nodes that read the memory of `value`: behind a view of it, those that read the view."""
+    found: list[ir.Node] = []
+    for use in value.uses():
+        found += readers(use.node.outputs[0]) if use.node.op_type in VIEWS and use.idx == 0 else [use.node]
+    return found
 
 
 def upstream(node: ir.Node) -> set[ir.Node]:
