@@ -143,7 +143,8 @@ class Emitter:
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
         """Replace a state."""
         self.states[kind, layer, index] = state
-        self.last_state = None
+        if kind == "recurrent":
+            self.last_state = None
 
     def present(self, key: Key) -> torch.Tensor:
         """What a state is after the step. Raises UnsupportedModelError when the model left it alone."""

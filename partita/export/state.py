@@ -143,7 +143,8 @@ class Recorder:
         """Take note of shape and dtype."""
         assert kind in ("conv", "recurrent")
         shape = tuple(int(size) for size in state.shape)
-        self.last_state = None
+        if kind == "recurrent":
+            self.last_state = None
         if state.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModelError(f"layer {layer} keeps a {kind} state of {state.dtype}; that cannot be exported")
         self.written[kind, layer, index] = ExtraState(layer, kind, index, shape, state.dtype)  # type: ignore[arg-type]

@@ -7,7 +7,6 @@ transformers' own modelling code is traced with our attention function and cache
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +71,16 @@ class FixedLengthError(UnsupportedModelError):
     """A model whose code cannot be traced for any number of tokens, but for a fixed one."""
 
 
+class Granted:
+    """What a trace of symbolic sizes takes for granted of them.
+
+    A class of its own: torch undoes what a trace does to attributes of a module, lists included.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[ShapeEnv] = []
+
+
 class _Wrapper(torch.nn.Module):
     """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
     states.
@@ -81,8 +90,7 @@ class _Wrapper(torch.nn.Module):
         super().__init__()
         setattr(self, ROOT, fake.module)
         self.fake, self.lowering, self.keys, self.max_length = fake, lowering, keys, max_length
-        self.shapes: list[ShapeEnv] = []
-        """Filled by a trace of symbolic sizes: what it takes for granted. A list, because torch undoes assignments."""
+        self.granted = Granted()
 
     def forward(
         self,
@@ -96,7 +104,7 @@ class _Wrapper(torch.nn.Module):
         model = getattr(self, ROOT)
         size: Any = input_ids.shape[1]
         if isinstance(size, torch.SymInt):
-            self.shapes.append(size.node.shape_env)
+            self.granted.shapes.append(size.node.shape_env)
         plug = Emitter(
             self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
             dict(zip(self.keys, past, strict=True)),
@@ -161,7 +169,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
                 raise
             raise FixedLengthError("the model's code takes a fixed number of tokens for granted") from error
-        if guard := broken_guard(wrapper.shapes, spec.max_length):
+        if guard := broken_guard(wrapper.granted, spec.max_length):
             raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
         onnx_program = torch.onnx.export(
             program,
@@ -198,7 +206,7 @@ def form_beside(lowering: Lowering) -> Form:
     return "contrib" if any(domain == "com.microsoft" for domain, _ in lowering.domains) else "standard"
 
 
-def broken_guard(shapes: Sequence[ShapeEnv], max_length: int) -> str | None:
+def broken_guard(taken: Granted, max_length: int) -> str | None:
     """What a trace took for granted of its sizes and is not so for every size; None when all of it holds.
 
     All small sizes are tried, which finds what depends on a remainder, and those around powers of two, which finds
@@ -206,8 +214,8 @@ def broken_guard(shapes: Sequence[ShapeEnv], max_length: int) -> str | None:
     """
     sizes = {*range(2, SMALL_SIZES), *(n + d for n in (2 ** np.arange(1, 25)).tolist() for d in (-1, 0, 1))}
     tried = sorted(size for size in {*sizes, max_length - 1, max_length} if 2 <= size <= max_length)
-    granted = {guard.expr for env in shapes for guard in env.guards}
-    granted |= {late.expr for env in shapes for found in env.deferred_runtime_asserts.values() for late in found}
+    granted = {guard.expr for env in taken.shapes for guard in env.guards}
+    granted |= {late.expr for env in taken.shapes for found in env.deferred_runtime_asserts.values() for late in found}
     for expression in sorted(granted, key=str):
         for size in tried:
             if expression.subs(dict.fromkeys(expression.free_symbols, size)) == False:  # noqa: E712 - sympy's own

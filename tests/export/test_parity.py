@@ -61,6 +61,7 @@ def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     result = read_manifest(package).verification
     assert result.status == "verified" and result.tolerance == TOLERANCES["fp32"] == 1e-4
     assert {s.step for s in result.steps} == {"prefill", "chunked prefill", *(f"decode {i}" for i in range(1, 9))}
+    assert "not reached" not in result.detail and "not run" not in result.detail
     assert max(s.max_rel_error for s in result.steps) < 2e-5
     expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
     assert len(set(expected)) > 3, "the reference repeats itself: the comparison would prove little"
@@ -124,6 +125,46 @@ def test_rope_beyond_the_original_context(
     expected = original_tokens(checkpoint, PROMPT, NEW_TOKENS)
     assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
     assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
+
+
+LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
+
+
+@pytest.mark.parametrize("attention", ["gqa", "primitives"])
+@pytest.mark.parametrize("model_type", ["bamba", "kimi_linear", "jamba"])
+def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: str) -> None:
+    """Four chunks of 16 tokens and some single ones; two rows, the second much shorter."""
+    from partita.commands.export import replay
+    from partita.export.pipeline import ExportOptions, export
+    from tests.export.breadth import recipes
+
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    recipes.save(checkpoint, model_type)
+    prompts = [LONG_PROMPT, LONG_PROMPT[:9]]
+    expected = [original_tokens(checkpoint, prompt, 8) for prompt in prompts]
+    for rows in (1, 2):
+        package = tmp_path / f"package-{rows}"
+        options = ExportOptions(str(checkpoint), package, max_length=96, attention=attention, batch_size=rows)
+        export(options, replay=replay)
+        assert our_tokens(package, prompts[:rows], 8) == expected[:rows]
+
+
+def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The known answer is long enough that prefill.onnx of a model that takes no padding runs."""
+    from partita.commands.export import replay
+    from partita.errors import ParityError
+    from partita.export.pipeline import ExportOptions, export
+    from partita.export.recurrence import delta_rule
+    from tests.export.breadth import recipes
+
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    recipes.save(checkpoint, "kimi_linear")
+    right = delta_rule.chunk
+    monkeypatch.setattr(delta_rule, "chunk", lambda *given: (right(*given)[0] * 2, right(*given)[1]))
+    with pytest.raises(ParityError, match="first difference in prefill"):
+        export(ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, attention="primitives"), replay=replay)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

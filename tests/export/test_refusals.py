@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from partita.errors import UnsupportedModelError
+from partita.export import hooks
 from partita.export.hooks import MaskFunction, MaskRule, classify_mask
 from partita.export.pipeline import ExportOptions, export
 from partita.package import Manifest, Verification
@@ -86,3 +87,13 @@ def test_other_causal_masks_are_no_rule(mask: MaskFunction) -> None:
 def test_masks_that_see_the_future_are_refused(mask: MaskFunction) -> None:
     with pytest.raises(UnsupportedModelError, match="a token sees later ones"):
         classify_mask(mask, 64)
+
+
+def test_ones_that_were_written_to_are_a_padding_mask() -> None:
+    ones = hooks._Ones()
+    with ones:
+        plain, marked = torch.ones(1, 4), torch.ones(1, 4)
+        wide = plain.to(torch.float64)
+        marked[0, 1] = 0
+    assert ones.knows(plain) and ones.knows(wide)
+    assert not ones.knows(marked) and not ones.knows(torch.ones(1, 4))

@@ -3,43 +3,58 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
+import pytest
 
 from partita.export.passes import write_after_read
 
 PAST, PRESENT = "past_key_values.0.recurrent", "present.0.recurrent"
 
 
-def model(reader_first: bool) -> ir.Model:
-    """present = past + new; out = past * new, which no one needs before `present`."""
-    past, new = (
-        ir.Value(name=name, shape=ir.Shape([2, 3]), type=ir.TensorType(ir.DataType.FLOAT)) for name in (PAST, "new")
-    )
-    out = ir.node("Mul", inputs=[past, new])
-    source = out.outputs[0] if reader_first else past
-    present = ir.node("Add", inputs=[source, new])
-    for node, name in ((out, "out"), (present, PRESENT)):
-        node.outputs[0].name, node.outputs[0].shape = name, ir.Shape([2, 3])
-        node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+def model(reader_first: bool, view: str | None = None) -> ir.Model:
+    """present = past + new; out = past * (new + new), which no one needs before `present`; perhaps through a view."""
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    past, new = (ir.Value(name=name, shape=ir.Shape([2, 3]), type=kind) for name in (PAST, "new"))
+    nodes = [ir.node(view, inputs=[past])] if view else []
+    twice = ir.node("Add", inputs=[new, new])
+    out = ir.node("Mul", inputs=[nodes[0].outputs[0] if nodes else past, twice.outputs[0]])
+    present = ir.node("Sub", inputs=[out.outputs[0] if reader_first else past, new])
+    for node, name in ((twice, "twice"), (out, "out"), (present, PRESENT), *((each, "seen") for each in nodes)):
+        node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, ir.Shape([2, 3]), kind
+    nodes += [twice, out, present] if reader_first else [present, twice, out]
     outputs = [out.outputs[0], present.outputs[0]]
-    nodes = [out, present] if reader_first else [present, out]
     return ir.Model(ir.Graph([past, new], outputs, nodes=nodes, opset_imports={"": 17}, name="g"), ir_version=10)
 
 
-def test_a_late_reader_is_waited_for() -> None:
-    made = model(reader_first=False)
+def run_in_place(made: ir.Model) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """`out`, and the state after a run with one buffer as past and as present."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    model_bytes = ir.to_proto(made).SerializeToString()
+    session = ort.InferenceSession(model_bytes, options, providers=["CPUExecutionProvider"])
+    state = ort.OrtValue.ortvalue_from_numpy(np.arange(6, dtype=np.float32).reshape(2, 3))
+    binding = session.io_binding()
+    binding.bind_ortvalue_input(PAST, state)
+    binding.bind_cpu_input("new", np.full((2, 3), 2, np.float32))
+    binding.bind_output("out")
+    binding.bind_ortvalue_output(PRESENT, state)
+    session.run_with_iobinding(binding)
+    return np.asarray(binding.get_outputs()[0].numpy()), np.asarray(state.numpy())
+
+
+@pytest.mark.parametrize("view", [None, "Identity"])
+def test_a_late_reader_is_waited_for(view: str | None) -> None:
+    made = model(reader_first=False, view=view)
     assert write_after_read.run(made) == 1
-    present = made.graph.outputs[1]
-    assert present.name == PRESENT
-    producer = present.producer()
-    assert producer is not None
+    producer = made.graph.outputs[1].producer()
+    assert producer is not None and made.graph.outputs[1].name == PRESENT
     before = {node.op_type for node in write_after_read.upstream(producer)}
-    assert {"Add", "Mul"} <= before, "the node that writes has the other reader upstream"
-    past, new = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 2, np.float32)
-    session = ort.InferenceSession(ir.to_proto(made).SerializeToString(), providers=["CPUExecutionProvider"])
-    out, written = session.run(["out", PRESENT], {PAST: past, "new": new})
-    assert np.array_equal(np.asarray(out), past * new) and np.array_equal(np.asarray(written), past + new)
+    assert {"Sub", "Mul"} <= before, "the node that writes has the other reader upstream, not just a view"
+    past = np.arange(6, dtype=np.float32).reshape(2, 3)
+    out, written = run_in_place(made)
+    assert np.array_equal(out, past * 4) and np.array_equal(written, past - 2)
 
 
 def test_twice_is_once() -> None:
