@@ -23,7 +23,7 @@ def model(reader_first: bool, view: str | None = None) -> ir.Model:
     present = ir.node("Sub", inputs=[out.outputs[0] if reader_first else past, new])
     for node, name in ((twice, "twice"), (out, "out"), (present, PRESENT), *((each, "seen") for each in nodes)):
         node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, ir.Shape([2, 3]), kind
-    nodes += [twice, out, present] if reader_first else [present, twice, out]
+    nodes += [twice, out, present]  # ONNX Runtime then runs the last first
     outputs = [out.outputs[0], present.outputs[0]]
     return ir.Model(ir.Graph([past, new], outputs, nodes=nodes, opset_imports={"": 17}, name="g"), ir_version=10)
 
