@@ -52,6 +52,7 @@ def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     assert decoded > 1
     assert [step.step for step in found.steps] == [
         "prefill", "chunked prefill", *(f"decode {n}" for n in range(1, decoded + 1)),
+        *["rows of different length"] * (spec.get("batch_size", 1) > 1),
     ]  # fmt: skip
     assert found.tolerance == TOLERANCES[spec.get("precision", "fp32")]
     assert all(step.tokens_equal and 0 < step.max_rel_error <= found.tolerance for step in found.steps)
@@ -139,7 +140,7 @@ def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
     monkeypatch.setattr(Comparison, "compare", spy)
     runner = open_runner(batch_size=3)
     replay(runner.folder, parse_chain("cpu"), threads=1)
-    assert set(seen) == {3}
+    assert set(seen) == {3, 1}  # all rows at once, and each by itself where they have prompts of their own
 
 
 def test_a_package_without_a_known_answer_says_so(package_copy):
