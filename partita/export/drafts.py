@@ -18,7 +18,7 @@ from partita.export.passes import run_all
 from partita.export.progress import Progress, stage
 from partita.export.recurrence import used_by
 from partita.export.state import Probed
-from partita.export.tracing import FixedLengthError, Traced, TraceSpec, form_beside, trace
+from partita.export.tracing import FixedLengthError, Traced, TraceSpec, trace
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -92,29 +92,29 @@ class Draft:
 
     def _trace_phases(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
-        options, probed = self.work.options, self.fake.probed
-        attempts = [False, True]
-        if options.static_shapes or not takes_any_length(self.fake, chosen):
-            attempts = [True]
-        for fixed in attempts:
-            wanted = phases(options, probed, self.max_length, fixed=fixed)
-            specs = [spec(options, chosen, self.max_length, length) for _, _, length in wanted]
-            try:
-                return wanted, [trace(self.fake, chosen, each) for each in specs]
-            except UnsupportedModelError as error:
-                if fixed or not (probed.recurs or isinstance(error, FixedLengthError)):
-                    raise
-                if not probed.length_as_tensor:
-                    # With the number of cached tokens as 0 and a fixed size, a branch would be taken without a word.
-                    raise
-                tell(self.work, f"exported as a static pair, because a graph for any number of tokens failed: {error}")
-        raise AssertionError("the last attempt returns or raises")
+        if self.work.options.static_shapes or not takes_any_length(self.fake, chosen):
+            return self._trace_all(chosen, fixed=True)
+        probed = self.fake.probed
+        try:
+            return self._trace_all(chosen, fixed=False)
+        except UnsupportedModelError as error:
+            # A model that was given 0 for the number of cached tokens would take a branch without a word.
+            if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
+                raise
+            tell(self.work, f"exported as a static pair, because a graph for any number of tokens failed: {error}")
+        return self._trace_all(chosen, fixed=True)
+
+    def _trace_all(self, chosen: Lowering, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
+        options = self.work.options
+        wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
+        specs = [spec(options, chosen, self.max_length, length) for _, _, length in wanted]
+        return wanted, [trace(self.fake, chosen, each) for each in specs]
 
 
 def takes_any_length(fake: FakeModel, chosen: Lowering) -> bool:
     """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
-    return not recurrent or (form_beside(chosen) == "contrib" and bool(used_by(fake.module)))
+    return not recurrent or (chosen.form == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:

@@ -158,12 +158,6 @@ def translated(what: str) -> Iterator[None]:
             if isinstance(cause, PartitaError):
                 raise cause from error
             cause = cause.__cause__ or cause.__context__
-        if isinstance(error, KeyError) and error.args == (IMPLEMENTATION,):
-            raise UnsupportedModelError(
-                "the model picks its attention by class and not through transformers' AttentionInterface; it "
-                "cannot be traced with a "
-                "static cache"
-            ) from error
         root = error
         while type(root).__module__.startswith("torch.onnx") and isinstance(root.__cause__, Exception):
             root = root.__cause__  # torch's exporter says at the top only that it failed

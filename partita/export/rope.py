@@ -73,11 +73,6 @@ class Rotary:
         return frequencies
 
 
-def length_dependent(model: torch.nn.Module) -> dict[str, Kind]:
-    """Rotary modules of `model` whose frequencies depend on the length, by path, with what they are."""
-    return {rotary.name: rotary.kind for rotary in rotaries(model)}
-
-
 def static_up_to(model: torch.nn.Module) -> int | None:
     """The longest text for which every frequency is what it is for a short one; None when none depends on the length.
 

@@ -7,7 +7,6 @@ transformers' own modelling code is traced with our attention function and cache
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +28,7 @@ from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
-from partita.export.recurrence import Form, replaced
+from partita.export.recurrence import replaced
 from partita.export.rope import rope_by_length
 from partita.export.state import LayerState, layer_count
 from partita.export.translations import TABLE
@@ -109,8 +108,7 @@ class _Wrapper(torch.nn.Module):
             self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
             dict(zip(self.keys, past, strict=True)),
         )  # fmt: skip
-        length = lengths[0] if lengths else None
-        form = form_beside(self.lowering)
+        length, form = lengths[0] if lengths else None, self.lowering.form
         with plugged(plug), complex_as_pairs(), rope_by_length(model, length), replaced(model, form):
             logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
         plug.check()
@@ -122,66 +120,30 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
 
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
     """
-    length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
-    rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
     table = state_table(fake, lowering, spec)
     states = tuple(table.values())
-    with fake.mode:
-        ids = torch.zeros(spec.batch, length, dtype=torch.long)
-        cursors = tuple(
-            torch.zeros(spec.batch if c.per_row else (), dtype=getattr(torch, c.dtype)) for c in lowering.cursors
-        )
-        past = tuple(torch.zeros(s.shape, dtype=TORCH_DTYPES[s.dtype]) for s in states)
-        positions = torch.zeros(spec.batch, length, dtype=TORCH_POSITIONS)
-        lengths = (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else ()
-        arguments = (ids, positions, torch.zeros(rows, dtype=torch.long), cursors, past, lengths)
-    shapes: dict[str, Any] | None = None
-    if spec.sequence_length is None:
-        tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
-        wanted = torch.export.Dim("logits_rows", min=1, max=spec.max_length)
-        shapes = {
-            "input_ids": {1: tokens},
-            "position_ids": {1: tokens},
-            "logits_indices": {0: wanted},
-            "cursors": tuple({} for _ in cursors),
-            "past": tuple({} for _ in past),
-            "lengths": tuple({} for _ in lengths),
-        }
-    input_names = [
-        "input_ids",
-        "position_ids",
-        "logits_indices",
-        *(c.name for c in lowering.cursors),
-        *(s.past for s in states),
-        *("rope_length" for _ in lengths),
-    ]
-    output_names = ["logits", *(s.present for s in states)]
-    with ExitStack() as stack, quiet(), torch.no_grad(), translated("tracing the model"):
-        forms = stack.enter_context(experts_form(form_beside(lowering), tokens_of(spec)))
+    arguments = examples(fake, lowering, spec, states)
+    with (
+        quiet(),
+        torch.no_grad(),
+        translated("tracing the model"),
+        experts_form(lowering.form, tokens_of(spec)) as forms,
+    ):
         wrapper = _Wrapper(fake, lowering, tuple(table), spec.max_length)
-        try:
-            # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
-            program = torch.export.export(
-                wrapper, arguments, dynamic_shapes=shapes, strict=False,
-                prefer_deferred_runtime_asserts_over_guards=True,
-            )  # fmt: skip
-        except UserError as error:
-            if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
-                raise
-            raise FixedLengthError("the model's code takes a fixed number of tokens for granted") from error
-        if guard := broken_guard(wrapper.granted, spec.max_length):
-            raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
         onnx_program = torch.onnx.export(
-            program,
-            arguments,
+            exported(wrapper, arguments, spec),
+            tuple(arguments.values()),
             dynamo=True,
             opset_version=max(spec.opset, WRITTEN),
-            input_names=input_names,
-            output_names=output_names,
+            input_names=[
+                "input_ids", "position_ids", "logits_indices", *(c.name for c in lowering.cursors),
+                *(s.past for s in states), *("rope_length" for _ in arguments["lengths"]),
+            ],
+            output_names=["logits", *(s.present for s in states)],
             custom_translation_table=dict(TABLE),
             optimize=False,
             verbose=False,
-        )
+        )  # fmt: skip
     assert onnx_program is not None
     model = onnx_program.model
     with quiet(), translated("cleaning the graph"):
@@ -196,14 +158,49 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     return Traced(model, *_ports(model, lowering, spec, fake), states, tuple(forms.notes))
 
 
+def examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
+    """What the wrapper is traced with, on fake tensors, by the names of its arguments."""
+    length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
+    rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
+    with fake.mode:
+        return {
+            "input_ids": torch.zeros(spec.batch, length, dtype=torch.long),
+            "position_ids": torch.zeros(spec.batch, length, dtype=TORCH_POSITIONS),
+            "logits_indices": torch.zeros(rows, dtype=torch.long),
+            "cursors": tuple(
+                torch.zeros(spec.batch if c.per_row else (), dtype=getattr(torch, c.dtype)) for c in lowering.cursors
+            ),
+            "past": tuple(torch.zeros(s.shape, dtype=TORCH_DTYPES[s.dtype]) for s in states),
+            "lengths": (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else (),
+        }
+
+
+def exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
+    """The wrapper as torch traces it. Raises FixedLengthError when a symbolic size turns out to be no such thing."""
+    shapes: dict[str, Any] | None = None
+    if spec.sequence_length is None:
+        tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
+        wanted = torch.export.Dim("logits_rows", min=1, max=spec.max_length)
+        shapes = {"input_ids": {1: tokens}, "position_ids": {1: tokens}, "logits_indices": {0: wanted}}
+        shapes |= {name: tuple({} for _ in arguments[name]) for name in ("cursors", "past", "lengths")}
+    try:
+        # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
+        program = torch.export.export(
+            wrapper, tuple(arguments.values()), dynamic_shapes=shapes, strict=False,
+            prefer_deferred_runtime_asserts_over_guards=True,
+        )  # fmt: skip
+    except UserError as error:
+        if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
+            raise
+        raise FixedLengthError("the model's code takes a fixed number of tokens for granted") from error
+    if guard := broken_guard(wrapper.granted, spec.max_length):
+        raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
+    return program
+
+
 def tokens_of(spec: TraceSpec) -> int | None:
     """Tokens of a step over all rows, when they are fixed."""
     return None if spec.sequence_length is None else spec.batch * spec.sequence_length
-
-
-def form_beside(lowering: Lowering) -> Form:
-    """How recurrences and experts are written beside this lowering of attention."""
-    return "contrib" if any(domain == "com.microsoft" for domain, _ in lowering.domains) else "standard"
 
 
 def broken_guard(taken: Granted, max_length: int) -> str | None:

@@ -19,10 +19,11 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.cleaning import clean
-from partita.export.experts import IMPLEMENTATION, Form, experts_form, refuse_loops, register
+from partita.export.experts import IMPLEMENTATION, experts_form, refuse_loops, register
 from partita.export.experts.base import Experts
 from partita.export.experts.gates import Gate, recognised
 from partita.export.experts.signs import Signs
+from partita.export.operators import Form
 from partita.export.opset17 import to_opset17
 from partita.package import read_manifest
 from tests.conftest import Exported, TinyCheckpoint

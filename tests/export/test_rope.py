@@ -18,7 +18,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noq
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding  # noqa: E402
 from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding  # noqa: E402
 
-from partita.export.rope import length_dependent, rereads_at, rope_by_length, static_up_to  # noqa: E402
+from partita.export.rope import rereads_at, rope_by_length, rotaries, static_up_to  # noqa: E402
 
 CONTEXT = 16
 SIZES: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -31,6 +31,10 @@ LONGROPE = {
 }
 # A factor at which the formula, computed in float32, is not exactly 1 within the original context.
 DYNAMIC = {"rope_type": "dynamic", **THETA, "factor": 3.3}
+
+
+def kinds(model: torch.nn.Module) -> dict[str, str]:
+    return {rotary.name: rotary.kind for rotary in rotaries(model)}
 
 
 def phi3(**parameters: Any) -> torch.nn.Module:
@@ -150,7 +154,7 @@ def test_a_scaling_of_the_waves_is_kept() -> None:
 @pytest.mark.parametrize("full", [DYNAMIC, {**LONGROPE, "original_max_position_embeddings": CONTEXT, "factor": 4.0}])
 def test_one_layer_type_may_depend_on_the_length_and_another_not(full: dict[str, Any]) -> None:
     rotary = gemma3(full)
-    assert length_dependent(Model(rotary)) == {"model.rotary.full_attention": full["rope_type"]}
+    assert kinds(Model(rotary)) == {"model.rotary.full_attention": full["rope_type"]}
     for length in LENGTHS:
         with rope_by_length(rotary, scalar(length)):
             for layer_type in ("full_attention", "sliding_attention"):
@@ -159,8 +163,8 @@ def test_one_layer_type_may_depend_on_the_length_and_another_not(full: dict[str,
 
 
 def test_what_depends_on_the_length_is_told_by_path() -> None:
-    assert length_dependent(Model(phi3())) == {"model.rotary": "longrope"}
-    assert length_dependent(Model(llama())) == {"model.rotary": "dynamic"}
+    assert kinds(Model(phi3())) == {"model.rotary": "longrope"}
+    assert kinds(Model(llama())) == {"model.rotary": "dynamic"}
     assert static_up_to(Model(phi3())) == static_up_to(Model(llama())) == CONTEXT
 
 
@@ -192,7 +196,7 @@ def test_every_other_rope_type_of_transformers_has_fixed_frequencies(rope_type: 
     parameters = {"rope_type": rope_type, **THETA, **({} if rope_type == "default" else STATIC[rope_type])}
     config: Any = AutoConfig.for_model("llama", **SIZES, max_position_embeddings=CONTEXT, rope_parameters=parameters)
     rotary = LlamaRotaryEmbedding(config)
-    assert not length_dependent(rotary) and static_up_to(rotary) is None and rereads_at(rotary) is None
+    assert not rotaries(rotary) and static_up_to(rotary) is None and rereads_at(rotary) is None
     long = rotary(*inputs(0, 60))
     assert same(rotary(*inputs(0, 5)), [wave[:, :5] for wave in long])
 
@@ -204,7 +208,7 @@ def test_a_fixed_alpha_is_no_dynamic_frequency() -> None:
     config: Any = AutoConfig.for_model(
         "hunyuan_v1_dense", **SIZES, max_position_embeddings=CONTEXT, rope_parameters={**DYNAMIC, "alpha": 1000.0}
     )
-    assert not length_dependent(HunYuanDenseV1RotaryEmbedding(config))
+    assert not rotaries(HunYuanDenseV1RotaryEmbedding(config))
 
 
 def test_a_module_with_ways_of_its_own_is_refused_by_name() -> None:

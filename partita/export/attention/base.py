@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from partita.export.operators import Form
     from partita.package import Role
 
 
@@ -109,3 +110,8 @@ class Lowering:
     """True when keys and values must have the same head size: the narrower ones are padded with zeros."""
     appends_in_batches: bool
     """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""
+
+    @property
+    def form(self) -> Form:
+        """How experts and recurrences are written beside this lowering."""
+        return "contrib" if self.domains else "standard"

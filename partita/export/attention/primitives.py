@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from partita.export.attention.base import AttentionCall, Lowering, Reading
+from partita.export.operators import product, reshaped
 
 if TYPE_CHECKING:
     import torch
@@ -36,21 +37,9 @@ def write(
     )
 
 
-def reshaped(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshape; the third size may be symbolic. torch's own would fix such a size when it looks at strides."""
-    import torch
-    import torch.onnx.ops as onnx_ops
-
-    sizes = torch.tensor([*shape[:2], -1, shape[3]], dtype=torch.int64)
-    return onnx_ops.symbolic("onnx::Reshape", (tensor, sizes), dtype=tensor.dtype, shape=shape, version=14)
-
-
-def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """MatMul of [B, H, M, K] and [B, H, K, N], for the same reason not torch's own."""
-    import torch.onnx.ops as onnx_ops
-
-    shape = (*left.shape[:3], right.shape[3])
-    return onnx_ops.symbolic("onnx::MatMul", (left, right), dtype=left.dtype, shape=shape, version=13)
+def split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Reshape to four sizes, of which the third may be symbolic."""
+    return reshaped(tensor, (*shape[:2], -1, shape[3]), shape)
 
 
 def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
@@ -71,9 +60,9 @@ def attend(reading: Reading) -> torch.Tensor:
     kv_heads, max_length = reading.keys.shape[1], reading.keys.shape[2]
     # Query heads of one KV head are rows of one product, so that keys and values need no copy per query head.
     rows = heads // kv_heads * length
-    query = reshaped(reading.query * reading.scale, (batch, kv_heads, rows, width))
+    query = split(reading.query * reading.scale, (batch, kv_heads, rows, width))
     scores = product(query, reading.keys.transpose(2, 3))
-    scores = reshaped(scores, (batch, heads, length, max_length))
+    scores = split(scores, (batch, heads, length, max_length))
     if reading.softcap:
         scores = torch.tanh(scores / reading.softcap) * reading.softcap
     if reading.mask is not None:
@@ -82,8 +71,8 @@ def attend(reading: Reading) -> torch.Tensor:
         seen = allowed(reading.positions, reading.window, max_length)
         scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
     weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
-    weights = reshaped(weights, (batch, kv_heads, rows, max_length))
-    output = reshaped(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
+    weights = split(weights, (batch, kv_heads, rows, max_length))
+    output = split(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
     return output.transpose(1, 2)
 
 

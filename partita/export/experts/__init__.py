@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from partita.errors import UnsupportedModelError
 from partita.export.experts import contrib, standard
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     import torch
 
     from partita.export.experts.signs import Signs
+    from partita.export.operators import Form
 
-__all__ = ["IMPLEMENTATION", "Form", "Forms", "experts_form", "refuse_loops", "register"]
+__all__ = ["IMPLEMENTATION", "Forms", "experts_form", "refuse_loops", "register"]
 
 IMPLEMENTATION = "partita"
 """The name under which our function is registered with transformers."""
-
-Form = Literal["contrib", "standard"]
 
 
 @dataclass(slots=True)

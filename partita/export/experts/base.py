@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from partita.export.operators import looked_up
+
 if TYPE_CHECKING:
     import torch
 
@@ -97,29 +99,3 @@ def existing(call: Call) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = torch.cat([torch.arange(count, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)])
     share = torch.cat([torch.ones(count, dtype=call.weights.dtype), torch.zeros(1, dtype=call.weights.dtype)])
     return looked_up(numbers, call.index), call.weights * looked_up(share, call.index)
-
-
-def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of `table`. torch's own becomes a GatherND, which takes no int32 index."""
-    import torch.onnx.ops as onnx_ops
-
-    shape = (*index.shape, *table.shape[1:])
-    return onnx_ops.symbolic("onnx::Gather", (table, index), {"axis": 0}, dtype=table.dtype, shape=shape, version=13)
-
-
-def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """MatMul of [..., M, K] and [..., K, N]. torch's own may fix a symbolic size when it looks at strides."""
-    import torch.onnx.ops as onnx_ops
-
-    outer = left.shape[:-2] if left.dim() >= right.dim() else right.shape[:-2]
-    shape = (*outer, left.shape[-2], right.shape[-1])
-    return onnx_ops.symbolic("onnx::MatMul", (left, right), dtype=left.dtype, shape=shape, version=13)
-
-
-def reshaped(tensor: torch.Tensor, sizes: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
-    """Reshape to `sizes`, of which one may be -1; `shape` says what comes out."""
-    import torch
-    import torch.onnx.ops as onnx_ops
-
-    wanted = torch.tensor(sizes, dtype=torch.int64)
-    return onnx_ops.symbolic("onnx::Reshape", (tensor, wanted), dtype=tensor.dtype, shape=shape, version=14)

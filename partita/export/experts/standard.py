@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from partita.export.experts.base import Call, existing, looked_up, product, reshaped, routing
+from partita.export.experts.base import Call, existing, routing
+from partita.export.operators import looked_up, product, reshaped
 
 if TYPE_CHECKING:
     import torch

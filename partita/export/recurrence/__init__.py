@@ -18,11 +18,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-Form = Literal["contrib", "standard"]
+from partita.export.operators import Form
+
 Recurrence = Callable[..., Any]
 
 
