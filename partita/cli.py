@@ -6,6 +6,7 @@ a usage error and `report show` stay fast and load neither torch nor onnxruntime
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -553,21 +554,27 @@ def main() -> None:
     options, rest = arguments[:end], arguments[end:]
     code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options)
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # again, while Python unloads torch, it would change the code
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not cut short what follows
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
         _drop_stdout()
     supervise = sys.modules.get("partita.commands.supervise")
-    if supervise is not None and supervise.in_child:
-        # All is said and written. Some providers crash while they are unloaded (WebGPU and OpenVINO were seen to),
-        # which would turn a good run into a bad exit code.
-        if sys.stderr is not None:
-            sys.stderr.flush()
+    in_child: bool = supervise is not None and supervise.in_child
+    if code != INTERRUPTED and not in_child:
+        sys.exit(code)
+    # All is said and written, and Python's own way out would change the exit code. Some providers crash while they
+    # are unloaded (WebGPU and OpenVINO were seen to). And Python ends itself with SIGINT, whatever sys.exit was given,
+    # when a KeyboardInterrupt left an exec() of text, of which importing torch has many (cpython, Modules/main.c,
+    # exit_sigint).
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    if supervise is not None and in_child:
         supervise.say_last_word()
-        os._exit(code)
-    sys.exit(code)
+    else:
+        atexit._run_exitfuncs()  # temporary files go; a child's go with its folder
+    os._exit(code)
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:

@@ -522,6 +522,22 @@ def test_ctrl_c_during_an_export_says_so(tiny_checkpoint: TinyCheckpoint, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+def test_ctrl_c_inside_executed_text_gives_the_exit_code_of_ctrl_c(tmp_path: Path) -> None:
+    """Importing torch runs text with exec(), and Python would end itself with SIGINT after an interrupt in there."""
+    (tmp_path / "pressed.py").write_text(
+        "import partita.cli as cli\n"
+        "def app(arguments, **settings):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "cli.app = app\n"
+        "cli.main()\n"
+    )
+    command = [sys.executable, "-m", "pressed"]
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment.get("PYTHONPATH", "")))
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (130, b"partita: interrupted\n")
+
+
 def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     err = fails(capsys, 1, "absent", "report", "show", tmp_path / "absent\x1b[31m\n.json")
     assert "\x1b" not in err

@@ -114,9 +114,7 @@ def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[
         "library": stamp(resolution.library),
         "devices": [asdict(entry) for entry in ep_devices()],
         "hardware": list(hardware_kinds()),
-        "variables": {
-            name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)
-        },
+        "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
     }
 
 
