@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -70,6 +69,7 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     from partita.export.options import ExportOptions
     from partita.export.progress import Silent
     from partita.export.weight_files import TensorInfo
+    from partita.process import peak_rss_bytes
 
     model_type, settings = CONFIGS[name]
     config = AutoConfig.for_model(model_type, **settings)
@@ -85,7 +85,6 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     draft = Draft(Work(options, Silent(), Path(name)), checkpoint, fake, MAX_LENGTH)
     traced = draft.graphs(attention).traced
     models = [item.model for item in traced]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "name": name,
         "attention": attention,
@@ -95,7 +94,7 @@ def measure(name: str, attention: str) -> dict[str, Any]:
         "states": len(traced[0].states),
         "build_seconds": built - began,
         "trace_seconds": time.perf_counter() - built,
-        "peak_rss_bytes": peak * (1 if sys.platform == "darwin" else 1024),  # Linux reports KiB
+        "peak_rss_bytes": peak_rss_bytes(),
     }
 
 

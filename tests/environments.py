@@ -4,7 +4,8 @@ Only one ONNX Runtime wheel fits in an environment, so a contract test of anothe
 them are collected here, because their parameters come from `tests/contract/expectations.py` and not from what is
 installed. A test of this environment runs as usual. The tests of another one run in a single pytest of that
 environment's Python, a child, which writes its reports as JSON lines; they become the reports of the items here. So
-counts, `-k`, `-x`, node ids and the failure texts are those of one session.
+counts, `-k`, `-x`, node ids and the failure texts are those of one session. With a second core the children run beside
+the tests of this process, one child after the other.
 
     pytest                                            all environments; one that is not there is skipped, and counted
     pytest --environments="main webgpu"               these two
@@ -161,6 +162,8 @@ class Orchestra:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Literal[True] | None:
+        if (os.cpu_count() or 1) > 1:
+            self.start_ahead(item.session)
         environment = environment_of(item)
         if environment is None or environment.home == MAIN:
             return None
@@ -172,6 +175,15 @@ class Orchestra:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
+
+    def start_ahead(self, session: pytest.Session) -> None:
+        """Start the next child that there is work for, unless one runs."""
+        if any(isinstance(child, Child) and child.process.poll() is None for child in self.children.values()):
+            return
+        for name in dict.fromkeys(self.names.values()):  # in the order of the items
+            if name not in self.children and ENVIRONMENTS[name].home != MAIN:
+                self.children[name] = self.start(ENVIRONMENTS[name], session)
+                return
 
     def start(self, environment: Environment, session: pytest.Session) -> Child | str:
         """Start the child of an environment on all of its tests, or say why that cannot be done."""

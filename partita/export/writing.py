@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import resource
 import shutil
 import sys
 from collections.abc import Callable
@@ -40,6 +39,7 @@ from partita.package import (
     sha256_of,
     write_manifest,
 )
+from partita.process import peak_rss_bytes
 
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
 
@@ -99,7 +99,7 @@ def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None
     if choosing is not None:
         manifest = manifest.model_copy(update={"target": _verify_target(work, manifest, choosing)})
     write_manifest(work.folder, manifest)
-    return Summary(options.out, manifest, reason, graphs.passes, work.seconds, _peak_rss_bytes(), tuple(work.notes))
+    return Summary(options.out, manifest, reason, graphs.passes, work.seconds, peak_rss_bytes(), tuple(work.notes))
 
 
 def _graph_files(files_of: list[Phase], traced: list[Traced]) -> tuple[GraphFile, ...]:
@@ -248,9 +248,3 @@ def hint(draft: Draft) -> str:
     if routed and draft.work.options.precision != "fp32":
         return " (rounding may make its router choose other experts; fp32 tells whether it is that)"
     return ""
-
-
-def _peak_rss_bytes() -> int:
-    """Peak resident memory of this process; Linux reports KiB, macOS bytes (getrusage(2))."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

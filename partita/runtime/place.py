@@ -22,6 +22,7 @@ import numpy.typing as npt
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.partition_reports.facts import CPU, MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.partition_reports.partitions import ELEMENT_BYTES
+from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
@@ -34,7 +35,6 @@ from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer, text_b
 from partita.runtime.ort_errors import LACKS, one_line
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
-from partita.runtime.process import peak_rss_bytes, rss_bytes
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.session import Binding, NativeFailureError, Opening, Session, open_native

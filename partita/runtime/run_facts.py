@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.process import peak_rss_bytes
 from partita.runtime.evidence import unread_profile
 from partita.runtime.feed import Feed
-from partita.runtime.process import peak_rss_bytes
 from partita.runtime.runner import Finish, LoadedGraph, Runner, Step
 
 

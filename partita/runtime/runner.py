@@ -14,6 +14,7 @@ from typing import Literal, Self
 
 from partita.errors import PackageError
 from partita.package import GraphFile, Manifest, Port, check_files, inside, read_manifest
+from partita.process import rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
@@ -24,7 +25,6 @@ from partita.runtime.native_log import captured_output
 from partita.runtime.observe import Window
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
-from partita.runtime.process import rss_bytes
 from partita.runtime.session import Session
 
 PhaseName = Literal["prefill", "decode"]

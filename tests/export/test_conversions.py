@@ -143,7 +143,7 @@ def test_layouts_are_those_of_torch(
     tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """Whatever the size of a slice, be it less than a row."""
-    folder = mixtral(tiny_checkpoint)
+    folder = tiny_checkpoint("mixtral", tokenizer=False, hidden_size=16, intermediate_size=6, num_local_experts=3)
     checkpoint, sources = matched(folder)
     origin = sources.of(STACK)
     assert origin is not None

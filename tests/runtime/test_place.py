@@ -13,12 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
 from partita.partition_reports.facts import AssignedNode
+from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.inputs import check_room, input_shapes, make_values, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
 from partita.runtime.ort_errors import run_error
 from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package, told_error
-from partita.runtime.process import rss_bytes
 
 if TYPE_CHECKING:
     from partita.runtime.session import Session

@@ -1,0 +1,43 @@
+"""Memory of this process, as the operating system accounts for it, in bytes; for export and for runtime."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import psutil
+
+
+def rss_bytes() -> int:
+    """Resident memory now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of the process so far.
+
+    On Linux from VmHWM of /proc, which starts anew with a program; ru_maxrss of getrusage(2) would begin with the peak
+    of the process that started this one. Linux accounts for the peak and for the present in different places; the
+    larger one wins, so that no peak is below what was seen.
+    """
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    if sys.platform == "linux" and (peak := _high_water_mark()) is not None:
+        return max(peak, rss_bytes())
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max(peak if sys.platform == "darwin" else peak * 1024, rss_bytes())
+
+
+def _high_water_mark() -> int | None:
+    """VmHWM of /proc/self/status, see proc_pid_status(5); None where there is no such line, as in some sandboxes."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == "VmHWM":
+            return int(value.split()[0]) * 1024
+    return None
