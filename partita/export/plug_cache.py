@@ -27,11 +27,11 @@ class _NoLayers(list[Any]):
 
 
 class PlugCache(Cache):
-    """A cache whose states live elsewhere."""
+    """A cache whose states live elsewhere; `hides_recurrent` when a recurrence goes on from its state by itself."""
 
-    def __init__(self, plug: Plug) -> None:
+    def __init__(self, plug: Plug, *, hides_recurrent: bool = False) -> None:
         super().__init__(layers=_NoLayers())
-        self.plug = plug
+        self.plug, self.hides_recurrent = plug, hides_recurrent
 
     def __len__(self) -> int:
         return self.plug.count
@@ -110,7 +110,8 @@ class PlugCache(Cache):
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         """[B, ...]; models write into it."""
-        return self.plug.read_state("recurrent", layer_idx, state_idx)
+        state = self.plug.read_state("recurrent", layer_idx, state_idx)
+        return None if self.hides_recurrent else state
 
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any

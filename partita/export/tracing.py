@@ -28,7 +28,7 @@ from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
-from partita.export.recurrence import replaced
+from partita.export.recurrence import read_states, replaced
 from partita.export.rope import rope_by_length
 from partita.export.state import LayerState, layer_count
 from partita.export.translations import TABLE
@@ -110,7 +110,8 @@ class _Wrapper(torch.nn.Module):
         )  # fmt: skip
         length, form = lengths[0] if lengths else None, self.lowering.form
         with plugged(plug), complex_as_pairs(), rope_by_length(model, length), replaced(model, form):
-            logits = call(model, input_ids, position_ids, PlugCache(plug), logits_indices)
+            cache = PlugCache(plug, hides_recurrent=read_states(model))
+            logits = call(model, input_ids, position_ids, cache, logits_indices)
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
 

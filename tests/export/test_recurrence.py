@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from partita.export import hooks
-from partita.export.recurrence import delta_rule, recurrences, selective_scan
+from partita.export.recurrence import delta_rule, recurrences, selective_scan, state_space_duality
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -80,13 +80,50 @@ def test_a_selective_scan_goes_on_from_its_state(monkeypatch: pytest.MonkeyPatch
     assert torch.allclose(plug.last_state, last, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 5, 64, 100])
+@pytest.mark.parametrize("limit", [(0.0, float("inf")), (0.3, 0.9)])
+def test_the_scan_of_mamba_2(length: int, limit: tuple[float, float]) -> None:
+    from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan as original
+
+    hidden, dt = numbers(2, length, 4, 6, seed=1), numbers(2, length, 4, seed=2)
+    A, B, C = -numbers(4, seed=3).abs(), numbers(2, length, 2, 8, seed=4), numbers(2, length, 2, 8, seed=5)  # noqa: N806
+    keywords: dict[str, Any] = {
+        "chunk_size": 16, "D": numbers(4, seed=6), "dt_bias": numbers(4, seed=7), "dt_softplus": True,
+        "initial_states": numbers(2, 4, 6, 8, seed=8), "dt_limit": limit, "return_final_states": True,
+    }  # fmt: skip
+    wanted = original(hidden, dt, A, B, C, **keywords)
+    found = state_space_duality.standard(hidden, dt, A, B, C, **keywords)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(ours, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_the_scan_of_mamba_2_goes_on_from_the_state_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a step of one token, in which transformers' own code would leave out the limit on dt."""
+    from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan as original
+
+    hidden, dt = numbers(1, 6, 2, 3, seed=1), numbers(1, 6, 2, seed=2)
+    A, B, C = -numbers(2, seed=3).abs(), numbers(1, 6, 1, 4, seed=4), numbers(1, 6, 1, 4, seed=5)  # noqa: N806
+    keywords: dict[str, Any] = {"chunk_size": 4, "dt_limit": (0.5, 1.0), "return_final_states": True}
+    wanted, last = original(hidden, dt, A, B, C, **keywords)
+    plug = SimpleNamespace(last_state=None)
+    monkeypatch.setattr(hooks, "_active", [plug])
+    outputs = []
+    for part in (slice(0, 4), slice(4, 5), slice(5, 6)):
+        output, plug.last_state = state_space_duality.standard(
+            hidden[:, part], dt[:, part], A, B[:, part], C[:, part], **keywords
+        )
+        outputs.append(output)
+    assert torch.allclose(torch.cat(outputs, dim=1), wanted, atol=1e-5)
+    assert torch.allclose(plug.last_state, last, atol=1e-5)
+
+
 def test_transformers_still_has_every_function() -> None:
     """A function that is renamed would be traced as it is, without a word."""
     import importlib
 
     homes = {
         "torch_chunk_gated_delta_rule": "qwen3_next", "chunk_kimi_delta_attention": "kimi_linear",
-        "mamba_selective_scan": "mamba",
+        "mamba_selective_scan": "mamba", "mamba2_chunk_scan": "mamba2",
     }  # fmt: skip
     assert set(homes) == set(recurrences())
     for name, home in homes.items():

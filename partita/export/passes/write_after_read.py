@@ -13,8 +13,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 PAST, PRESENT = "past_key_values.", "present."
-VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity"})
-"""Operators whose output ONNX Runtime gives the memory of their input."""
+VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
+"""Operators that do not shield what is behind them from the memory of their input: ONNX Runtime gives their output the
+same memory, or, for the last two, makes them part of what is behind them (a product of matrices, say).
+"""
 
 
 def run(model: ir.Model) -> int:
@@ -35,7 +37,7 @@ def run(model: ir.Model) -> int:
 
 
 def readers(value: ir.Value) -> list[ir.Node]:
-    """The nodes that read the memory of `value`: behind a view of it, those that read the view."""
+    """The nodes that may read the memory of `value`: behind a view of it, those that read the view."""
     found: list[ir.Node] = []
     for use in value.uses():
         found += readers(use.node.outputs[0]) if use.node.op_type in VIEWS and use.idx == 0 else [use.node]

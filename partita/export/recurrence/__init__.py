@@ -7,7 +7,8 @@ from a state of zeros in every step. What is not named here is traced as it is.
 
 A file has `FUNCTIONS`, the names that transformers gives the function, and forms of it:
 `contrib` for any number of tokens, as one `com.microsoft::LinearAttention`; `standard` for a fixed number, in standard
-operators.
+operators. `READS_STATE` says that it goes on from the state that the layer has read last: the model's own code is then
+shown none, and takes its path for several tokens always.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ def used_by(model: torch.nn.Module) -> tuple[str, ...]:
     """Names of the known functions that the modelling code of `model` has."""
     known = recurrences()
     return tuple(sorted({name for module in modelling_code(model) for name in known if hasattr(module, name)}))
+
+
+def read_states(model: torch.nn.Module) -> bool:
+    """Whether a recurrence of `model` reads its state itself."""
+    known = recurrences()
+    return any(getattr(known[name], "READS_STATE", False) for name in used_by(model))
 
 
 @contextmanager
