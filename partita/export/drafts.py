@@ -78,7 +78,7 @@ class Draft:
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
         with stage(work.progress, "trace", work.seconds):
-            wanted, traced = self._trace_phases(chosen)
+            wanted, traced = self._trace_told(chosen)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
@@ -89,6 +89,19 @@ class Draft:
         with stage(work.progress, "rewrite", work.seconds):
             rewrite(graphs)
         return graphs
+
+    def _trace_told(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
+        """`_trace_phases`; where it fails because of a state that is not in the cache, that is said."""
+        try:
+            return self._trace_phases(chosen)
+        except UnsupportedModelError as error:
+            outside = self.fake.probed.kept_outside
+            if not outside:
+                raise
+            raise UnsupportedModelError(
+                f"the model keeps {outside[0]} from one step to the next, outside of transformers' cache; that cannot "
+                "be exported yet"
+            ) from error
 
     def _trace_phases(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""

@@ -6,6 +6,7 @@ Knows how it is built from a config, and what is refused before anything is trac
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,4 +163,5 @@ def translated(what: str) -> Iterator[None]:
         while type(root).__module__.startswith("torch.onnx") and isinstance(root.__cause__, Exception):
             root = root.__cause__  # torch's exporter says at the top only that it failed
         first = next((line for line in str(root).splitlines() if line.strip()), "no message")
+        first = re.sub(r" object at 0x[0-9a-f]+", "", first)  # says nothing, and is another one every time
         raise UnsupportedModelError(f"{what} failed: {type(root).__name__}: {first.strip()[:300]}") from error

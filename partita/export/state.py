@@ -59,6 +59,8 @@ class Probed:
     masks: tuple[MaskRule | None, ...]
     length_as_tensor: bool
     """The model takes the number of cached tokens as a tensor; it needs a plain number otherwise, and gets 0."""
+    kept_outside: tuple[str, ...] = ()
+    """Tensors that modules of the model keep from one step to the next, outside of transformers' cache."""
 
     @property
     def recurs(self) -> bool:
@@ -155,6 +157,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
 
     Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
     """
+    before = set(own_tensors(model))
     try:
         first = _run(model, fake, batch, max_length, {}, length_as_tensor=True)
     except DataDependentOutputException:
@@ -180,7 +183,18 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
         )
     layers = tuple(first.found[layer] for layer in sorted(first.found))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
-    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor)
+    outside = tuple(name for name in own_tensors(model) if name not in before)
+    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor, outside)
+
+
+def own_tensors(model: torch.nn.Module) -> list[str]:
+    """Attributes of the modules that are tensors, and neither parameters nor buffers."""
+    return [
+        f"{name}.{attribute}"
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def _run(

@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
 from partita.export.calling import call
+from partita.export.causal_buffers import rows_by_position
 from partita.export.cleaning import clean
 from partita.export.complex_numbers import complex_as_pairs
 from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
@@ -109,7 +110,13 @@ class _Wrapper(torch.nn.Module):
             dict(zip(self.keys, past, strict=True)),
         )  # fmt: skip
         length, form = lengths[0] if lengths else None, self.lowering.form
-        with plugged(plug), complex_as_pairs(), rope_by_length(model, length), replaced(model, form):
+        with (
+            plugged(plug),
+            complex_as_pairs(),
+            rope_by_length(model, length),
+            replaced(model, form),
+            rows_by_position(model, position_ids, self.max_length),
+        ):
             cache = PlugCache(plug, hides_recurrent=read_states(model))
             logits = call(model, input_ids, position_ids, cache, logits_indices)
         plug.check()

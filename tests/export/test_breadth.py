@@ -31,6 +31,7 @@ QUICK = {
     "gemma2": "primitives",  # softcaps, windows
     "gemma3_text": "gqa",  # two rotations
     "gpt2": "onnx24",  # learned positions, transposed weights
+    "gpt_neo": "gqa",  # which key a query sees is a buffer, cut by the number of keys
     "gpt_neox": "primitives",  # a part of each head is rotated
     "gpt_oss": "gqa",  # sinks, frequencies for long contexts, experts with biases
     "granitemoehybrid": "primitives",  # multipliers, state spaces and experts
@@ -41,6 +42,7 @@ QUICK = {
     "minicpm3": "gqa",  # scaled depth and embeddings
     "mixtral": "onnx24",  # experts
     "mpt": "gqa",  # position biases without any position input
+    "nemotron_h": "onnx24",  # a limit on the time step of a state space, layers that are only experts
     "olmo2": "onnx24",  # norms behind the layers and over all heads
     "opt": "primitives",  # positions with an offset
     "phi": "gqa",  # biases everywhere, also in the head

@@ -19,8 +19,10 @@ REFUSED = {
     "deepseek_v32": "sparse attention indexer",
     "deepseek_v4": "reads the layers of transformers' cache itself",
     "minimax": "cache of its own",
+    "recurrent_gemma": "temporal_block.conv1d_state from one step to the next, outside of transformers' cache",
     "rwkv": "takes no cache",
     "openai-gpt": "takes no cache",
+    "zamba": "scans the heads of a selective state space one by one",
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from partita.errors import UnsupportedModelError
 from partita.export.hooks import last_state
 from partita.export.recurrence.linear_attention import linear_attention
 
@@ -68,6 +69,11 @@ def initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     state = last_state()
     if state is None:
         return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
+    if state.ndim != A.ndim + 1:
+        raise UnsupportedModelError(
+            "the model scans the heads of a selective state space one by one (one state for several scans); that "
+            "cannot be exported yet"
+        )
     return state.to(torch.float32)
 
 
