@@ -54,9 +54,9 @@ class PlugCache(Cache):
         """Keys that a mask covers, and the index of the first."""
         return self.plug.max_length, 0
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """0: the mask function takes positions from the graph's input."""
-        return 0
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """Tokens read before this step, for models that count from them; our masks take positions from the graph."""
+        return self.plug.length()
 
     @property
     def is_sliding(self) -> list[bool]:

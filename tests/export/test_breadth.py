@@ -20,7 +20,8 @@ from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types
 from tests.export.breadth.running import run, run_type
 
-# What each brings that the others have not.
+# What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations, norms
+# over all heads, layers without rotation, and plain experts.
 QUICK = {
     "bert": "gqa",  # an encoder's layers with a causal mask, token types
     "bloom": "onnx24",  # position biases, queries, keys and values in one matrix, split by head
@@ -28,8 +29,6 @@ QUICK = {
     "deepseek_v3": "primitives",  # keys and values out of a latent, keys wider than values, experts in groups
     "falcon": "onnx24",  # one head of keys and values
     "falcon_h1": "gqa",  # attention and a state space in the same layer
-    "gemma2": "primitives",  # softcaps, windows
-    "gemma3_text": "gqa",  # two rotations
     "gpt2": "onnx24",  # learned positions, transposed weights
     "gpt_neo": "gqa",  # which key a query sees is a buffer, cut by the number of keys
     "gpt_neox": "primitives",  # a part of each head is rotated
@@ -40,14 +39,11 @@ QUICK = {
     "llama4_text": "gqa",  # attention in chunks, temperature by position
     "mamba2": "gqa",  # no attention at all
     "minicpm3": "gqa",  # scaled depth and embeddings
-    "mixtral": "onnx24",  # experts
     "mpt": "gqa",  # position biases without any position input
     "nemotron_h": "onnx24",  # a limit on the time step of a state space, layers that are only experts
-    "olmo2": "onnx24",  # norms behind the layers and over all heads
     "opt": "primitives",  # positions with an offset
     "phi": "gqa",  # biases everywhere, also in the head
     "qwen3_next": "primitives",  # the delta rule, gates
-    "smollm3": "primitives",  # rotation in some layers only
 }
 REFUSED = "reformer"
 """It hashes its keys into buckets at random."""

@@ -64,10 +64,10 @@ Exporting = Callable[..., Summary]
 
 @pytest.fixture
 def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
-    """Export the tiny llama for a target."""
+    """Export a tiny llama of one layer for a target."""
 
     def run(target: Target, model: str = "llama", overrides: dict[str, Any] | None = None, **options: Any) -> Summary:
-        checkpoint = tiny_checkpoint(model, **(overrides or {}))
+        checkpoint = tiny_checkpoint(model, **{"num_hidden_layers": 1, **(overrides or {})})
         wanted = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, **options)
         return export(wanted, replay=replay_on_cpu, target=target)
 

@@ -99,6 +99,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "layers_block_type": [LINEAR, "hybrid", LINEAR, "hybrid"],
     },
     "zaya": {
+        "attention_bias": False,  # as published; with a bias its state before the first token is not zeros
         "num_experts_per_tok": 1, "num_hidden_layers": 4, "sliding_window": 8,
         "layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"],
     },
