@@ -20,8 +20,8 @@ from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types
 from tests.export.breadth.running import run, run_type
 
-# What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations, norms
-# over all heads, layers without rotation, and plain experts.
+# What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,
+# norms over all heads, layers without rotation, and plain experts.
 QUICK = {
     "bert": "gqa",  # an encoder's layers with a causal mask, token types
     "bloom": "onnx24",  # position biases, queries, keys and values in one matrix, split by head

@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from partita.export import known_answer
 from partita.export.pipeline import ExportOptions, export
 from partita.package import MANIFEST, Manifest, Verification, read_manifest
 from tests.conftest import REPOSITORY, TinyCheckpoint
+
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
 
 
 def no_replay(folder: Path, manifest: Manifest) -> Verification:
@@ -34,7 +37,7 @@ def test_a_failed_replay_leaves_nothing(tiny_checkpoint: TinyCheckpoint, tmp_pat
         return Verification(status="unverified", detail="logits, decode 3: max relative error 0.5")
 
     with pytest.raises(ParityError, match="decode 3") as caught:
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out"), replay=fail)
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out"), replay=fail)
     assert caught.value.exit_code == 4
     assert not list(tmp_path.iterdir())
 
@@ -53,7 +56,7 @@ def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_
         export(ExportOptions(sys.argv[1], Path(sys.argv[2]), max_length=32), replay=hang)
     """)
     ready, out = tmp_path / "ready", tmp_path / "place" / "out"
-    arguments = [sys.executable, "-c", script, str(tiny_checkpoint("llama", num_hidden_layers=1)), str(out), str(ready)]
+    arguments = [sys.executable, "-c", script, str(tiny_checkpoint("llama", **ONE)), str(out), str(ready)]
     child = subprocess.Popen(arguments, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
     deadline = time.monotonic() + 120
     while not ready.exists() and child.poll() is None and time.monotonic() < deadline:
@@ -63,7 +66,7 @@ def test_a_killed_export_leaves_no_package(tiny_checkpoint: TinyCheckpoint, tmp_
     child.wait()
     assert not out.exists()
     assert not list(out.parent.rglob(MANIFEST))
-    export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, verify=False), replay=no_replay)
+    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     assert read_manifest(out).verification.status == "unverified"
 
 
@@ -71,16 +74,16 @@ def test_force_replaces_a_package_only_when_the_new_one_is_ready(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, verify=False), replay=no_replay)
+    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     first = read_manifest(out)
 
     def fail(folder: Path, manifest: Manifest) -> Verification:
         return Verification(status="unverified", detail="wrong")
 
     with pytest.raises(ParityError):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, force=True), replay=fail)
+        export(options(tiny_checkpoint("llama", **ONE), out, force=True), replay=fail)
     assert read_manifest(out) == first
-    export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, force=True, verify=False, batch_size=2), replay=no_replay)
+    export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, batch_size=2), replay=no_replay)
     assert read_manifest(out).graph.batch_size == 2
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -90,12 +93,12 @@ def test_an_original_that_does_not_fit_in_memory(
 ) -> None:
     monkeypatch.setattr(known_answer, "MEMORY_MARGIN", 1e9)
     with pytest.raises(ResourceError, match="export with --no-verify"):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out"), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out"), replay=no_replay)
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unverified_package_says_so(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out", verify=False), replay=no_replay)
+    export(options(tiny_checkpoint("llama", **ONE), tmp_path / "out", verify=False), replay=no_replay)
     result = read_manifest(tmp_path / "out").verification
     assert (result.status, result.detail) == ("unverified", "exported with --no-verify")
 
@@ -113,23 +116,23 @@ def folder_with(path: Path, **files: str) -> Path:
 def test_force_replaces_nothing_but_packages(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, manifest: str) -> None:
     out = folder_with(tmp_path / "extension", manifest__json=manifest, main__js="precious")
     with pytest.raises(PackageError, match="--force replaces packages only"):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, force=True, verify=False), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
     assert (out / "main.js").read_text() == "precious"
 
 
 def test_force_keeps_a_package_that_holds_other_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, verify=False), replay=no_replay)
+    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     (out / "notes.txt").write_text("mine")
     with pytest.raises(PackageError, match=r"not the package's \(notes.txt\)"):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, force=True, verify=False), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
     assert (out / "notes.txt").read_text() == "mine"
 
 
 def test_force_never_deletes_the_checkpoint(
     tiny_checkpoint: TinyCheckpoint, own_copy: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    checkpoint = own_copy(tiny_checkpoint("llama", num_hidden_layers=1))
+    checkpoint = own_copy(tiny_checkpoint("llama", **ONE))
     for out in (checkpoint, checkpoint.parent):
         with pytest.raises(PackageError, match="holds the checkpoint"):
             export(options(checkpoint, out, force=True, verify=False), replay=no_replay)
@@ -139,9 +142,9 @@ def test_force_never_deletes_the_checkpoint(
 def test_a_link_is_not_replaced(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PackageError, match="exists already"):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "link", verify=False), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", verify=False), replay=no_replay)
     with pytest.raises(PackageError, match="a link or a file"):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "link", force=True, verify=False), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "link", force=True, verify=False), replay=no_replay)
     assert (tmp_path / "link").is_symlink()
 
 
@@ -150,21 +153,21 @@ def test_parents_that_were_made_go_again(tiny_checkpoint: TinyCheckpoint, tmp_pa
         return Verification(status="unverified", detail="wrong")
 
     with pytest.raises(ParityError):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "a" / "b" / "out"), replay=fail)
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "a" / "b" / "out"), replay=fail)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_parent_that_is_a_file(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ResourceError, match="cannot make a folder"):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "file" / "out"), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), tmp_path / "file" / "out"), replay=no_replay)
 
 
 def test_the_old_package_comes_back_when_publishing_fails(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, verify=False), replay=no_replay)
+    export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     first, rename = read_manifest(out), Path.rename
 
     def refuse(self: Path, target: Path) -> Path:
@@ -174,14 +177,23 @@ def test_the_old_package_comes_back_when_publishing_fails(
 
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(ResourceError):
-        export(options(tiny_checkpoint("llama", num_hidden_layers=1), out, force=True, verify=False, batch_size=2), replay=no_replay)
+        export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False, batch_size=2), replay=no_replay)
     assert read_manifest(out) == first
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
 def test_sigterm_cleans_up(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     out = tmp_path / "place" / "out"
-    command = [sys.executable, "-m", "partita", "export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(out), "--max-length", "32"]
+    command = [
+        sys.executable,
+        "-m",
+        "partita",
+        "export",
+        str(tiny_checkpoint("llama", **ONE)),
+        str(out),
+        "--max-length",
+        "32",
+    ]
     child = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     while not list(tmp_path.rglob("*.partial-*")) and child.poll() is None and time.monotonic() < deadline:
@@ -193,7 +205,7 @@ def test_sigterm_cleans_up(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> N
 
 
 def test_a_cache_that_does_not_fit_in_memory(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    huge = options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out", batch_size=1 << 24)
+    huge = options(tiny_checkpoint("llama", **ONE), tmp_path / "out", batch_size=1 << 24)
     with pytest.raises(ResourceError, match="the cache takes"):
         export(huge, replay=no_replay)
     assert not list(tmp_path.iterdir())
