@@ -91,7 +91,7 @@ class Draft:
         return graphs
 
     def _trace_told(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
-        """`_trace_phases`; where it fails because of a state that is not in the cache, that is said."""
+        """`_trace_phases`; where it fails and there is a state outside of the cache, that is said as well."""
         try:
             return self._trace_phases(chosen)
         except UnsupportedModelError as error:
@@ -99,8 +99,8 @@ class Draft:
             if not outside:
                 raise
             raise UnsupportedModelError(
-                f"the model keeps {outside[0]} from one step to the next, outside of transformers' cache; that cannot "
-                "be exported yet"
+                f"the model keeps {outside[0]} from one step to the next, outside of transformers' cache, and "
+                f"cannot be exported yet: {error}"
             ) from error
 
     def _trace_phases(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
