@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita.errors import INTERRUPTED, PartitaError
+from partita.signals import TerminatedError, ended_by_exception, received
 
 if TYPE_CHECKING:
     from partita.commands.chain_options import ChainOptions
@@ -33,6 +35,9 @@ app = typer.Typer(
 )
 report_app = typer.Typer(help="Look at a partition report.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(report_app, name="report")
+
+BY_SIGNAL = 128
+"""Exit codes above it stand for a signal that ended the command."""
 
 _OWN_PROCESS = False
 """Set by `main`: the process is ours alone."""
@@ -336,11 +341,19 @@ def bench(
             "--providers",
             metavar="CHAIN",
             help="A chain to measure, e.g. cpu or webgpu,cpu; may be given several times, and further chains may "
-            "follow as words: --providers webgpu cpu.",
+            "follow as words: --providers webgpu cpu. Default: the best usable provider, then cpu.",
+        ),
+    ] = None,
+    against: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PACKAGE",
+            help="Another package of the same model, to compare with; may be given several times.",
         ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option(metavar="CHAIN", help="Ratios are against this one. Default: cpu, else the first.")
+        str | None,
+        typer.Option(metavar="CHAIN", help="Ratios are against PACKAGE on this one. Default: cpu, else the first."),
     ] = None,
     prompt: Annotated[
         str | None, typer.Option(help="The prompt; - reads it from stdin. Default: made-up tokens.")
@@ -357,7 +370,11 @@ def bench(
         float, typer.Option(metavar="SECONDS", help="A provider that takes longer to load or for a turn has failed.")
     ] = 600.0,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the partition report of each chain to this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Write the partition report of each contender to this folder.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the result as JSON, for report show and report html; - is stdout."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -371,6 +388,7 @@ def bench(
         verb.run(
             BenchOptions(
                 package=package,
+                against=tuple(against or ()),
                 chains=(*(provider or ()), *(more or ())),
                 baseline=baseline,
                 prompt=prompt,
@@ -384,6 +402,7 @@ def bench(
                 threads=threads,
                 timeout_seconds=timeout,
                 report=report,
+                out=out,
                 as_json=as_json,
             )
         )
@@ -403,12 +422,13 @@ def show(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Report that `generate --report` wrote.", show_default=False)
     ],
+    brief: Annotated[bool, typer.Option("--brief", help="In at most ten lines.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a report as tables."""
+    """Show a report: what happened and what to do about it, then tables of what stands behind it."""
     from partita.commands import report as verb
 
-    verb.show(file, as_json=as_json)
+    verb.show(file, as_json=as_json, brief=brief)
 
 
 @report_app.command("html", epilog="Example: partita report html run.json --out run.html")
@@ -423,6 +443,17 @@ def report_html(
     from partita.commands import report as verb
 
     verb.write_html(file, out)
+
+
+@report_app.command("markdown", epilog="Example: partita report markdown run.json >> $GITHUB_STEP_SUMMARY")
+def report_markdown(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --report wrote.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(metavar="F", help="File to write to. Default: stdout.")] = None,
+) -> None:
+    """Write a report as Markdown, for a comment of CI or a pull request: the answer first, the rest folded."""
+    from partita.commands import report as verb
+
+    verb.markdown(file, out)
 
 
 ReportArgument = Annotated[
@@ -549,10 +580,14 @@ def main() -> None:
     """Entry point: run a verb; every error is one line on stderr and an exit code."""
     global _OWN_PROCESS
     _OWN_PROCESS = True
+    # Released builds of ONNX Runtime send usage data and keep a session id in the temporary folder (docs/Privacy.md).
+    # Nobody who runs this command has agreed to that; whoever has sets the variable to 0.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
-    code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options)
+    with ended_by_exception():
+        code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options)
     if code == INTERRUPTED:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again, it must not cut short what follows
     try:
@@ -562,14 +597,15 @@ def main() -> None:
         _drop_stdout()
     supervise = sys.modules.get("partita.commands.supervise")
     in_child: bool = supervise is not None and supervise.in_child
-    if code != INTERRUPTED and not in_child:
+    if code <= BY_SIGNAL and not in_child:
         sys.exit(code)
     # All is said and written, and Python's own way out would change the exit code. Some providers crash while they
     # are unloaded (WebGPU and OpenVINO were seen to). And Python ends itself with SIGINT, whatever sys.exit was given,
     # when a KeyboardInterrupt left an exec() of text, of which importing torch has many (cpython, Modules/main.c,
     # exit_sigint).
     if sys.stderr is not None:
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.flush()
     if supervise is not None and in_child:
         supervise.say_last_word()
     else:
@@ -579,6 +615,14 @@ def main() -> None:
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line without the program name and return its exit code; errors are printed, never raised."""
+    try:
+        return _run(arguments, debug=debug)
+    except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
+        return _fail_unforeseen(error, debug=debug)
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    """Run one command line. Raises what is no error of ours."""
     try:
         result = app(arguments, standalone_mode=False)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
@@ -591,6 +635,8 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return 0
+    except TerminatedError as error:
+        return _fail_terminated(error)
     except SystemExit as error:
         # While it prints a help text, typer ends the process with code 1 when the reader has gone.
         if not isinstance(error.__context__, BrokenPipeError):
@@ -604,9 +650,21 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the disk and its permissions", 1, debug=debug)
-    except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
-        hint = "" if debug else "; this is a bug in Partita, --debug shows where"
-        return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)
+
+
+def _fail_unforeseen(error: Exception, *, debug: bool) -> int:
+    """Say what came of an exception that is none of ours; what a signal became in native code is that signal."""
+    signalled = received()
+    if isinstance(signalled, TerminatedError):
+        return _fail_terminated(signalled)
+    if signalled is not None:
+        return _fail("interrupted", INTERRUPTED)
+    hint = "" if debug else "; this is a bug in Partita, --debug shows where"
+    return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)
+
+
+def _fail_terminated(error: TerminatedError) -> int:
+    return _fail(f"ended by {error.name}", error.exit_code)
 
 
 def _drop_stdout() -> None:
@@ -621,6 +679,7 @@ def _fail(message: str, code: int, *, debug: bool = False, details: str = "") ->
     if debug:
         traceback.print_exc()
     line = " ".join(message.split())
-    for text in (f"partita: {line}", *details.splitlines()):
-        print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
+    with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
+        for text in (f"partita: {line}", *details.splitlines()):
+            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
     return code

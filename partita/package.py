@@ -289,14 +289,23 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     for record in manifest.files:
         path = inside(folder, record.name)
         if not path.is_file():
+            refuse_replaced(folder, manifest)
             raise PackageError(f"{path}: missing from the package; export the checkpoint again")
         size = path.stat().st_size
         if size != record.size_bytes:
+            refuse_replaced(folder, manifest)
             raise PackageError(f"{path}: {size:,} bytes, the manifest says {record.size_bytes:,}; export again")
         if hashes and sha256_of(path) != record.sha256:
+            refuse_replaced(folder, manifest)
             raise PackageError(f"{path}: altered since export, its SHA-256 is not the recorded one; export again")
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         raise PackageError(f"{folder}: verified, but its manifest does not list {KNOWN_ANSWER}; export again")
+
+
+def refuse_replaced(folder: Path, manifest: Manifest) -> None:
+    """Raise PackageError when the package is another one by now than `manifest` was read from."""
+    if read_manifest(folder) != manifest:
+        raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
 
 
 def inside(folder: Path, name: str) -> Path:

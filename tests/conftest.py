@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +75,29 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """A KeyboardInterrupt that nobody pressed is a failure of its test, and does not end the run."""
+    pressed: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+
+    def press(number: int, frame: Any) -> None:
+        pressed.append(number)
+        signal.default_int_handler(number, frame)
+
+    if handler is signal.default_int_handler:
+        signal.signal(signal.SIGINT, press)
+    try:
+        return (yield)
+    except KeyboardInterrupt as error:
+        if pressed:
+            raise
+        raise AssertionError("the test let a KeyboardInterrupt through") from error
+    finally:
+        if handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

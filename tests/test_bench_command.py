@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,6 @@ def test_options_reach_the_chains_that_have_the_provider(package: Path, capsys: 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ([], 2, "no provider to measure"),
         (["--provider", "cpu", "CPU"], 2, "twice"),
         (["--provider", "gpuu"], 2, "unknown provider 'gpuu'"),
         (["--provider", ""], 2, "--provider is empty"),
@@ -135,7 +135,7 @@ def test_folders_that_cannot_take_reports(package: Path, tmp_path: Path, capsys:
     (tmp_path / "file").write_text("")
     words = ("bench", package, "--provider", "cpu", "--report")
     fails(capsys, 1, "a file; give a folder", *words, tmp_path / "file")
-    fails(capsys, 1, "inside the package", *words, package / "reports")
+    fails(capsys, 2, "which this command reads", *words, package / "reports")
     fails(capsys, 1, "cannot be made", *words, tmp_path / "no" / "such")
     assert not (package / "reports").exists()
 
@@ -199,32 +199,43 @@ def test_one_that_fails_in_the_middle_keeps_what_it_finished(
     assert "SIGKILL" in lost["error"]
 
 
-@pytest.mark.parametrize(("when", "rounds"), [(3, 2), (1, 0)])
-def test_ctrl_c_prints_what_is_complete_and_leaves_no_process(
-    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: int, rounds: int
+def bench_children() -> set[int]:
+    """Processes of a bench below this one; tests of other environments may have processes there, too."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if bench_rounds.CHILD in child.cmdline():
+                found.add(child.pid)
+    return found
+
+
+@pytest.mark.parametrize(("when", "rounds"), [(3, [2, 2]), (1, [1, 0]), (0, [])])
+def test_ctrl_c_prints_what_there_is_and_leaves_no_process(
+    package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, when: int, rounds: list[int]
 ) -> None:
+    """In round `when`, between the turns of the two contenders."""
     from partita.cli import run
 
     take_turn = Race.take_turn
 
     def interrupted(self: Race, racer: bench_rounds.Racer, number: int) -> None:
-        if number == when and racer.turns[-1].round == when - 1 and any(o.turns[-1].round == when for o in self.racers):
+        if number == when and any(o.turns and o.turns[-1].round == when for o in self.racers):
             raise KeyboardInterrupt
         take_turn(self, racer, number)
 
     monkeypatch.setattr(Race, "take_turn", interrupted)
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = bench_children()
     words = ["--providers", NO_DEVICE, "cpu", "--rounds", "5", "--max-new-tokens", "4", "--json"]
     assert run(["bench", str(package), *words]) == 130
     out, err = capsys.readouterr()
     assert "interrupted" in err
-    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
-    if rounds:
-        found = json.loads(out)
-        assert found["interrupted"] and [entry["rounds"] for entry in found["contenders"]] == [rounds, rounds]
-        assert len(found["contenders"][0]["turns"]) + len(found["contenders"][1]["turns"]) == 2 * (rounds + 1) + 1
-    else:
+    assert bench_children() <= before
+    if not rounds:
         assert out == ""
+        return
+    found = json.loads(out)
+    assert found["interrupted"] and sorted(entry["rounds"] for entry in found["contenders"]) == sorted(rounds)
+    assert sum(len(entry["turns"]) for entry in found["contenders"]) == 2 * when + 1
 
 
 def test_a_closed_pipe_is_no_error(package: Path) -> None:
@@ -233,7 +244,7 @@ def test_a_closed_pipe_is_no_error(package: Path) -> None:
 
 
 def test_usage_errors_load_nothing_heavy(tmp_path: Path) -> None:
-    for words, code in ((["--help"], 0), (["nowhere", "--provider", "cpu", "--rounds", "0"], 2), (["nowhere"], 2)):
+    for words, code in ((["--help"], 0), (["nowhere", "--provider", "cpu", "--rounds", "0"], 2), (["nowhere"], 1)):
         assert run_and_tell("bench", *words, cwd=tmp_path)[:2] == (code, [])
 
 
@@ -282,3 +293,99 @@ def test_a_batch_and_a_static_pair(
     (turn, _) = found["contenders"][0]["turns"]
     assert (turn["prefill_tokens"], len(turn["tokens"])) == (40, 2) and turn["tokens"][0] == turn["tokens"][1]
     assert found["contenders"][0]["decode"]["tokens_per_second"]["median"] > 0
+
+
+def test_without_a_chain_the_default_one_is_measured(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, err = succeeds(capsys, "bench", package, *QUICK)
+    assert out.startswith("cpu: decode ")
+    assert "note: provider cpu, by default: " in err
+
+
+@pytest.fixture(scope="module")
+def other(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    """The same model in another lowering, with two rows."""
+    return exported(tiny_checkpoint("llama"), attention="primitives", batch_size=2)
+
+
+def test_packages_are_measured_beside_each_other(
+    package: Path, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "reports"
+    given = ("--against", other, "--providers", "cpu", NO_DEVICE, *QUICK, "--report", folder)
+    found = measured(capsys, package, *given)
+    names = [str(package), str(other)]  # both folders are called "package"
+    assert [entry["name"] for entry in found["contenders"]] == [
+        f"{name} on {chain}" for name in names for chain in ("cpu", NO_DEVICE)
+    ]
+    assert found["baseline"] == f"{package} on cpu"
+    assert [entry["package"] for entry in found["contenders"]] == [names[0]] * 2 + [names[1]] * 2
+    assert [entry["attention"] for entry in (found["package"], *found["others"])] == ["gqa", "primitives"]
+    assert all(entry["same_tokens"] for entry in found["contenders"][1:])
+    assert [len(entry["turns"][0]["tokens"]) for entry in found["contenders"]] == [1, 1, 2, 2]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "package-cpu-1.json", "package-cpu-3.json", "package-cuda-cpu-2.json", "package-cuda-cpu-4.json",
+    ]  # fmt: skip
+    reports = [json_view.read(path) for path in sorted(folder.iterdir())]
+    assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
+
+
+def test_the_baseline_is_a_chain_of_the_first_package(
+    package: Path, other: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--against", other, "--providers", "cpu", NO_DEVICE, *QUICK)
+    found = measured(capsys, package, *words, "--baseline", NO_DEVICE)
+    assert found["baseline"] == f"{package} on {NO_DEVICE}"
+    fails(
+        capsys, 2, "which are: cpu", "bench", package, "--against", other, "--provider", "cpu", "--baseline", "webgpu"
+    )
+
+
+def test_packages_that_cannot_be_compared(
+    package: Path, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    words = ("bench", package, "--provider", "cpu", *QUICK)
+    fails(capsys, 2, "is there twice", *words, "--against", package)
+    larger = exported(tiny_checkpoint("llama", vocab_size=320))
+    fails(capsys, 2, "packages of one model can be compared", *words, "--against", larger)
+    fails(capsys, 1, "no such folder", *words, "--against", tmp_path / "absent")
+    fails(capsys, 2, "which this command reads", *words, "--out", package / "manifest.json")
+
+
+def test_the_result_goes_to_a_file_that_can_be_looked_at(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a result.json"
+    out, err = succeeds(capsys, "bench", package, "--provider", "cpu", *QUICK, "--out", file)
+    assert out.startswith("cpu: decode ") and f"partita report show '{file}'" in err.replace("\n", "")
+    stored = Bench.model_validate_json(file.read_text(encoding="utf-8"))
+    shown, _ = succeeds(capsys, "report", "show", file)
+    assert shown == out
+    brief, _ = succeeds(capsys, "report", "show", file, "--brief")
+    assert out.startswith(brief) and len(brief.splitlines()) <= 10
+    as_json, _ = succeeds(capsys, "report", "show", file, "--json")
+    assert Bench.model_validate_json(as_json) == stored
+    succeeds(capsys, "report", "html", file)
+    page = file.with_suffix(".html").read_text(encoding="utf-8")
+    assert "tokens/s" in page and stored.verdict[0] in page
+    fails(capsys, 1, "the result of a bench", "report", "trace", file)
+    fails(capsys, 1, "the result of a bench", "report", "explain", file, "x")
+
+
+def test_the_result_alone_on_stdout(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = succeeds(capsys, "bench", package, "--provider", "cpu", *QUICK, "--out", "-")
+    assert Bench.model_validate_json(out).baseline == "cpu"
+
+
+def test_the_result_is_written_when_ctrl_c_ends_it(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from partita.cli import run
+
+    def interrupted(self: Race, files: dict[str, Path]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Race, "observe", interrupted)
+    file = tmp_path / "bench.json"
+    assert run(["bench", str(package), "--provider", "cpu", *QUICK, "--out", str(file)]) == 130
+    assert Bench.model_validate_json(file.read_text(encoding="utf-8")).interrupted

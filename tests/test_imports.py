@@ -24,13 +24,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "process": set(),
     "demo": set(),
+    "signals": set(),
+    "files": {"errors", "signals"},
     "package": {"errors"},
-    "partition_reports": {"errors"},
+    "partition_reports": {"errors", "files"},
     "providers": {"partition_reports", "errors"},
-    "runtime": {"package", "providers", "partition_reports", "process", "errors"},
-    "export": {"package", "process", "errors"},
-    "commands": {"export", "package", "runtime", "providers", "partition_reports", "process", "errors", "demo"},
-    "cli": {"commands", "export", "package", "runtime", "providers", "partition_reports", "errors", "demo"},
+    "runtime": {"package", "providers", "partition_reports", "process", "signals", "files", "errors"},
+    "export": {"package", "process", "signals", "files", "errors"},
+    "commands": {
+        "export", "package", "runtime", "providers", "partition_reports", "process", "signals", "files", "errors",
+        "demo",
+    },
+    "cli": {"commands", "export", "package", "runtime", "providers", "partition_reports", "signals", "errors", "demo"},
     "__main__": {"cli"},
 }
 

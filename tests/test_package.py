@@ -281,3 +281,16 @@ def test_written_manifest_obeys_the_published_schema(folder):
 def test_a_verified_package_lists_the_answer_that_verified_it(tmp_path):
     with pytest.raises(PackageError, match=r"does not list known_answer\.safetensors"):
         check_files(tmp_path, example_manifest(status="verified"), hashes=False)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_package_that_is_replaced_while_it_is_read(folder, gone):
+    """The files are another package's than the manifest that was read: not damaged, and not to be exported again."""
+    before = read_manifest(folder)
+    edit(folder, created="2026-11-22T08:00:00Z")
+    if gone:
+        (folder / "model.onnx").unlink()
+    else:
+        (folder / "model.onnx").write_bytes(b"another graph")
+    with pytest.raises(PackageError, match="was replaced by another export while it was read"):
+        check_files(folder, before, hashes=True)

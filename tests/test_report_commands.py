@@ -195,7 +195,7 @@ def test_trace_without_a_timeline_or_to_a_place_that_is_not_there(folder, capsys
     code, out, err = call(capsys, "trace", "dry.json")
     assert (code, out) == (1, "") and "dry.json: the report has no timeline" in one_line(err)
     code, out, err = call(capsys, "trace", "mixed.json", "--out", "no/t.json")
-    assert (code, out) == (1, "") and "cannot write the trace" in one_line(err)
+    assert (code, out) == (1, "") and "the folder no does not exist" in one_line(err)
 
 
 @pytest.mark.parametrize(

@@ -8,28 +8,32 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import tempfile
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import partita
 from partita.commands.bench_child import Task
-from partita.commands.bench_options import (
-    BenchOptions,
+from partita.commands.bench_entries import (
     Entry,
-    check_options,
+    check_providers,
+    default_chain,
+    named_chains,
     read_baseline,
     read_entries,
-    read_tokens,
+    read_paths,
     report_files,
 )
+from partita.commands.bench_options import BenchOptions, check_options
 from partita.commands.bench_rounds import Race, Racer, Say
+from partita.commands.bench_subjects import Subject, read_subjects
+from partita.commands.outputs import Sink, Stdout, claim_output
 from partita.commands.terminal import note, stderr, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, ProviderError
-from partita.package import Manifest, check_files, read_manifest
+from partita.files import Output, temporary_directory
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.bench_verdict import give_verdict
-from partita.partition_reports.benching import build_contenders, choose_baseline, complete_rounds
+from partita.partition_reports.benching import build_contenders, choose_baseline, complete_rounds, shown_rounds
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
@@ -41,35 +45,41 @@ def run(options: BenchOptions) -> int:
     contender that failed, and KeyboardInterrupt when not one round was complete.
     """
     check_options(options)
-    entries = read_entries(options)
+    named = named_chains(options)
+    subjects = read_subjects(options)
+    chains = named or (default_chain(options),)
+    check_providers(options, chains)
+    entries = read_entries(options, subjects, chains)
     baseline = read_baseline(options.baseline, entries, options.provider_libraries)
-    manifest = read_manifest(options.package)
-    check_files(options.package, manifest, hashes=False)
-    prompts = read_tokens(options, manifest)
+    reads = read_paths(options, entries)
+    sink = claim_output(options.out, "result", reads, option="--out") if options.out is not None else None
     files = report_files(options, entries)
     for line in dict.fromkeys(line for entry in entries for line in entry.notes):
         note(f"note: {line}")
-    task = Task(str(options.package.resolve()), prompts, options.max_new_tokens, options.prefill_chunk)
-    racers, interrupted = race(options, entries, task, files)
-    bench = build(options, manifest, racers, files, baseline, len(prompts[0]), interrupted=interrupted)
-    return finish(options, bench, racers)
+    work = {entry.name: task_of(options, entry.subject) for entry in entries}
+    racers, interrupted = race(options, entries, work, files)
+    bench = build(options, subjects, racers, files, baseline, interrupted=interrupted)
+    return finish(options, bench, racers, sink)
+
+
+def task_of(options: BenchOptions, subject: Subject) -> Task:
+    """What is done with one package."""
+    return Task(str(subject.path.resolve()), subject.prompts, options.max_new_tokens, options.prefill_chunk)
 
 
 def race(
-    options: BenchOptions, entries: Sequence[Entry], task: Task, files: dict[str, Path]
+    options: BenchOptions, entries: Sequence[Entry], work: Mapping[str, Task], files: dict[str, Path]
 ) -> tuple[list[Racer], bool]:
-    """The rounds; and whether Ctrl-C ended them. Raises KeyboardInterrupt when it did before one was complete."""
-    from partita.runtime.child_process import ended_cleanly
-
-    with tempfile.TemporaryDirectory(prefix="partita-") as folder, ended_cleanly(), saying() as say:
-        contest = Race(entries, task, Path(folder), options.timeout_seconds, say)
+    """The rounds; and whether Ctrl-C ended them. Raises KeyboardInterrupt when it did before anything was measured."""
+    with temporary_directory() as folder, saying() as say:
+        contest = Race(entries, work, Path(folder), options.timeout_seconds, say)
         try:
             with contest:
                 contest.load()
                 contest.run(options.rounds)
                 contest.observe(files)
         except KeyboardInterrupt:
-            if not complete_rounds([racer.lane(None) for racer in contest.racers]):
+            if not shown_rounds([racer.lane(None) for racer in contest.racers]):
                 raise
             for racer in contest.racers:
                 racer.why_unknown = racer.why_unknown or "interrupted before it was observed"
@@ -88,8 +98,8 @@ def saying() -> Iterator[Say]:
 
 
 def build(
-    options: BenchOptions, manifest: Manifest, racers: Sequence[Racer], files: dict[str, Path], asked: str | None,
-    prompt_tokens: int, *, interrupted: bool,
+    options: BenchOptions, subjects: Sequence[Subject], racers: Sequence[Racer], files: dict[str, Path],
+    asked: str | None, *, interrupted: bool,
 ) -> Bench:  # fmt: skip
     """The record of a bench."""
     from partita.commands.run_report import package_facts
@@ -101,16 +111,22 @@ def build(
     if asked is not None and asked != baseline:
         notes.append(f"--baseline {asked} was not measured" + (f"; {baseline} takes its place" if baseline else ""))
     if interrupted:
-        notes.append(f"interrupted: {len(complete_rounds(lanes))} of {options.rounds} rounds are complete")
-    if manifest.verification.status == "unverified":
-        notes.append(f"this package is unverified: {manifest.verification.detail}")
+        complete = len(complete_rounds(lanes))
+        partly = "" if complete else "; the figures are of the first one, as far as it came"
+        notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
+    for subject in subjects:
+        if subject.manifest.verification.status == "unverified":
+            which = "this package" if len(subjects) == 1 else subject.name
+            notes.append(f"{which} is unverified: {subject.manifest.verification.detail}")
+    package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
     return Bench(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
         verdict=give_verdict(contenders, baseline),
         environment=next((found for racer in racers if (found := racer.environment()) is not None), None),
-        package=package_facts(options.package, manifest),
-        prompt_tokens=prompt_tokens,
+        package=package,
+        others=tuple(others),
+        prompt_tokens=len(subjects[0].prompts[0]),
         max_new_tokens=options.max_new_tokens,
         threads=options.threads,
         rounds=options.rounds,
@@ -121,24 +137,34 @@ def build(
     )
 
 
-def finish(options: BenchOptions, bench: Bench, racers: Sequence[Racer]) -> int:
-    """Print, then raise what went wrong, else return the exit code."""
+def finish(options: BenchOptions, bench: Bench, racers: Sequence[Racer], sink: Sink | None) -> int:
+    """Print and write, then raise what went wrong, else return the exit code."""
     failed = [racer for racer in racers if racer.error is not None]
     if any(entry.rounds for entry in bench.contenders):
-        if options.as_json:
-            write_stdout(json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n")
-        else:
-            from partita.partition_reports.views import _bench
-
-            _bench.render(bench, stdout_console())
-        for entry in bench.contenders:
-            if entry.report is not None:
-                note(f"report: {entry.report} (see it with: partita report show {entry.report})")
+        show(options, bench, sink)
     if bench.interrupted:
         return INTERRUPTED
     if failed:
         raise failure(failed)
     return 0
+
+
+def show(options: BenchOptions, bench: Bench, sink: Sink | None) -> None:
+    """The result on stdout and in the file that was asked for, and where the rest of it is."""
+    as_json = json.dumps(bench.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
+    if sink is not None:
+        sink.write(as_json)
+    if options.as_json and not isinstance(sink, Stdout):
+        write_stdout(as_json)
+    elif not isinstance(sink, Stdout):
+        from partita.partition_reports.views import bench as view
+
+        view.render(bench, stdout_console())
+    if isinstance(sink, Output):
+        note(f"result: {sink.path} (see it with: partita report show {shlex.quote(str(sink.path))})")
+    for entry in bench.contenders:
+        if entry.report is not None:
+            note(f"report: {entry.report} (see it with: partita report show {shlex.quote(entry.report)})")
 
 
 def failure(failed: Sequence[Racer]) -> PartitaError:

@@ -167,6 +167,7 @@ class Worker:
             wanted = (self.task.prefill_chunk or PREFILL_CHUNK_TOKENS) if runner.can_append_chunks else longest
         asked = Asked(
             verb="bench",
+            path=Path(self.task.package),
             chain=tuple(resolution.provider.ort_name for resolution in resolutions),
             chain_source=self.target.source,
             options={

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import partita.errors as errors
 from partita.commands.bench_child import Task
-from partita.commands.bench_options import Entry
+from partita.commands.bench_entries import Entry
 from partita.errors import PartitaError, ProviderError
 from partita.partition_reports.bench_records import Turn
 from partita.partition_reports.benching import Lane
 from partita.partition_reports.records import Environment, Report
 from partita.partition_reports.views import json as json_view
 from partita.runtime.live_child import ChildLostError, LiveChild
+from partita.signals import held
 
 CHILD = "partita.commands.bench_child"
 PAUSE_SECONDS = 0.5
@@ -64,6 +65,7 @@ class Racer:
         return Lane(
             name=self.entry.name,
             chain=tuple(provider.ort_name for provider in self.entry.chain),
+            package=self.entry.subject.name,
             turns=tuple(self.turns),
             error=" ".join(str(self.error).split()) if self.error is not None else "",
             unused=tuple(self.loaded.get("unused", ())),
@@ -82,9 +84,11 @@ class Racer:
 class Race:
     """All contenders. Use it as a context manager: it ends their processes."""
 
-    def __init__(self, entries: Sequence[Entry], task: Task, folder: Path, timeout_seconds: float, say: Say) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], work: Mapping[str, Task], folder: Path, timeout_seconds: float, say: Say
+    ) -> None:
         self.racers = [Racer(entry) for entry in entries]
-        self.task, self.folder, self.timeout_seconds, self.say = task, folder, timeout_seconds, say
+        self.work, self.folder, self.timeout_seconds, self.say = work, folder, timeout_seconds, say
 
     def __enter__(self) -> Race:
         return self
@@ -98,7 +102,8 @@ class Race:
         """Open the package once per contender, one after the other."""
         for number, racer in enumerate(self.racers):
             self.say(f"opening on {racer.entry.name}")
-            racer.child = LiveChild(CHILD, self.folder / f"{number}")
+            with held():
+                racer.child = LiveChild(CHILD, self.folder / f"{number}")
             try:
                 racer.loaded = racer.ask({"load": self.question(racer)}, self.timeout_seconds)
             except PartitaError as error:
@@ -107,7 +112,7 @@ class Race:
 
     def question(self, racer: Racer) -> dict[str, Any]:
         """What a process has to know to open the package."""
-        return {"where": dataclasses.asdict(racer.entry.where), "task": dataclasses.asdict(self.task)}
+        return {"where": dataclasses.asdict(racer.entry.where), "task": dataclasses.asdict(self.work[racer.entry.name])}
 
     def run(self, rounds: int) -> None:
         """A warm-up and `rounds` rounds, each begun by another contender."""
@@ -135,7 +140,8 @@ class Race:
             if racer.alive and racer.child is not None:
                 self.say(f"observing {racer.entry.name}")
                 racer.child.close()
-                racer.child = LiveChild(CHILD, self.folder / f"observed-{number}")
+                with held():
+                    racer.child = LiveChild(CHILD, self.folder / f"observed-{number}")
                 try:
                     self.observe_one(racer, files.get(racer.entry.name, self.folder / f"{number}.json").resolve())
                 except PartitaError as error:

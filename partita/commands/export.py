@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,14 +26,10 @@ class TargetOptions:
 
 def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None:
     """Export and say what was written."""
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        check_options(options)
-        target = choose_target(options, wanted)
-        with Bars() as bars:
-            summary = export(options, replay=replay, target=target, progress=bars)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    check_options(options)
+    target = choose_target(options, wanted)
+    with Bars() as bars:
+        summary = export(options, replay=replay, target=target, progress=bars)
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
@@ -55,11 +50,6 @@ def choose_target(options: ExportOptions, wanted: TargetOptions) -> Target | Non
             )
         return None
     return find_target(wanted.name, wanted.options, default_allowed=wanted.default_allowed)
-
-
-def _stop(number: int, frame: object) -> None:
-    """SIGTERM ends an export as Ctrl-C does: what was written so far is removed on the way out."""
-    raise SystemExit(128 + number)
 
 
 def replay(folder: Path, manifest: Manifest) -> Verification:

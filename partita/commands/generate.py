@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partita.commands.chain_options import Target, read_chain_options
 from partita.commands.generate_options import GenerateOptions, check_options, read_prompts
-from partita.commands.report_file import check_target
+from partita.commands.outputs import Sink, claim_output, read_by, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.package import Manifest, read_manifest
 from partita.partition_reports.limits import check_limits
@@ -20,14 +20,17 @@ def run(options: GenerateOptions) -> int:
     check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
+    sink: Sink | None = None
     if options.report is not None:
-        check_target(options.report, options.package)
-    return supervised(lambda: _generate(options, target, prompts, manifest, sampler), target)
+        refuse_two_on_stdout(options.report, as_json=options.as_json)
+        sink = claim_output(options.report, "report", read_by(options.where, options.package), option="--report")
+    return supervised(lambda: _generate(options, target, prompts, manifest, sampler, sink), target)
 
 
 def _generate(
-    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler
-) -> int:
+    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler,
+    sink: Sink | None,
+) -> int:  # fmt: skip
     from partita.commands.generation import run_generation
 
-    return run_generation(options, target, prompts, manifest, sampler)
+    return run_generation(options, target, prompts, manifest, sampler, sink)

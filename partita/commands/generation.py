@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import GenerateOptions
+from partita.commands.outputs import STDOUT, Sink
 from partita.commands.probing import package_refused, probe_package, was_interrupted
 from partita.commands.run_report import Asked, limits_error, make_report
-from partita.commands.terminal import note, print_json, write_stdout
+from partita.commands.terminal import note, print_json, write_stderr, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
+from partita.files import Output
 from partita.package import Manifest
 from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
@@ -74,9 +76,10 @@ class Outcome:
 
 
 def run_generation(
-    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler
-) -> int:
-    """Load, generate, write the report; returns the exit code."""
+    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler,
+    sink: Sink | None,
+) -> int:  # fmt: skip
+    """Load, generate, write the report to `sink`; returns the exit code."""
     pins = parse_pins(target.pins, target.chain)
     check_placement(options, target)
     began = time.perf_counter()
@@ -97,7 +100,7 @@ def run_generation(
         outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
         _finish_output(options, outcome, runner.steps)
         _say_timings(runner, outcome)
-        cut_short = options.report is not None and _write_report(options, runner, outcome, target, tokenizer_seconds)
+        cut_short = sink is not None and _write_report(options, sink, runner, outcome, target, tokenizer_seconds)
     if outcome.error is not None:
         raise outcome.error
     return INTERRUPTED if outcome.interrupted or cut_short else 0
@@ -165,7 +168,7 @@ def _drive(
         prefill_chunk=_wanted_chunk(options),
     )
     live = len(rows) == 1 and not options.as_json
-    show = _Output(live=live)
+    show = _Printer(options, live=live)
     with closing(loop):
         try:
             for step in loop:
@@ -184,19 +187,24 @@ def _drive(
     return outcome
 
 
-class _Output:
-    """Hands pieces of an answer to its row and, for a single row, to stdout as they come."""
+class _Printer:
+    """Hands pieces of an answer to its row and, for a single row, to the user as they come."""
 
-    def __init__(self, *, live: bool) -> None:
-        self.live, self.closed = live, False
+    def __init__(self, options: GenerateOptions, *, live: bool) -> None:
+        self.options, self.live, self.closed = options, live, False
 
     def __call__(self, row: Row, piece: str) -> None:
         row.pieces.append(piece)
         if self.live and piece:
-            self.closed = self.closed or not write_stdout(piece)
+            self.closed = self.closed or not _say(self.options, piece)
 
 
-def _take(row: Row, token: int | None, finish: str | None, show: _Output) -> None:
+def _say(options: GenerateOptions, text: str) -> bool:
+    """Text of the answer to stdout, or to stderr when stdout is for the report; False when nobody reads it any more."""
+    return write_stderr(text) if options.report == STDOUT else write_stdout(text)
+
+
+def _take(row: Row, token: int | None, finish: str | None, show: _Printer) -> None:
     """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for
     it.
     """
@@ -221,9 +229,9 @@ def _finish_output(options: GenerateOptions, outcome: Outcome, steps: Sequence[S
     if options.as_json:
         print_json(_as_dict(outcome, steps))
     elif len(outcome.rows) == 1:
-        write_stdout("\n")
+        _say(options, "\n")
     else:
-        write_stdout("".join(f"[{number}] {row.text()}\n" for number, row in enumerate(outcome.rows, start=1)))
+        _say(options, "".join(f"[{number}] {row.text()}\n" for number, row in enumerate(outcome.rows, start=1)))
 
 
 def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
@@ -298,10 +306,9 @@ def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
 
 
 def _write_report(
-    options: GenerateOptions, runner: Runner, outcome: Outcome, target: Target, tokenizer_seconds: float
+    options: GenerateOptions, sink: Sink, runner: Runner, outcome: Outcome, target: Target, tokenizer_seconds: float
 ) -> bool:
     """Write the report; whether Ctrl-C ended the experiments for it."""
-    assert options.report is not None
     longest = max(len(row.prompt) for row in outcome.rows)
     ignored = chunk_note(options, runner, longest)
     facts = run_facts(
@@ -315,6 +322,7 @@ def _write_report(
         facts = with_optimised(facts, [entry.session for entry in runner.graphs])
     asked = Asked(
         verb="generate",
+        path=options.package,
         chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
         chain_source=target.source,
         options={
@@ -335,6 +343,7 @@ def _write_report(
     )
     facts, resolutions = probe_package(facts, runner.resolutions, options.package, options.probe_seconds)
     report = make_report(options.package, runner.manifest, facts, resolutions, asked)
-    json_view.write(report, options.report)
-    note(f"report: {options.report} (see it with: partita report show {options.report})")
+    sink.write(json_view.to_text(report))
+    if isinstance(sink, Output):
+        note(f"report: {sink.path} (see it with: partita report show {sink.path})")
     return was_interrupted(report.notes)

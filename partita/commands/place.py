@@ -7,18 +7,18 @@ Ctrl-C.
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 import partita.errors as errors
 from partita.commands.chain_options import Target, read_chain_options, say_target
+from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout
 from partita.commands.place_options import PlaceOptions, check_chain, check_options
 from partita.commands.probing import was_interrupted
-from partita.commands.report_file import check_target
 from partita.commands.run_report import limits_error
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, ProviderError
+from partita.files import Output, temporary_directory
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import json as json_view
 
@@ -36,23 +36,35 @@ def run(options: PlaceOptions) -> int:
     check_options(options)
     target = read_chain_options(options.where)
     check_chain(options, target.asked_names)
-    if options.report is not None:
-        check_target(options.report, options.model)
+    sink = claim_report(options)
     say_target(target)
     if options.dry_run:
-        return finish(options, *place_dry(options), None)
-    return supervised(lambda: place_here(options, target), target)
+        return finish(options, sink, *place_dry(options), None)
+    return supervised(lambda: place_here(options, sink, target), target)
 
 
-def place_here(options: PlaceOptions, target: Target) -> int:
+def claim_report(options: PlaceOptions) -> Sink | None:
+    """Where the report goes; None when nobody wants it in a file."""
+    if options.report is None:
+        return None
+    refuse_two_on_stdout(options.report, as_json=options.as_json)
+    given = [options.model, *(Path(text.rpartition("=")[2]) for text in options.values)]
+    if options.report.exists() and options.model.is_file():  # what is not there yet is not read, either
+        given += data_files(options.model)
+    return claim_output(options.report, "report", read_by(options.where, *given), option="--report")
+
+
+def place_here(options: PlaceOptions, sink: Sink | None, target: Target) -> int:
     """Place the model in this process."""
     from partita.commands.place_run import place
 
     report, error = place(options, target)
-    return finish(options, report, was_interrupted(report.notes), error)
+    return finish(options, sink, report, was_interrupted(report.notes), error)
 
 
-def finish(options: PlaceOptions, report: Report, interrupted: bool, error: PartitaError | None) -> int:
+def finish(
+    options: PlaceOptions, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None
+) -> int:
     """Write and print the report, then say what went wrong; the exit code.
 
     Raises `error`, why a run failed, or ProviderError for a limit.
@@ -60,16 +72,16 @@ def finish(options: PlaceOptions, report: Report, interrupted: bool, error: Part
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
-    if options.report is not None:
-        json_view.write(report, options.report)
+    if sink is not None:
+        sink.write(json_view.to_text(report))
     if options.as_json:
         write_stdout(json_view.to_text(report))
-    else:
+    elif options.report != STDOUT:
         from partita.partition_reports.views import text
 
         text.render(report, stdout_console())
-    if options.report is not None:
-        note(f"report: {options.report} (see it with: partita report show {options.report})")
+    if isinstance(sink, Output):
+        note(f"report: {sink.path} (see it with: partita report show {sink.path})")
     if error is not None:
         raise error
     over = limits_error(report)
@@ -98,7 +110,7 @@ def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
     played = device(DEFAULT_DEVICE if options.device is None else options.device)
     library = provider_library()
     stand_ins = prepare(library)
-    with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder:
+    with temporary_directory() as folder:
         path = Path(folder) / "report.json"
         request = {
             "options": options.to_json(),

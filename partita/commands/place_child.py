@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PartitaError
+from partita.signals import ended_by_exception
 
 OVER_THE_GRAPH = frozenset({"subgraph_rejected", "dynamic_shape"})
 """Reasons with which a provider that does start is left out: a report on the graph is what was asked for then."""
@@ -32,7 +33,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
-    result = answer(request)
+    with ended_by_exception():  # its own children go with it
+        result = answer(request)
     out.write(json.dumps({"result": result}) + "\n")
     out.flush()
     os._exit(0)

@@ -99,6 +99,7 @@ def asked(options: PlaceOptions, target: Target) -> Asked:
     given |= {name: " ".join(texts) for name, texts in lists.items() if texts}
     return Asked(
         verb="place",
+        path=options.model,
         chain=tuple(provider.ort_name for provider in target.chain),
         chain_source=target.source,
         options=given,

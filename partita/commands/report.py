@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.commands.outputs import STDOUT, claim_output
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import ReportCheckError, ReportError, UsageError
+from partita.files import STDIN, Output
 from partita.partition_reports.views import json as json_view
 
 if TYPE_CHECKING:
@@ -20,18 +22,21 @@ if TYPE_CHECKING:
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
 
-STDOUT = Path("-")
 
-
-def show(file: Path, *, as_json: bool) -> None:
-    """Show a report as text, or as the JSON it is stored in."""
-    report = json_view.read(file)
-    if as_json:
-        write_stdout(json_view.to_text(report))
-        return
+def show(file: Path, *, as_json: bool, brief: bool = False) -> None:
+    """Show a report or the result of a bench: as text, in ten lines or in full, or as the JSON it is stored in."""
+    from partita.partition_reports.records import Report
+    from partita.partition_reports.views import bench as bench_view
+    from partita.partition_reports.views import brief as ten_lines
     from partita.partition_reports.views import text
 
-    text.render(report, stdout_console())
+    report = json_view.read_shown(file)
+    if as_json:
+        write_stdout(json_view.to_text(report))
+    elif not isinstance(report, Report):
+        bench_view.render(report, stdout_console(), brief=brief)
+    else:
+        (ten_lines if brief else text).render(report, stdout_console())
 
 
 def write_record(record: Record) -> None:
@@ -57,6 +62,8 @@ def explain(file: Path, node: str, *, as_json: bool) -> None:
 
 def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bool) -> int:
     """Show what is different in `after`, and return the exit code."""
+    if before == after == json_view.STDIN:
+        raise UsageError("both reports cannot come from stdin; name a file for one of them")
     from partita.partition_reports.comparing import compare
     from partita.partition_reports.views import diff as view
 
@@ -152,36 +159,42 @@ def vocabulary(report: Report) -> Vocabulary:
     return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))
 
 
+def markdown(file: Path, out: Path | None) -> None:
+    """Write a report as Markdown, to stdout or to a file."""
+    from partita.partition_reports.views import markdown as view
+
+    sink = claim_output(out or STDOUT, "comment", (file, STDIN), option="--out")
+    sink.write(view.to_text(json_view.read(file)))
+    if isinstance(sink, Output):
+        note(f"markdown: {sink.path}")
+
+
 def trace(file: Path, out: Path | None) -> None:
     """Write the observation window as a trace, to stdout or to a file."""
     from partita.partition_reports.views import trace as view
 
+    sink = claim_output(out or STDOUT, "trace", (file, STDIN), option="--out")
     report = json_view.read(file)
     try:
         text = view.to_text(report)
     except ReportError as error:
         raise ReportError(f"{file}: {error}") from error
-    if out is None:
-        write_stdout(text)
-        return
-    json_view.write_text(text, out, "trace")
-    note(f"trace: {out} (open it in ui.perfetto.dev or chrome://tracing)")
+    sink.write(text)
+    if isinstance(sink, Output):
+        note(f"trace: {sink.path} (open it in ui.perfetto.dev or chrome://tracing)")
 
 
 def write_html(file: Path, out: Path | None) -> None:
-    """Write the report as one HTML page to `out`, by default beside the report; `-` is stdout.
+    """Write a report or the result of a bench as one HTML page to `out`, by default beside it; `-` is stdout.
 
     Raises UsageError when the page would replace the report.
     """
-    report = json_view.read(file)
-    from partita.partition_reports.views import html
+    from partita.partition_reports.records import Report
+    from partita.partition_reports.views import bench_html, html
 
-    if out == STDOUT:
-        write_stdout(html.to_text(report))
-        return
-    page = out or file.with_suffix(".html")
-    if page.exists() and file.exists() and page.samefile(file):
-        raise UsageError(f"{page}: the report itself; name another file with --out")
-    json_view.check_writable(page)
-    json_view.write_text(html.to_text(report), page, "page")
-    note(f"page: {page}")
+    page = out or (STDOUT if file == json_view.STDIN else file.with_suffix(".html"))
+    sink = claim_output(page, "page", (file, STDIN), option="--out")
+    report = json_view.read_shown(file)
+    sink.write(html.to_text(report) if isinstance(report, Report) else bench_html.to_text(report))
+    if isinstance(sink, Output):
+        note(f"page: {sink.path}")

@@ -24,6 +24,8 @@ class Asked:
     """What the user asked for, as far as a report repeats it. What makes no sense for the verb is None."""
 
     verb: str
+    path: Path
+    """Of the package or model."""
     chain: tuple[str, ...]
     chain_source: str
     options: Mapping[str, str]
@@ -61,6 +63,7 @@ def join(
         limits=asked.limits,
         request=Request(
             verb=asked.verb,
+            path=str(asked.path),
             chain=asked.chain,
             chain_source=asked.chain_source,
             options=dict(asked.options),
@@ -95,4 +98,6 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         max_length=graph.max_length,
         verification=verification.status,
         verification_detail=verification.detail,
+        checkpoint=manifest.source.checkpoint,
+        target=manifest.target.provider if manifest.target is not None else "",
     )

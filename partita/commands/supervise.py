@@ -8,16 +8,19 @@ CPU provider alone, which has no foreign driver to crash.
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from partita.commands.chain_options import Target
 from partita.errors import INTERRUPTED, ProviderError, ResourceError
 from partita.providers.base import Provider
+from partita.signals import TerminatedError, held
 
 CRASHES = frozenset(
     getattr(signal, name)
@@ -26,13 +29,10 @@ CRASHES = frozenset(
 )
 
 
-WAITS_FOR_SIGNALS = hasattr(signal, "sigwaitinfo")
-"""Not on macOS: there the held signals are delivered once the child has ended, and only what it got itself ends it."""
-WATCHED = frozenset(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGCHLD") if hasattr(signal, name)
-)
-SENT_BY_KERNEL = 128
-"""si_code of a signal that no process sent, on Linux: a key at the terminal."""
+PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that the child gets, too. Ctrl-C at a terminal reaches both, and then the child twice: see `signals`."""
+END_SECONDS = 5.0
+"""For the child to end, once it is told to; Python cannot end native code."""
 LAST_WORD = b"."
 last_word: int | None = None
 """In the child: the pipe by which it says that it has come to its end."""
@@ -57,24 +57,28 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
         return verb()
     sys.stdout.flush()
     sys.stderr.flush()
-    folder = tempfile.mkdtemp(prefix="partita-")
     heard, told = os.pipe()
-    # Held from before the fork, so that no signal finds the parent without its child.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    child = os.fork()
-    if child == 0:
+    with held():
+        folder = tempfile.mkdtemp(prefix="partita-")
+        # What comes to the child before Python has it in order would be forgotten; blocked, it waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        child = os.fork()
+        passing = Passing(child) if child else None
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if passing is None:
         os.close(heard)
         in_child, last_word, tempfile.tempdir = True, told, folder
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return verb()
     os.close(told)
     try:
-        status = wait_for(child)
+        status = passing.wait()
         ended_itself = os.read(heard, 1) == LAST_WORD
     finally:
         os.close(heard)
         shutil.rmtree(folder, ignore_errors=True)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        passing.stop()
+    if passing.told is not None and not ended_itself:
+        raise TerminatedError(passing.told)
     if os.WIFSIGNALED(status):
         return ended_by(os.WTERMSIG(status), target.chain)
     code = os.WEXITSTATUS(status)
@@ -93,20 +97,53 @@ def say_last_word() -> None:
             os.write(last_word, LAST_WORD)
 
 
-def wait_for(child: int) -> int:
-    """Wait for the child and pass on the signals that this process gets alone; its wait status.
+class Passing:
+    """Signals of this process go to its child, from now on, until `stop`."""
 
-    Ctrl-C is not passed on: the terminal sends it to the child as well.
-    """
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG if WAITS_FOR_SIGNALS else 0)
-        if pid:
-            return status
-        info = signal.sigwaitinfo(WATCHED)
-        from_terminal = info.si_signo == signal.SIGINT and info.si_code == SENT_BY_KERNEL
-        if info.si_signo != signal.SIGCHLD and not from_terminal:
-            with suppress(ProcessLookupError):
-                os.kill(child, info.si_signo)
+    def __init__(self, child: int) -> None:
+        self.child = child
+        self.told: int | None = None
+        """The signal by which it was told to end, and when, by the clock of `time.monotonic`."""
+        self.told_at = 0.0
+        self.woken, self.wakes = os.pipe()
+        os.set_blocking(self.wakes, False)
+        # A signal may come in any thread; what it writes wakes this one, in which Python runs handlers.
+        self.waker = signal.set_wakeup_fd(self.wakes, warn_on_full_buffer=False)
+        self.handlers = {number: signal.signal(number, self.tell) for number in PASSED_ON if not ignored(number)}
+        self.handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def tell(self, number: int, frame: object) -> None:
+        """Pass on one signal."""
+        if number != signal.SIGINT and self.told is None:
+            self.told, self.told_at = number, time.monotonic()
+        with suppress(ProcessLookupError):
+            os.kill(self.child, number)
+
+    def wait(self) -> int:
+        """Wait for the child; its wait status. One that was told to end and does not, in native code, is killed."""
+        while True:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                return status
+            left = None if self.told is None else self.told_at + END_SECONDS - time.monotonic()
+            if left is not None and left <= 0:
+                os.kill(self.child, signal.SIGKILL)
+                return os.waitpid(self.child, 0)[1]
+            if select.select([self.woken], [], [], left)[0]:
+                os.read(self.woken, 4096)
+
+    def stop(self) -> None:
+        """Signals are this process's own again."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self.waker)
+        os.close(self.woken)
+        os.close(self.wakes)
+
+
+def ignored(number: int) -> bool:
+    """Whether this process was started with the signal ignored."""
+    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def foreign_names(chain: Sequence[Provider]) -> str:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from typing import Any
+from typing import IO, Any, AnyStr
 
 from rich.console import Console
 from rich.progress import (
@@ -50,13 +50,28 @@ def note(text: str) -> None:
 
 def write_stdout(text: str) -> bool:
     """Write `text` at once; False when nobody reads stdout any more (head, less), which is no error."""
-    if sys.stdout is None:  # the shell closed it
+    return write_stream(sys.stdout, 1, text)
+
+
+def write_stderr(text: str) -> bool:
+    """The same on stderr."""
+    return write_stream(sys.stderr, 2, text)
+
+
+def write_stdout_bytes(data: bytes) -> bool:
+    """Bytes on stdout, at once; False when nobody reads them any more."""
+    return write_stdout("") and write_stream(sys.stdout.buffer, 1, data)
+
+
+def write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
+    """Write at once to a standard stream; False when nobody reads it any more."""
+    if stream is None:  # the shell closed it
         return False
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
-        drop_stream(1)
+        drop_stream(descriptor)
         return False
     return True
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from rich.console import Console
+
 from partita.commands.chain_options import ChainOptions, Target, read_chain_options, say_chain
 from partita.commands.supervise import supervised
-from partita.commands.terminal import print_json, write_stdout
+from partita.commands.terminal import print_json, stdout_console
 from partita.errors import ParityError
-from partita.package import Verification, check_files, read_manifest
+from partita.package import StepError, Verification, check_files, read_manifest
+from partita.partition_reports.sections.model import Column, words
+from partita.partition_reports.views._tables import ALARM, GOOD, Page
+from partita.partition_reports.wording import NOT_KNOWN, plural
 
 
 def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
@@ -36,24 +41,28 @@ def check(package: Path, target: Target, threads: int | None, *, as_json: bool) 
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
-        write_stdout("\n".join(describe(package, result)) + "\n")
+        show(package, result, stdout_console())
     if result.status != "verified":
         raise ParityError(f"{package}: does not compute what its model computes on {result.provider}: {result.detail}")
     return 0
 
 
-def describe(package: Path, result: Verification) -> list[str]:
-    """The result for people: one line per step."""
-    ties = f", {result.near_ties} near ties left out of the token comparison" if result.near_ties else ""
-    rows = [
-        f"  {step.step:<16} {step.output:<8} {step.max_abs_error:>12.3e} {step.max_rel_error:>12.3e}  "
-        f"{'equal' if step.tokens_equal else 'DIFFERENT'}"
-        for step in result.steps
-    ]
-    return [
-        f"{package}: {result.status} on {result.provider}",
-        f"  reference        {result.reference}",
-        f"  tolerance        {result.tolerance:g} (largest relative error){ties}",
-        f"  {'step':<16} {'output':<8} {'max abs err':>12} {'max rel err':>12}  greedy tokens",
-        *rows,
-    ]
+def show(package: Path, result: Verification, console: Console) -> None:
+    """The result for people: whether it agrees, what it was compared with, one line per step."""
+    page = Page(console)
+    # Not wrapped: a log is searched by line.
+    if result.status == "verified":
+        page.put(page.harmless(f"{package}: verified on {result.provider}"), GOOD)
+    else:
+        page.put(page.harmless(f"{package}: FAILED: does not agree with its model on {result.provider}"), ALARM)
+    ties = f", {plural(result.near_ties, 'near tie')} left out of the token comparison" if result.near_ties else ""
+    tolerance = f"{result.tolerance:g} (largest relative error){ties}"
+    page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", tolerance)])
+    columns = (words("step"), words("output"), Column("max abs err"), Column("max rel err"), words("greedy tokens"))
+    page.table(columns, [step_row(step) for step in result.steps])
+
+
+def step_row(step: StepError) -> tuple[str, ...]:
+    """How far one step was off."""
+    tokens = "equal" if step.tokens_equal else "DIFFERENT"
+    return (step.step, step.output, f"{step.max_abs_error:.3e}", f"{step.max_rel_error:.3e}", tokens)

@@ -7,10 +7,7 @@ may not import: the caller passes a function.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from contextlib import ExitStack
-from pathlib import Path
 
 from partita.errors import ResourceError
 from partita.export.checkpoint import open_checkpoint
@@ -19,7 +16,7 @@ from partita.export.drafts import Draft, Work
 from partita.export.fake_model import build_fake_model
 from partita.export.options import PRECISIONS, ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
-from partita.export.publish import check_target, make_parents, publish
+from partita.export.publish import reserve
 from partita.export.target import Target
 from partita.export.weights import translate_space
 from partita.export.writing import Replay, Summary, TargetParityError, write
@@ -35,25 +32,22 @@ def export(
     Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
     check_options(options)
-    check_target(options.checkpoint, options.out, force=options.force)
     with ExitStack() as cleanup:
         try:
-            make_parents(options.out.parent, cleanup)
-            folder = Path(tempfile.mkdtemp(dir=options.out.parent, prefix=f".{options.out.name}.partial-"))
+            place = cleanup.enter_context(reserve(options.out, options.checkpoint, force=options.force))
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
-        cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         try:
-            summary = _run(Work(options, progress or Silent(), folder), replay, target)
-            publish(folder, options.out)
+            work = Work(options, progress or Silent(), place.folder, notes=place.notes)
+            summary = _run(work, replay, target)
+            place.publish()
         except OSError as error:
-            raise translate_space(error, folder) from error
+            raise translate_space(error, place.folder) from error
         except MemoryError as error:
             raise ResourceError(
                 f"{options.checkpoint}: memory ran out; a smaller --max-length or --batch-size needs less, and "
                 "--no-verify does without the original model"
             ) from error
-        cleanup.pop_all()
     return summary
 
 

@@ -1,24 +1,95 @@
-"""Where a package goes: what may be replaced, and how it appears whole or not at all.
+"""Where a package goes: it appears there whole or not at all, and replaces nothing but the package it was told to.
 
-Knows folders and manifests; knows nothing of what is in a package.
+While an export works for OUT it holds a lock on `.OUT.partita-lock`, so that no other export writes to the same place,
+and whatever hidden folder of an export lies beside OUT belongs to one that was killed. Knows folders and manifests;
+knows nothing of what is in a package.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
+import re
 import shutil
 import tempfile
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from partita.errors import PackageError
+from partita.files import files_in
 from partita.package import MANIFEST, SCHEMA
+from partita.signals import held
+
+Snapshot = frozenset[tuple[str, int, int, int]]
+"""Every file of a folder: path, inode, size in bytes, time of the last change in ns."""
+PARTIAL, OLD = ".partial-", ".old-"
+"""In the names of hidden folders beside OUT: an unfinished package, and one that is just being replaced."""
+UNIQUE = "[a-z0-9_]{8}"
+"""What tempfile makes a name unique with."""
+
+
+class TakenError(Exception):
+    """At OUT is something that was not there, or not like this, when the export began; the message says what."""
+
+
+@dataclass(slots=True)
+class Reservation:
+    """A place for a package, and a hidden folder beside it to make the package in."""
+
+    out: Path
+    seen: Snapshot | None
+    """The package that may be replaced; None when there was nothing."""
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    """What was found of exports that were killed."""
+
+    def publish(self) -> None:
+        """Move the finished folder to its place.
+
+        Raises PackageError, which says where the finished package is, when another thing has appeared at OUT or the
+        package there has changed since the export began.
+        """
+        self.folder.chmod(0o755)
+        try:
+            if self.seen is None or not os.path.lexists(self.out):
+                move(self.folder, self.out)
+            else:
+                replace(self.folder, self.out, self.seen)
+        except TakenError as taken:
+            raise PackageError(
+                f"{self.out}: {taken} while the export ran; that stays as it is, and the finished package is in "
+                f"{keep(self.folder, self.out)}"
+            ) from taken
+
+
+@contextmanager
+def reserve(out: Path, checkpoint: str, *, force: bool) -> Iterator[Reservation]:
+    """Hold `out` for one export; what the export has made and not published is removed at the end.
+
+    Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
+    cannot be made.
+    """
+    check_target(checkpoint, out, force=force)
+    with ExitStack() as cleanup:
+        make_parents(out.parent, cleanup)
+        hold(out, cleanup)
+        notes = recover(out, force=force)
+        check_target(checkpoint, out, force=force)
+        seen = snapshot(out) if out.is_dir() else None
+        with held():
+            folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{PARTIAL}"))
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        yield Reservation(out, seen, folder, notes)
 
 
 def check_target(checkpoint: str, out: Path, *, force: bool) -> None:
-    """Refuse to replace anything but a package, and never the checkpoint itself."""
-    if not out.exists() and not out.is_symlink():
+    """Refuse to replace anything but a package, and never the checkpoint, or a file that it is linked to."""
+    if not os.path.lexists(out):
         return
     if not force:
         raise PackageError(f"{out}: exists already; choose another folder, or replace the package with --force")
@@ -26,6 +97,9 @@ def check_target(checkpoint: str, out: Path, *, force: bool) -> None:
         raise PackageError(f"{out}: a link or a file, not a package; --force replaces packages only")
     if Path(checkpoint).resolve().is_relative_to(out.resolve()):
         raise PackageError(f"{out}: holds the checkpoint that is to be exported; choose another folder")
+    linked = next((p for p in files_in(Path(checkpoint)) if p.resolve().is_relative_to(out.resolve())), None)
+    if linked is not None:
+        raise PackageError(f"{out}: holds the file that {linked} of the checkpoint links to; choose another folder")
     strange = _not_ours(out)
     if strange is not None:
         raise PackageError(f"{out}: --force replaces packages only, and this folder {strange}; remove it yourself")
@@ -49,11 +123,12 @@ def _not_ours(folder: Path) -> str | None:
 
 
 def make_parents(parent: Path, cleanup: ExitStack) -> None:
-    """Make the folder that OUT goes into; on failure, what was made is removed again."""
+    """Make the folder that OUT goes into; `cleanup` removes what was made, where it is empty then."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
     for path in reversed(missing):
-        path.mkdir()
-        cleanup.callback(_remove_if_empty, path)
+        with held():
+            path.mkdir(exist_ok=True)
+            cleanup.callback(_remove_if_empty, path)
     if not parent.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(parent))
 
@@ -63,20 +138,113 @@ def _remove_if_empty(path: Path) -> None:
         path.rmdir()
 
 
-def publish(folder: Path, out: Path) -> None:
-    """Move the finished folder to its place; an old package is put aside first and comes back if that fails."""
-    folder.chmod(0o755)
-    if not out.exists():
+def hold(out: Path, cleanup: ExitStack) -> None:
+    """Take the lock on `out` until `cleanup` ends. Raises PackageError when another export has it.
+
+    The system gives the lock back when its process ends, in whatever way.
+    """
+    path = out.parent / f".{out.name}.partita-lock"
+    lock = FileLock(path, timeout=0)
+    with held():
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise PackageError(
+                f"{out}: another export is writing there; wait for it, or choose another folder"
+            ) from error
+        cleanup.callback(lock.release)
+        # Removed while it is still held: filelock notices a lock on a file that has no name any more, and tries again.
+        cleanup.callback(path.unlink, missing_ok=True)
+
+
+def recover(out: Path, *, force: bool) -> list[str]:
+    """Clear away what exports to `out` left that were killed; what was done, in sentences.
+
+    Only while the lock is held. A package that one of them had put aside comes back; raises PackageError then, unless
+    `force` allows to replace it.
+    """
+    notes = []
+    name = re.escape(out.name)
+    for path in sorted(out.parent.iterdir()):
+        if path.is_symlink() or not path.is_dir():
+            continue
+        if re.fullmatch(rf"\.{name}{re.escape(PARTIAL)}{UNIQUE}(-twin-{UNIQUE})?", path.name):
+            shutil.rmtree(path, ignore_errors=True)
+            notes.append(f"removed {path}, which an export that was killed had left")
+        elif re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name) and not os.path.lexists(out):
+            (path / "package").rename(out)
+            path.rmdir()
+            if not force:
+                raise PackageError(
+                    f"{out}: an export that was killed had put the package aside that it was to replace; it is back. "
+                    "Choose another folder, or replace it with --force"
+                )
+            notes.append(f"{out} is back, which an export that was killed had put aside")
+    return notes
+
+
+def snapshot(folder: Path) -> Snapshot:
+    """What is in `folder` now."""
+    found = set()
+    for parent, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(parent) / name
+            # The listing and the look at the file are two moments; a file that went between them is a change, too.
+            with suppress(FileNotFoundError):
+                about = path.lstat()
+                found.add((str(path.relative_to(folder)), about.st_ino, about.st_size, about.st_mtime_ns))
+    return frozenset(found)
+
+
+def move(folder: Path, out: Path) -> None:
+    """Rename `folder` to `out`. Raises TakenError when there is something: a folder is never renamed over a file or a
+    folder that holds something (rename(2)).
+    """
+    if os.path.lexists(out):
+        raise TakenError(f"a {kind(out)} has appeared there")
+    try:
         folder.rename(out)
-        return
-    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old-"))
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise TakenError(f"a {kind(out)} has appeared there") from error
+        raise
+
+
+def kind(path: Path) -> str:
+    """What is at `path`, in a word."""
+    return "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
+
+
+def replace(folder: Path, out: Path, seen: Snapshot) -> None:
+    """Put `folder` in the place of the package at `out`, when that is still as it was `seen`. Raises TakenError if not.
+
+    The old package is put aside first, where nobody finds it to change it, and comes back if anything fails.
+    """
+    if out.is_symlink() or snapshot(out) != seen:
+        raise TakenError("the package there has changed")
+    aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
     try:
         out.rename(aside / "package")
         try:
-            folder.rename(out)
+            if snapshot(aside / "package") != seen:
+                raise TakenError("the package there has changed")
+            move(folder, out)
         except BaseException:
-            (aside / "package").rename(out)
+            move(aside / "package", out)
             raise
-    finally:
-        if out.exists():
-            shutil.rmtree(aside, ignore_errors=True)
+    except BaseException:
+        _remove_if_empty(aside)
+        raise
+    # Not the old package's only place any more: what a kill leaves from here on is swept by the next export.
+    waste = aside.rename(aside.with_name(aside.name.replace(OLD, PARTIAL)))
+    shutil.rmtree(waste, ignore_errors=True)
+
+
+def keep(folder: Path, out: Path) -> Path:
+    """Give a finished package whose place is taken a name that is free."""
+    for number in range(1, 10_000):
+        free = out.with_name(f"{out.name}.new" + (f"-{number}" if number > 1 else ""))
+        with suppress(TakenError):
+            move(folder, free)
+            return free
+    raise PackageError(f"{out}: is taken, and so is every name that was tried beside it")

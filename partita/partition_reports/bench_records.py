@@ -8,6 +8,8 @@ from pydantic import Field
 
 from partita.partition_reports.records import Environment, PackageFacts, PhaseName, Record
 
+SCHEMA = "partita.bench/1"
+
 
 class Turn(Record):
     """One generation of one contender in one round."""
@@ -58,7 +60,7 @@ class Ratio(Record):
     high: float
     standing: Literal["differs", "within_noise", "too_few_rounds"]
     """Whether the ratio tells something: not where the ranges from the slowest to the fastest round overlap, nor over
-    so few rounds that chance alone would often keep them apart.
+    so few rounds that chance alone would often keep them apart, unless they are far apart.
     """
 
     @property
@@ -113,6 +115,8 @@ class Contender(Record):
 
     name: str
     chain: tuple[str, ...]
+    package: str = ""
+    """Name of its package; empty in a result that was written without."""
     status: Literal["measured", "failed"]
     """A contender that failed later keeps the rounds that it finished, without ratios."""
     error: str
@@ -150,7 +154,7 @@ class Contender(Record):
 
 
 class Bench(Record):
-    """The same prompt on several providers."""
+    """The same prompt on several providers, and on several packages."""
 
     schema_id: Literal["partita.bench/1"] = Field(default="partita.bench/1", alias="schema")
     created: str
@@ -159,6 +163,8 @@ class Bench(Record):
     """One sentence per contender but the baseline, and for the baseline where it is alone."""
     environment: Environment | None
     package: PackageFacts
+    others: tuple[PackageFacts, ...] = ()
+    """Packages that it is compared with."""
     prompt_tokens: int
     """Per row."""
     max_new_tokens: int

@@ -55,12 +55,15 @@ def compare(entry: Contender, base: Contender) -> str:
     elif main.median < 1 and not main.within_noise and (cause := where_the_time_goes(entry)):
         text += f": {cause}"
     few = main.standing == "too_few_rounds"
-    return f"{text}; {plural(entry.rounds, 'round')} cannot tell that from noise" if few else text
+    chance = f"the ranges of {plural(entry.rounds, 'round')} are apart, and with so few that may be chance"
+    return f"{text}; {chance}" if few else text
 
 
 def same_place(entry: Contender, base: Contender) -> bool:
     """Both ran on one and the same provider, so that a ratio is none of two providers."""
     ours, theirs = entry.why, base.why
+    if entry.package != base.package:
+        return False
     if ours is None or theirs is None or ours.nodes_elsewhere or theirs.nodes_elsewhere:
         return False
     return ours.provider == theirs.provider

@@ -11,17 +11,22 @@ from typing import Literal
 from partita.partition_reports.bench_records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.cost import per, total_bytes
-from partita.partition_reports.groups import UNKNOWN, share, total_us
+from partita.partition_reports.facts import CPU
+from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.records import Report
+from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile
 
 TELLING_ROUNDS = 4
 """Rounds from which ranges that are apart tell something: by chance alone, those of two equal contenders are apart in
 10 % of cases over 3 rounds, in 3 % over 4, in 0.8 % over 5.
 """
+CLEAR_GAP = 4.0
+"""How many times as fast the slowest round of one must be as the fastest of the other to tell something over fewer
+rounds: a busy machine was seen to make one and the same run 2.9 times as slow.
+"""
 WARM_UP = 0
 """The round that no figure covers."""
-CPU_NAME = "cpu"
 PhaseChoice = Literal["prefill", "decode"]
 PHASES: tuple[PhaseChoice, ...] = ("prefill", "decode")
 
@@ -33,6 +38,7 @@ class Lane:
     name: str
     chain: tuple[str, ...]
     turns: tuple[Turn, ...]
+    package: str = ""
     error: str = ""
     unused: tuple[str, ...] = ()
     load_seconds: float | None = None
@@ -41,6 +47,11 @@ class Lane:
     why_unknown: str = ""
     """Why there is none."""
     file: str | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """It is on the CPU provider alone."""
+        return self.chain == (CPU,)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -62,6 +73,11 @@ def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
     """Rounds that count: not the warm-up, and finished by every contender that did not fail."""
     alive = [frozenset(turn.round for turn in lane.turns) for lane in lanes if not lane.error]
     return frozenset.intersection(*alive) - {WARM_UP} if alive else frozenset()
+
+
+def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
+    """Rounds that figures are given of: the complete ones; before one was complete, whatever anybody has."""
+    return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
 
 
 def counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
@@ -102,33 +118,43 @@ def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> R
 
 
 def stand(left: Spread, right: Spread, rounds: int) -> Literal["differs", "within_noise", "too_few_rounds"]:
-    """Whether two speeds over `rounds` rounds can be told apart."""
+    """Whether two speeds over `rounds` rounds can be told apart: the ranges are apart, over enough rounds or by far."""
     if overlap(left, right):
         return "within_noise"
-    return "differs" if rounds >= TELLING_ROUNDS else "too_few_rounds"
+    return "differs" if rounds >= TELLING_ROUNDS or gap(left, right) >= CLEAR_GAP else "too_few_rounds"
+
+
+def gap(left: Spread, right: Spread) -> float:
+    """How many times as much the lowest of the higher range is as the highest of the lower one."""
+    lower, higher = sorted((left, right), key=lambda found: found.median)
+    return higher.low / lower.high if lower.high > 0 else float("inf")
 
 
 def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference | None:
-    """The earliest position where the tokens of a row are not the baseline's; None when all are the same."""
+    """The earliest position where the tokens of a row are not the baseline's; None when all are the same.
+
+    Rows that only one of them has are left out.
+    """
     found = [
         Difference(row=row, position=position, token=token, baseline_token=base)
-        for row, (mine, others) in enumerate(zip(ours, theirs, strict=True))
+        for row, (mine, others) in enumerate(zip(ours, theirs, strict=False))
         for position, (token, base) in enumerate(zip_longest(mine, others)) if token != base
     ]  # fmt: skip
     return min(found, key=lambda entry: (entry.position, entry.row), default=None)
 
 
 def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
-    """The contender that the others are compared with: the one asked for, else cpu, else the first; of those that were
-    measured. None when there is none.
+    """The contender that the others are compared with: the one asked for, else the first package on cpu, else the
+    first; of those that were measured. None when there is none.
     """
-    names = [lane.name for lane in lanes if not lane.error]
-    return next((name for name in (asked, CPU_NAME, *names) if name in names), None)
+    measured = [lane for lane in lanes if not lane.error]
+    on_cpu = [lane for lane in measured if lane.on_cpu and lane.package == lanes[0].package]
+    return next((lane.name for lane in (*(x for x in measured if x.name == asked), *on_cpu, *measured)), None)
 
 
 def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Contender, ...]:
     """The figures of all, in the order given. `baseline`: name of the one that the others are compared with."""
-    complete = complete_rounds(lanes)
+    complete = shown_rounds(lanes)
     base = next((lane for lane in lanes if lane.name == baseline), None)
     return tuple(contender(lane, base, complete) for lane in lanes)
 
@@ -144,6 +170,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
     return Contender(
         name=lane.name,
         chain=lane.chain,
+        package=lane.package,
         status="failed" if lane.error else "measured",
         error=lane.error,
         unused=lane.unused,
@@ -172,29 +199,27 @@ def explain(report: Report) -> Why | None:
     if not report.phases or not used:
         return None
     phase = next((entry for entry in report.phases if entry.name == "decode"), report.phases[-1])
-    memcpy = [node for node in phase.nodes if is_memcpy(node)]
-    rest = [node for node in phase.nodes if not is_memcpy(node)]
-    own = [node for node in rest if node.provider == used[0]]
-    others = [node for node in rest if node.provider != used[0]]
-    whole = total_us(phase.nodes)
+    split = split_time(phase, used[0])
+    memcpy = sum(map(is_memcpy, phase.nodes))
+    others = [node for node in phase.nodes if node.provider != used[0] and not is_memcpy(node)]
     return Why(
         phase=phase.name,
         provider=used[0],
-        nodes=len(own),
+        nodes=len(phase.nodes) - memcpy - len(others),
         nodes_elsewhere=len(others),
         elsewhere=tuple(dict.fromkeys(node.provider or UNKNOWN for node in others)),
         partitions=len(phase.partitions),
         copies=len(phase.copies),
-        memcpy_nodes=len(memcpy),
+        memcpy_nodes=memcpy,
         copy_bytes_per_token=phase.cost.copy_bytes_per_token if phase.cost is not None else None,
         memcpy_bytes_per_token=per(
             total_bytes(copy for copy in phase.copies if copy.kind == "memcpy_node"),
             phase.cost.tokens_per_run if phase.cost is not None else None,
         ),
-        node_us=whole,
-        wait_share=share(total_us(memcpy) or 0.0, whole),
-        own_share=share(total_us(own) or 0.0, whole),
-        elsewhere_share=share(total_us(others) or 0.0, whole),
+        node_us=split.node_us if split else None,
+        wait_share=split.copies if split else None,
+        own_share=split.own if split else None,
+        elsewhere_share=split.elsewhere if split else None,
     )
 
 

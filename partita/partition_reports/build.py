@@ -13,7 +13,7 @@ from partita.partition_reports.facts import MemoryFacts, RunFacts, StateFact, St
 from partita.partition_reports.fallbacks import find_fallbacks
 from partita.partition_reports.limits import Limits, exceeded
 from partita.partition_reports.partitions import find_partitions
-from partita.partition_reports.placement import find_disagreements, place_nodes
+from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
 from partita.partition_reports.probing import find_rejected, state_probing
 from partita.partition_reports.records import (
     Cache,
@@ -116,6 +116,7 @@ def build_phase(
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
+    nodes = in_layers(index, nodes, copies)
     compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
     return Phase(
         name=name,

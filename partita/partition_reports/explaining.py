@@ -61,6 +61,8 @@ class Place(Record):
     partition_nodes: int | None
     replaces: tuple[str, ...]
     """Nodes of the file that the node of the plan took the place of."""
+    replaces_op_types: tuple[str, ...] = ()
+    """Their operators; empty where the report does not have them."""
     host_us_per_run: float | None
     time_share: float | None
     output_bytes: int | None
@@ -297,6 +299,7 @@ def in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, na
         partition=part.index if part else None,
         partition_nodes=part.nodes if part else None,
         replaces=node.replaces,
+        replaces_op_types=node.replaces_op_types,
         host_us_per_run=node.host_us_per_run,
         time_share=share(node.host_us_per_run, total_us(phase.nodes)),
         output_bytes=node.output_bytes,

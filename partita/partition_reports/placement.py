@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from partita.partition_reports import naming, native_log
-from partita.partition_reports.records import Disagreement, NodePlacement, PhaseName, Source
+from partita.partition_reports.fusion import COMPILED
+from partita.partition_reports.records import Copy, Disagreement, NodePlacement, PhaseName, Source
 from partita.partition_reports.session_index import CONTROL_FLOW, Claims, SessionIndex
 from partita.partition_reports.timing import NodeTimes
 
@@ -28,8 +29,26 @@ def place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) 
         host_us_per_run=times.host_us.get(name),
         output_bytes=times.output_bytes.get(name),
         replaces=index.replaces(name),
+        replaces_op_types=tuple(index.exported_op(each) for each in index.replaces(name)),
         sources=sources_of(index, name),
     )
+
+
+def in_layers(
+    index: SessionIndex, nodes: tuple[NodePlacement, ...], copies: Sequence[Copy]
+) -> tuple[NodePlacement, ...]:
+    """The nodes, with the layer of those that have no module of their own: a Memcpy node works for the node that makes
+    it necessary, a compiled one begins with the first node that it is made of.
+    """
+    layers = {node.name: node.layer for node in nodes}
+    works_for = {copy.name: copy.caused_by for copy in copies if copy.kind == "memcpy_node"}
+
+    def layer(node: NodePlacement) -> int | None:
+        if node.op_type == COMPILED and node.replaces:
+            return naming.layer_of(index.module(node.replaces[0]))
+        return next((layers[name] for name in works_for.get(node.name, ()) if layers.get(name) is not None), None)
+
+    return tuple(node if node.layer is not None else node.model_copy(update={"layer": layer(node)}) for node in nodes)
 
 
 def choose_provider(claims: Claims) -> str | None:

@@ -64,6 +64,10 @@ class PackageFacts(Record):
     max_length: int
     verification: Literal["verified", "unverified"]
     verification_detail: str
+    checkpoint: str = ""
+    """What it was exported from: the name of a folder, or a hub id; empty in a report that was written without."""
+    target: str = ""
+    """The provider that its lowering was chosen for; empty when it was not chosen for one."""
 
 
 class ModelInput(Record):
@@ -136,6 +140,8 @@ class Request(Record):
     """What the user asked for."""
 
     verb: str
+    path: str | None = None
+    """Of the package or model, as the process that ran it was given it; null in a report that was written without."""
     chain: tuple[str, ...]
     """Provider names in the order given."""
     chain_source: str
@@ -175,6 +181,8 @@ class NodePlacement(Record):
     """None when no source could tell; then a disagreement says so."""
     module: str | None
     layer: int | None
+    """Of its module; that of a Memcpy node is the layer of the node that makes it necessary, that of a compiled one the
+    layer in which it begins."""
     host_us_per_run: float | None
     """Median host time over the observed runs of this phase."""
     output_bytes: int | None
@@ -182,6 +190,8 @@ class NodePlacement(Record):
     replaces: tuple[str, ...]
     """Exported nodes that this node took the place of: those of a compiled subgraph, or what a fused node replaced, as
     far as the optimised graph or its name tells."""
+    replaces_op_types: tuple[str, ...] = ()
+    """The operator of each of them, as the ONNX file has it; empty in a report that was written without."""
     sources: tuple[Source, ...]
 
 

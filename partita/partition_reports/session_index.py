@@ -69,6 +69,11 @@ class SessionIndex:
         known = graphs or self.assigned.get(name) or self.memcpy.get(name)
         return known.op_type if known else None
 
+    def exported_op(self, name: str) -> str:
+        """Operator of a node of the file, in its main graph or in a body; `unknown` of one that it does not have."""
+        node = self.exported.get(name) or self.inner.get(name)
+        return node.op_type if node is not None else "unknown"
+
     def module(self, name: str) -> str | None:
         """Module path of a node, where the file or the name tells; else what its exported nodes have in common."""
         node = self.exported.get(name)

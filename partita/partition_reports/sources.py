@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from partita.partition_reports.facts import RunFacts
 from partita.partition_reports.records import Source, SourceStatement
 from partita.partition_reports.session_index import SessionIndex
+from partita.partition_reports.wording import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,18 @@ def why_not_optimised(facts: RunFacts) -> str:
 def cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and experiments."""
     probes = [probe for session in facts.sessions for probe in session.probes.values()]
-    trials = sum(len(probe.trials) for probe in probes)
     cut = sum(bool(probe.unprobed) for probe in probes)
     parts = sum(session.rejected is not None for session in facts.sessions)
-    found = f"; {parts} rejected part(s) found by bisection" if parts else ""
-    return f"{trials} experiments on {len(probes)} nodes, incomplete for {cut} of them{found}"
+    found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
+    made = count_experiments(facts)
+    return f"{plural(made, 'experiment')} on {plural(len(probes), 'node')}, incomplete for {cut} of them{found}"
+
+
+def count_experiments(facts: RunFacts) -> int:
+    """Experiments of this run and those known from before, as the report counts them: nodes alike share theirs."""
+    if facts.probing is not None:
+        return facts.probing.experiments + facts.probing.cached
+    return sum(map(len, {probe.trials for session in facts.sessions for probe in session.probes.values()}))
 
 
 def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -88,7 +96,7 @@ def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 def cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and streams per plan."""
     return "; ".join(
-        f"{index.facts.file}: {len(index.order)} nodes in {len(index.facts.plan)} stream(s)"
+        f"{index.facts.file}: {plural(len(index.order), 'node')} in {plural(len(index.facts.plan), 'stream')}"
         if index.facts.plan is not None
         else f"{index.facts.file}: no plan, nodes and order come from {index.order_source}"
         for index in indexes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partita.partition_reports.facts import CPU
 from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.records import Cache, Phase, Report
-from partita.partition_reports.wording import human_bytes, listing, plural
+from partita.partition_reports.wording import human_bytes, in_phases, listing, plural
 
 
 def give_verdict(report: Report) -> str:
@@ -58,7 +58,7 @@ def describe_placement(phases: list[Phase]) -> str:
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
     inside = len(phase.bodies.cpu_nodes) if phase.bodies else 0
     bodies = f"; {plural(inside, 'node')} in bodies of control flow on {CPU}" if inside else ""
-    return f"{', '.join(placed)} in {phase_names(phases)}; {parts}{bodies}"
+    return f"{', '.join(placed)}{in_phases(phase.name for phase in phases)}; {parts}{bodies}"
 
 
 def provider_name(provider: str) -> str:
@@ -68,14 +68,17 @@ def provider_name(provider: str) -> str:
 
 def describe_cache(cache: Cache) -> str:
     """Whether the cache stayed in place, and where it is."""
-    if not cache.states:
-        return "no cache"
+    return f"cache {say_cache(cache)}" if cache.states else "no cache"
+
+
+def say_cache(cache: Cache) -> str:
+    """The same of a cache that has states, without its name."""
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
     if cache.checked_steps == 0:
-        return f"cache not checked: no step was observed ({where})"
+        return f"not checked: no step was observed ({where})"
     copied = cache.states - cache.in_place_states
     if copied:
-        return f"cache NOT in place: {copied} of {plural(cache.states, 'state')} copied ({where})"
+        return f"NOT in place: {copied} of {plural(cache.states, 'state')} copied ({where})"
     if cache.address_changes:
-        return f"cache NOT in place: its address changed {plural(cache.address_changes, 'time')} ({where})"
-    return f"cache in place ({where})"
+        return f"NOT in place: its address changed {plural(cache.address_changes, 'time')} ({where})"
+    return f"in place ({where})"

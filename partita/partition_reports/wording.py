@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 NOT_KNOWN = "-"
 BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
+DIGITS = re.compile(r"([0-9]+)")
+LISTED_NUMBERS = 3
+"""Numbers of a family of names that are listed; of more, first and last are told, where none between is missing."""
 
 
 def clean(text: str, encoding: str = "utf-8") -> str:
@@ -27,7 +31,9 @@ def plural(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `3 copies`."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
+    if noun.endswith("y"):
+        return f"{count:,} {noun[:-1]}ies"
+    return f"{count:,} {noun}{'es' if noun.endswith(('s', 'sh', 'ch', 'x')) else 's'}"
 
 
 def human_bytes(size: int | None) -> str:
@@ -64,7 +70,7 @@ def listing(parts: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def tally(counts: dict[str, int], most: int = 6) -> str:
+def tally(counts: Mapping[str, int], most: int = 6) -> str:
     """`MatMul 15, Mul 7`, largest first; what is over `most` is summed up."""
     ranked = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     # A rest of one is shown: it takes no more room than saying that there is one more.
@@ -72,3 +78,53 @@ def tally(counts: dict[str, int], most: int = 6) -> str:
     shown = [f"{name} {count}" for name, count in ranked[:cut]]
     rest = sum(count for _, count in ranked[cut:])
     return ", ".join([*shown, f"{len(ranked) - cut} more kinds {rest}"] if rest else shown)
+
+
+def per_run(phase: str) -> str:
+    """`per run of decode`; of a model with one phase, just `per run`."""
+    return "per run" if phase == "run" else f"per run of {phase}"
+
+
+def in_phases(phases: Iterable[str]) -> str:
+    """` in prefill and decode`; nothing for a model with one phase, which needs no name."""
+    names = list(phases)
+    return "" if names == ["run"] else f" in {listing(names)}"
+
+
+def families(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names that differ in their numbers only, under one: `layers.{0..5}/Add`, `layers.{1,4}/Add`.
+
+    They come in the order in which they appear. Where several numbers vary, or one has many gaps, `*` stands for it.
+    """
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(names):
+        alike.setdefault(tuple(DIGITS.split(name)[::2]), []).append(name)
+    return {family(texts, members): members for texts, members in alike.items()}
+
+
+def family(texts: tuple[str, ...], members: list[str]) -> str:
+    """One name for members that have `texts` in common, between their numbers."""
+    if len(members) == 1:
+        return members[0]
+    columns = [dict.fromkeys(column) for column in zip(*(DIGITS.findall(name) for name in members), strict=True)]
+    varying = sum(len(values) > 1 for values in columns)
+    return texts[0] + "".join(
+        f"{written(list(values), alone=varying == 1)}{text}" for values, text in zip(columns, texts[1:], strict=True)
+    )
+
+
+def written(values: list[str], *, alone: bool) -> str:
+    """The numbers at one place: the only one, from first to last, some, or `*`."""
+    if len(values) == 1:
+        return values[0]
+    if alone and len(values) <= LISTED_NUMBERS:
+        return f"{{{','.join(values)}}}"
+    whole = [str(number) for number in range(int(values[0]), int(values[0]) + len(values))]
+    return f"{{{values[0]}..{values[-1]}}}" if alone and values == whole else "*"
+
+
+def name_families(names: Iterable[str], most: int) -> str:
+    """Names as `families` has them, with how many each stands for; those over `most` are counted."""
+    told = [f"{name} ({len(members)})" if len(members) > 1 else name for name, members in families(names).items()]
+    left = len(told) - most
+    return ", ".join(told[:most]) + (f" and {left} more like these" if left > 0 else "")

@@ -12,17 +12,17 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import partita
+from partita.files import temporary_directory
 from partita.runtime.native_log import clean_lines
+from partita.signals import ended_by_exception, held
 
 POLL_SECONDS = 0.005
 END_SECONDS = 5.0
@@ -64,12 +64,13 @@ def run_children(
     waiting = list(enumerate(requests))[::-1]
     running: list[tuple[int, Child]] = []
     outcomes: dict[int, ChildOutcome] = {}
-    with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder, ended_cleanly():
+    with temporary_directory() as folder, ended_by_exception():
         try:
             while waiting or running:
                 while waiting and len(running) < slots:
                     index, request = waiting.pop()
-                    running.append((index, Child(module, request, Path(folder) / str(index), environment)))
+                    with held():
+                        running.append((index, Child(module, request, Path(folder) / str(index), environment)))
                 done = [(index, child) for index, child in running if child.over(timeout_seconds)]
                 for index, child in done:
                     outcomes[index] = child.outcome(timeout_seconds)
@@ -92,40 +93,21 @@ def run_patiently(
     """
     interrupted = False
     # What it started may still be writing when it had to be killed.
-    with tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True) as folder, ended_cleanly():
-        child = Child(module, request, Path(folder) / "0", environment)
-        try:
+    with temporary_directory() as folder, ended_by_exception():
+        with ExitStack() as end:
+            with held():
+                child = Child(module, request, Path(folder) / "0", environment)
+                end.callback(child.end)
             try:
                 child.wait(timeout_seconds)
             except KeyboardInterrupt:
                 interrupted = True
                 child.tell(signal.SIGINT)
                 child.wait(timeout_seconds)
-        finally:
-            child.end()
         outcome = child.outcome(timeout_seconds)
     if interrupted and outcome.result is None:
         raise KeyboardInterrupt
     return outcome
-
-
-@contextmanager
-def ended_cleanly() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this process by an exception, so that children and temporary files go with it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Child:

@@ -6,7 +6,6 @@ on the same chain, options, pins and model; it is closed at once. Whether it spe
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.files import temporary_directory
 from partita.partition_reports.facts import GraphNode, RunFacts, SessionFacts
 from partita.partition_reports.wording import human_bytes, plural
 from partita.runtime.model_file import graph_node
@@ -73,7 +73,7 @@ def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None
     Raises NativeFailureError when it cannot be opened, OSError when the file cannot be written or read, ValueError when
     it is no ONNX file.
     """
-    with tempfile.TemporaryDirectory(prefix="partita-") as folder:
+    with temporary_directory() as folder:
         path = Path(folder) / FILE
         opening = replace(session.opening, observe=False, optimised=path)
         with closing(open_native(session.path, session.active, opening)) as second:

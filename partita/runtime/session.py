@@ -18,6 +18,7 @@ from typing import Any
 
 import onnxruntime as ort
 
+from partita.files import temporary_directory
 from partita.partition_reports.facts import CPU, AssignedNode
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
@@ -26,6 +27,7 @@ from partita.runtime.native_log import Captured, captured_output
 from partita.runtime.ort_buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
 from partita.runtime.ort_errors import run_error
 from partita.runtime.ort_registry import STRICT_KEY, preload_libraries, provider_options
+from partita.signals import held
 
 INFO, WARNING, FATAL = 1, 2, 4
 WEIGHTS_FILE = "weights.data"
@@ -172,6 +174,11 @@ class Session:
         self._keepers.clear()
         self._native = None
 
+    def __del__(self) -> None:
+        """Close what nobody has closed: a signal may end a verb between the opening and the care for it."""
+        if hasattr(self, "_folder"):  # else it was never open
+            self.close()
+
 
 def assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
     """Nodes by provider, from ONNX Runtime's assignment list; None when this build has none."""
@@ -269,7 +276,13 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     The CPU provider is always registered by ONNX Runtime, last; `Opening.strict` keeps it from taking a node. The
     retries on the CPU provider that the Python package makes by itself are off.
     """
-    folder = tempfile.TemporaryDirectory(prefix="partita-")
+    with held():  # a signal cannot end native code, and behind it there must be a session that can be closed
+        return open_held(path, active, opening)
+
+
+def open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """The same, while signals are held."""
+    folder = temporary_directory()
     captured, began = Captured(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
 from partita.partition_reports.records import (
     Copy,
@@ -65,7 +66,7 @@ def layer_nodes(layers: int, repeats: int) -> tuple[NodePlacement, ...]:
                 copy = operator.startswith("Memcpy")
                 name = f"Memcpy_{position}" if copy else f"model.layers.{layer}.part_{repeat}/{operator}_{position}"
                 provider = CPU if operator == "Attention" else GPU
-                nodes.append(node(position, name, operator, provider, None if copy else layer))
+                nodes.append(node(position, name, operator, provider, layer))
     nodes.append(node(len(nodes), "lm_head/MatMul", "MatMul", GPU, None))
     return tuple(nodes)
 
@@ -99,6 +100,7 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
             "by_module": group(nodes, module_name),
             "partitions": partitions,
             "copies": copies,
+            "cost": phase_cost(partitions, copies, 1, timed=True),
         }
     )
 

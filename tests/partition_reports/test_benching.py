@@ -21,7 +21,7 @@ from partita.partition_reports.benching import (
     spread,
     stand,
 )
-from partita.partition_reports.views._bench import render
+from partita.partition_reports.views.bench import render
 from tests.partition_reports.changed import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
@@ -39,10 +39,14 @@ def turn(number: int, step_ms: float = 10.0, **changes: Any) -> Turn:
     return Turn(**(given | changes))
 
 
+def chain_of(name: str) -> tuple[str, ...]:
+    return tuple(CPU if part == "cpu" else part for part in name.split(","))
+
+
 def lane(name: str, steps_ms: list[float], **changes: Any) -> Lane:
     """A contender whose warm-up took 20 times as long as its slowest round."""
     turns = (turn(0, 20 * max(steps_ms)), *(turn(number, ms) for number, ms in enumerate(steps_ms, start=1)))
-    given: dict[str, Any] = {"name": name, "chain": tuple(name.split(",")), "turns": turns, "load_seconds": 0.5}
+    given: dict[str, Any] = {"name": name, "chain": chain_of(name), "turns": turns, "load_seconds": 0.5}
     return Lane(**(given | changes))
 
 
@@ -86,7 +90,8 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
     [
         ([10, 20], [20, 30], 5, "within_noise"), ([10, 20], [21, 30], 5, "differs"),
         ([21, 30], [10, 20], 4, "differs"), ([10, 20], [21, 30], 3, "too_few_rounds"),
-        ([10, 50], [20, 30], 2, "within_noise"),
+        ([10, 50], [20, 30], 2, "within_noise"), ([1.6, 1.7], [250, 276], 2, "differs"),
+        ([1.6], [276], 1, "differs"), ([10, 20], [79, 90], 2, "too_few_rounds"), ([10, 20], [81, 90], 2, "differs"),
     ],
 )  # fmt: skip
 def test_a_difference_needs_ranges_that_are_apart_and_enough_rounds(left, right, rounds, standing):
@@ -136,9 +141,29 @@ def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
     assert "x cpu" not in equal[0] and "% of" not in equal[0]
 
 
-def test_few_rounds_tell_nothing():
+def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
     (said,) = sentences(lane("webgpu", SLOW[:2], observed=MIXED), lane("cpu", FAST[:2]))
-    assert said.endswith("2 rounds cannot tell that from noise")
+    assert said.endswith("the ranges of 2 rounds are apart, and with so few that may be chance")
+
+
+def test_what_is_far_apart_is_no_noise_over_two_rounds_either():
+    (said,) = sentences(lane("webgpu,cpu", [600.0, 580.0], observed=MIXED), lane("cpu", [3.6, 3.7], observed=ON_CPU))
+    assert said.startswith("webgpu,cpu is 0.0062x cpu in decode (1.70 against 274 tokens/s)")
+    assert "noise" not in said and "chance" not in said
+
+
+def test_packages_are_compared_on_one_provider():
+    first = lane("gqa on cpu", SLOW, chain=(CPU,), package="gqa", observed=ON_CPU)
+    second = lane("gqa16 on cpu", FAST, chain=(CPU,), package="gqa16", observed=ON_CPU)
+    (said,) = sentences(first, second)
+    assert said.startswith("gqa16 on cpu is 2.1x gqa on cpu in decode") and "alone" not in said
+    other = lane("gqa16 on webgpu", FAST, chain=("WebGpuExecutionProvider",), package="gqa16")
+    assert choose_baseline([other, second, first], None) == "gqa16 on cpu", "the first package on the CPU"
+    assert choose_baseline([first, second], "gqa16 on cpu") == "gqa16 on cpu"
+
+
+def test_rows_that_only_one_package_has_are_not_compared():
+    assert first_difference([(1, 2)], [(1, 2), (5, 6)]) is None
 
 
 def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
@@ -189,6 +214,12 @@ def test_a_round_that_was_cut_off_is_in_nobodys_figures():
     assert [entry.rounds for entry in built(*cut)] == [3, 3]
 
 
+def test_before_a_round_is_complete_everybody_shows_what_there_is():
+    fast, slow = built(lane("webgpu", SLOW[:1]), lane("cpu", FAST, turns=(turn(0, 50.0),)))
+    assert (fast.rounds, slow.rounds, fast.ratios) == (1, 0, ())
+    assert fast.decode is not None
+
+
 def test_one_that_failed_takes_no_round_from_the_others():
     lanes = [lane("qnn", SLOW[:2], error="its process was killed by SIGSEGV"), lane("webgpu", SLOW), lane("cpu", FAST)]
     assert complete_rounds(lanes) == {1, 2, 3, 4, 5}
@@ -208,7 +239,7 @@ def test_one_alone_has_no_ratio():
 def test_without_a_decode_step_the_ratio_is_that_of_prefill():
     bare = {"decode_ms": (), "decode_tokens": 0, "decode_outside_ms": 0.0}
     lanes = [
-        Lane(name=name, chain=(name,), turns=tuple(turn(n, ms, **bare) for n in range(6)))
+        Lane(name=name, chain=chain_of(name), turns=tuple(turn(n, ms, **bare) for n in range(6)))
         for name, ms in (("webgpu", 20.0), ("cpu", 10.0))
     ]
     first, _ = built(*lanes)

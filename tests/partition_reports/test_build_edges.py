@@ -120,8 +120,8 @@ def test_a_pair_of_static_files_gives_each_phase_its_own_session():
     ]
     assert failed(report) == []
     assert (report.totals.session_load_seconds if report.totals else None) == pytest.approx(0.2)
-    assert "Partitions in prefill: 5" in text.to_text(report)
-    assert "Partitions in decode: 1" in text.to_text(report)
+    assert "5 partitions in prefill, in execution order" in text.to_text(report)
+    assert "1 partition in decode, in execution order" in text.to_text(report)
 
 
 def test_several_streams_are_ordered_as_the_last_run_ran_them():

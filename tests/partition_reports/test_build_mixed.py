@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.partition_reports.facts import AssignedNode, PortFact
+from partita.partition_reports.facts import AssignedNode, GraphNode, PortFact
 from partita.partition_reports.records import ChainEntry
 from tests.partition_reports.samples import (
     CPU,
@@ -16,6 +16,7 @@ from tests.partition_reports.samples import (
     MIXED_PLAN,
     NO_GPU_CHAIN,
     NO_KERNEL,
+    event,
     failed,
     mixed_facts,
     mixed_session,
@@ -23,6 +24,8 @@ from tests.partition_reports.samples import (
     recorded_facts,
     report_of,
     run_facts,
+    session_facts,
+    windows,
     with_session,
 )
 
@@ -103,6 +106,34 @@ def test_memcpy_nodes_count_for_the_device_and_are_no_fallback(report):
     memcpy = [node for node in phase_of(report, "decode").nodes if node.name.startswith("Memcpy")]
     assert {node.provider for node in memcpy} == {GPU}
     assert not any(entry.node.startswith("Memcpy") for entry in report.fallbacks)
+
+
+def test_a_memcpy_node_counts_in_the_layer_of_the_node_that_makes_it_necessary(report):
+    for phase in report.phases:
+        layers = {node.name: node.layer for node in phase.nodes}
+        causes = {copy.name: copy.caused_by for copy in phase.copies}
+        assert causes["Memcpy"] == ("model.layers.0.self_attn/Det",) and layers["Memcpy"] == 0
+        assert layers["Memcpy_token_1"] == 0
+        assert causes["Memcpy_token_0"] == ("model.rotary_emb/Concat",) and layers["Memcpy_token_0"] is None
+        counted = {entry.name: entry.nodes for entry in phase.by_layer}
+        assert counted == {"layer 0": 5, "outside layers": 8}
+
+
+def test_operators_of_replaced_nodes_are_those_of_the_file():
+    """Not what their names look like: torch's exporter calls every node `node_<something>`."""
+    names = ("node_MatMul_80", "node_scaled_dot_product_attention_3", "Memcpy/Add")
+    ops = ("MatMul", "Transpose", "Mul")
+    graph = tuple(
+        GraphNode(name, op, "", (f"t{n}",), (f"t{n + 1}",), None, None, None)
+        for n, (name, op) in enumerate(zip(names, ops, strict=True))
+    )
+    fused = GraphNode("fused", "FusedMatMul", "com.microsoft", ("t0",), ("t3",), None, None, None)
+    session = session_facts(
+        graph=graph, plan=(("fused",),), optimised=(fused,), phases=("decode",), runs=windows("decode"),
+        events=(event(0, 0, "fused", "FusedMatMul", CPU),),
+    )  # fmt: skip
+    node = report_of(run_facts(session)).phases[0].nodes[0]
+    assert node.replaces == names and node.replaces_op_types == ops
 
 
 def test_a_wanted_provider_that_is_not_there_explains_every_node():

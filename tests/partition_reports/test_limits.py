@@ -74,4 +74,4 @@ def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
     report = report_of(mixed_facts(), GPU_CHAIN, limits=Limits(0))
     assert len(report.exceeded) == 1
     assert "1 limit EXCEEDED" in give_verdict(report)
-    assert "EXCEEDED --max-cpu-nodes 0: 4 nodes" in to_text(report)
+    assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in to_text(report)

@@ -6,111 +6,24 @@ import base64
 import hashlib
 import re
 import unicodedata
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from partita.cli import run
 from partita.partition_reports.reasons.base import load_reasons
-from partita.partition_reports.records import DryRunFacts, Report
+from partita.partition_reports.sections import glance
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html
 from partita.partition_reports.views import json as json_view
-from partita.partition_reports.views._page import marks, overview, timeline
+from partita.partition_reports.views._page import marks, timeline
 from partita.partition_reports.views.base import load_view
 from tests.partition_reports import pages
+from tests.partition_reports.html_tree import Element, read, section, words
+from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, NO_GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
-VOID = {"meta", "link", "img", "br", "hr", "input", "wbr", "rect", "path"}
 LARGEST_PAGE = 2_000_000
-
-
-@dataclass
-class Element:
-    """One element with what is in it."""
-
-    tag: str
-    attributes: dict[str, str | None]
-    parent: Element | None
-    children: list[Element] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-    def __getitem__(self, name: str) -> str:
-        return self.attributes.get(name) or ""
-
-    @property
-    def text(self) -> str:
-        """All text in it, in no particular order between children and own text."""
-        return " ".join([*self.texts, *(child.text for child in self.children)])
-
-    def all(self, *tags: str) -> list[Element]:
-        """Elements below, in the order of the page."""
-        found = []
-        for child in self.children:
-            if not tags or child.tag in tags:
-                found.append(child)
-            found += child.all(*tags)
-        return found
-
-    def one(self, tag: str, **attributes: str) -> Element:
-        """The only such element."""
-        fitting = [e for e in self.all(tag) if all(e[name.rstrip("_")] == value for name, value in attributes.items())]
-        assert len(fitting) == 1, (tag, attributes, len(fitting))
-        return fitting[0]
-
-
-class Reader(HTMLParser):
-    """A tree of a page whose elements are all closed; anything else is an error."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.root = self.at = Element("", {}, None)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len(dict(attrs)) == len(attrs), f"{tag} has an attribute twice: {attrs}"
-        element = Element(tag, dict(attrs), self.at)
-        self.at.children.append(element)
-        if tag not in VOID:
-            self.at = element
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.at.children.append(Element(tag, dict(attrs), self.at))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.at.tag == tag, f"</{tag}> closes <{self.at.tag}>"
-        assert self.at.parent is not None
-        self.at = self.at.parent
-
-    def handle_data(self, data: str) -> None:
-        self.at.texts.append(data)
-
-
-def read(page: str) -> Element:
-    """The page as a tree."""
-    reader = Reader()
-    reader.feed(page)
-    reader.close()
-    assert reader.at is reader.root
-    return reader.root
-
-
-def dry_report() -> Report:
-    played = DryRunFacts(
-        device="h100",
-        device_name="NVIDIA H100",
-        compute_capability="9.0",
-        memory_bytes=80 << 30,
-        multiprocessors=132,
-        provider_library="libonnxruntime_providers_cuda.so",
-        onnxruntime_version="1.31.1",
-        cuda_version="13.0",
-        stand_ins="ab" * 32,
-        not_real=("time",),
-        graph_capture=None,
-    )
-    return pages.mixed_report().model_copy(update={"dry_run": played, "timeline": ()})
 
 
 REPORTS = {
@@ -122,9 +35,11 @@ REPORTS = {
     "refused": pages.refused_report,
     "dry": dry_report,
     "unavailable": lambda: report_of(recorded_facts(), NO_GPU_CHAIN),
-    "empty": lambda: pages.cpu_report().model_copy(
-        update={"phases": (), "cache": None, "totals": None, "timeline": (), "checks": (), "sources": ()}
-    ),
+    "empty": empty_report,
+    "many inputs": many_inputs,
+    "recorded webgpu": lambda: recorded("webgpu"),
+    "recorded openvino": lambda: recorded("openvino"),
+    "recorded cuda dry run": lambda: recorded("cuda_dry_run"),
 }
 
 
@@ -141,14 +56,6 @@ def mixed() -> Element:
 @pytest.fixture(scope="module")
 def deep() -> Element:
     return read(html.to_text(pages.deep_report(layers=3, repeats=1)))
-
-
-def section(root: Element, name: str) -> Element:
-    return root.one("section", id=name)
-
-
-def words(element: Element) -> str:
-    return " ".join(element.text.split())
 
 
 # one file, harmless
@@ -183,9 +90,9 @@ def test_the_policy_allows_exactly_this_style_and_script(page: str) -> None:
 def test_hostile_text_stays_text() -> None:
     root = read(html.to_text(pages.hostile_report()))
     assert len(root.all("script")) == len(root.all("style")) == 1
-    for name in ("map", "reasons", "nodes", "copies", "sources", "facts", "checks"):
-        assert "onerror=window.hacked" in section(root, name).text or name == "map", name
-    titles = [e["title"] for e in section(root, "map").all("a") if e["title"]]
+    for name in ("fallbacks", "nodes", "copies", "sources", "request", "machine", "checks"):
+        assert "onerror=window.hacked" in section(root, name).text, name
+    titles = [e["title"] for e in section(root, "layers").all("a") if e["title"]]
     assert titles and all(pages.HOSTILE in title for title in titles if "Memcpy" not in title)
     assert pages.HOSTILE in root.one("title").text and "49" not in root.one("h1").text
 
@@ -232,6 +139,7 @@ def test_tables_have_captions_and_scopes(page: str) -> None:
         assert words(found.one("caption"))
         assert all(e["scope"] in ("row", "col") for e in found.all("th"))
         heads = found.one("thead").all("th")
+        assert all(words(e) for e in heads), "an empty heading tells nothing to who hears it"
         for row in found.one("tbody").all("tr"):
             assert len([e for e in row.children if e.tag in ("th", "td")]) == len(heads)
             assert len([e for e in row.children if e["scope"] == "row"]) == 1
@@ -259,18 +167,20 @@ def test_pictures_have_words(page: str) -> None:
     ("report", "state", "headline"),
     [
         (pages.cpu_report, "all", "All of it ran on CPU"),
-        (pages.mixed_report, "partly", "Partly on WebGpu: 4 nodes elsewhere"),
-        (REPORTS["unavailable"], "none", "Nothing ran on WebGpu"),
+        (pages.mixed_report, "partly", "31 % of decode's node time is in 4 nodes on CPU"),
+        (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
         (pages.refused_report, "refused", "WebGpu refused part of the graph; the rest ran there"),
         (REPORTS["empty"], "nothing", "No node is known to have run"),
-        (dry_report, "partly", "Partly on WebGpu: 4 nodes elsewhere"),
+        (dry_report, "partly", "Partly on WebGpu: 4 nodes elsewhere make 3 copies necessary in every decode run"),
     ],
 )
 def test_the_state_comes_first(report, state: str, headline: str) -> None:
     made = report()
     header = read(html.to_text(made)).one("header")
-    shown = header.one("p", class_=f"state {state}")
-    assert words(shown).replace(overview.SIGNS[overview.find_state(made).name], "").strip() == headline
+    found = glance.find_state(made)
+    assert found.name == state
+    shown = header.one("p", class_=f"state {found.tone}")
+    assert words(shown).replace(found.sign, "").strip() == headline
     assert give_verdict(made) in words(header)
 
 
@@ -280,33 +190,37 @@ def test_what_no_reader_may_overlook_is_at_the_top() -> None:
     package = report.package and report.package.model_copy(update={"verification": "unverified"})
     changes = {"checks": (failed,), "exceeded": ("too many copies",), "package": package}
     flags = words(read(html.to_text(report.model_copy(update=changes))).one("ul", class_="flags"))
-    for said in ("no NVIDIA H100 was used", "Unverified package", "too many copies", f"failed: {failed.name}"):
+    for said in ("no NVIDIA H100 was used", "Unverified package", "too many copies", "check of this report failed"):
         assert said in flags
+    assert failed.name in flags
 
 
-def test_four_questions_are_answered(mixed: Element) -> None:
+def test_five_questions_are_answered(mixed: Element) -> None:
     answers = mixed.one("dl", class_="answers")
     said = [words(e) for e in answers.children]
-    assert "9 of 13 nodes (69.2 %) on WebGpu in prefill and decode" in said[0]
+    assert len(said) == 5
+    assert "69.2 %" in said[0] and "9 of 13 nodes on WebGpu in prefill and decode" in said[0]
     assert "4 nodes on CPU in prefill and decode:" in said[1] and "Det 1" in said[1]
     titles = {reason.code: reason.title for reason in load_reasons()}
     assert f"{titles['no_kernel_op']} (no_kernel_op): 1 node, evidence logged" in said[2]
     assert "partitions" in said[3] and "copies per decode run" in said[3] and "host wait" in said[3]
+    assert "tokens/s" in said[3]
+    assert answers.children[4].one("code")
 
 
 def test_phases_are_in_figures(mixed: Element) -> None:
-    figures = section(mixed, "glance").one("table")
+    figures = section(mixed, "phases").one("table")
     rows = {
         words(row.children[0]): [words(cell) for cell in row.children[1:]] for row in figures.one("tbody").all("tr")
     }
     assert rows["nodes on WebGpu (node time)"] == ["9 (69.2 %)"] * 2
     assert rows["partitions"] == ["5"] * 2
-    assert {"tokens per second", "copies between devices, per run", "bytes copied per token"} <= set(rows)
-    assert rows["KV cache in place"] == ["no cache"] * 2
+    assert {"tokens per second", "copies between devices", "bytes copied per token", "step p99, ms"} <= set(rows)
+    assert "KV cache" not in rows, "there is none"
 
 
 def test_the_map_has_every_node_once_per_phase_in_layer_order(deep: Element) -> None:
-    table = section(deep, "map").one("table")
+    table = section(deep, "layers").all("table")[0]
     titles = [words(row.children[0]) for row in table.one("tbody").all("tr")]
     assert titles == ["before the layers embed_tokens", "layer 0", "layer 1", "layer 2", "after the layers lm_head"]
     for column in (1, 2):
@@ -344,11 +258,11 @@ def test_copies_name_tensor_and_cause(mixed: Element) -> None:
 
 
 def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> None:
-    reasons = section(deep, "reasons")
+    reasons = section(deep, "fallbacks")
     group = reasons.one("article")
     said = words(group)
     assert "3 nodes in prefill and decode, on CPU" in said
-    assert "3 not harmless" in said and "export with --precision fp16" in said
+    assert "3 nodes make copies necessary" in said and "export with --precision fp16" in said
     assert len([e for e in group.all("div") if e["class"] == "finding"]) == 1, "evidence that differs in the name only"
     assert "no kernel for (this node) in float32" in said
     assert "2 experiments on" in said and "and 2 nodes like it" in said
@@ -407,6 +321,31 @@ def test_nothing_of_the_report_is_left_out(mixed: Element) -> None:
         assert " ".join(text.split()) in whole, text
 
 
+def test_one_run_of_the_phase_that_is_run_for_every_token_is_open(deep: Element) -> None:
+    runs = section(deep, "timeline")
+    folded = [fold for fold in runs.all("details") if fold["class"] == "other-run"]
+    shown = [figure for figure in runs.children if figure.tag == "figure"]
+    assert len(shown) == 1 and "decode, run 3" in words(shown[0])
+    assert len(folded) == len(pages.deep_report(layers=3, repeats=1).timeline) - 1
+    assert [words(fold.one("figure")) for fold in folded if len(fold.all("figure")) != 1] == []
+
+
+def test_every_section_has_its_name_in_the_contents(page: str) -> None:
+    root = read(page)
+    listed = [(link["href"][1:], words(link)) for link in root.one("nav").all("a")]
+    found = [(e["id"], words(e.all("h2")[0])) for e in root.one("main").children if e["id"] != "detail"]
+    assert listed == found
+
+
+def test_a_copied_command_is_whole(mixed: Element) -> None:
+    report = pages.mixed_report()
+    package = report.package and report.package.model_copy(update={"name": "my 'model'"})
+    request = report.request.model_copy(update={"path": "/tmp/my 'model'"})
+    page = read(html.to_text(report.model_copy(update={"package": package, "request": request})))
+    shown = {words(e) for e in page.all("code")}
+    assert any("'my '\"'\"'model'\"'\"'-for-webgpu'" in text for text in shown), shown
+
+
 def test_disagreements_are_shown() -> None:
     facts = mixed_facts(plan=(("ghost",),))
     report = report_of(facts, GPU_CHAIN)
@@ -439,7 +378,7 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_contrast_is_enough(mode: str) -> None:
     colours = variables(html.read_part("page.css"))[mode]
-    for text in ("text", "muted", "link", "good", "warn", "bad"):
+    for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
         for ground in ("page", "panel"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
     for number in (*range(marks.COLOURS), "u"):
@@ -499,7 +438,9 @@ def test_the_page_goes_where_it_is_told_to(stored: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out == html.to_text(pages.mixed_report())
 
 
-@pytest.mark.parametrize(("out", "code", "said"), [("run.json", 2, "the report itself"), ("no/x.html", 1, "not exist")])
+@pytest.mark.parametrize(
+    ("out", "code", "said"), [("run.json", 2, "which this command reads"), ("no/x.html", 1, "not exist")]
+)
 def test_a_page_that_cannot_be_written_is_one_line(
     stored: Path, capsys: pytest.CaptureFixture[str], out: str, code: int, said: str
 ) -> None:

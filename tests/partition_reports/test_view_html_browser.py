@@ -7,24 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from partita.partition_reports.views import html
+from partita.partition_reports.views import bench_html, html
 from tests.conftest import require
 from tests.partition_reports import pages
 from tests.partition_reports.chromium import Tab, chromium, find_chromium
+from tests.partition_reports.reports import recorded
+from tests.partition_reports.test_narrow_terminals import made_bench
 
 LOAD_SECONDS = 1.0
 SECTIONS = (
     "glance",
-    "map",
-    "reasons",
+    "phases",
+    "fallbacks",
+    "placement",
+    "layers",
     "partitions",
     "copies",
     "timeline",
-    "cache",
     "nodes",
     "checks",
     "sources",
-    "facts",
+    "request",
+    "machine",
 )
 REPORTS = {
     "mixed": pages.mixed_report,
@@ -34,6 +38,9 @@ REPORTS = {
     "hostile": pages.hostile_report,
     "control": lambda: pages.hostile_report(pages.CONTROL),
     "long": lambda: pages.hostile_report("x" * 3000),
+    "webgpu": lambda: recorded("webgpu"),
+    "openvino": lambda: recorded("openvino"),
+    "dry": lambda: recorded("cuda_dry_run"),
 }
 FOCUS = "document.activeElement"
 
@@ -171,10 +178,10 @@ def test_the_timeline_is_a_slider_with_words(tab: Tab, files: dict[str, Path]) -
 
 def test_a_link_into_a_folded_table_opens_it(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["deep"], width=1440, height=900)
-    assert not tab.run("document.querySelector('.all').open")
-    tab.run("document.querySelector('#reasons tbody a').click()")
+    assert not tab.run("document.querySelector('#nodes details').open")
+    tab.run("document.querySelector('#fallbacks tbody a').click()")
     tab.run("new Promise(done => setTimeout(done, 100))")
-    assert tab.run("document.querySelector('.all').open")
+    assert tab.run("document.querySelector('#nodes details').open")
     assert tab.run("document.querySelector('tr:target').getBoundingClientRect().height") > 0
 
 
@@ -185,8 +192,8 @@ def test_without_javascript_everything_is_there_to_read(tab: Tab, files: dict[st
     assert not tab.run("document.documentElement.classList.contains('js')")
     assert hidden(tab, ".state", ".map table", ".run svg", *(f"#{each}" for each in SECTIONS)) == []
     assert hidden(tab, "#next-stray", "[data-zoom]", "#detail") == ["#next-stray", "[data-zoom]", "#detail"]
-    tab.run("document.querySelector('.all > summary').click()")
-    assert hidden(tab, ".all table") == []
+    tab.run("document.querySelector('#nodes details > summary').click()")
+    assert hidden(tab, "#nodes table") == []
 
 
 def test_dark_mode_follows_the_system(tab: Tab, files: dict[str, Path]) -> None:
@@ -200,9 +207,9 @@ def test_dark_mode_follows_the_system(tab: Tab, files: dict[str, Path]) -> None:
 
 def test_paper_is_light_and_shows_what_is_folded(tab: Tab, files: dict[str, Path]) -> None:
     tab.open(files["deep"], width=794, height=1123)
-    assert hidden(tab, ".all table") == [".all table"]
+    assert hidden(tab, "#nodes table") == ["#nodes table"]
     tab.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
-    assert hidden(tab, ".all table") == []
+    assert hidden(tab, "#nodes table") == []
     assert hidden(tab, "nav", "#next-stray") == ["nav", "#next-stray"]
     assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     pages_ = tab.call("Page.printToPDF", printBackground=False)["data"]
@@ -213,3 +220,49 @@ def test_motion_is_left_out_for_who_asks_for_it(tab: Tab, files: dict[str, Path]
     tab.prefer(prefers_reduced_motion="reduce")
     tab.open(files["cpu"], width=1440, height=900)
     assert tab.run("getComputedStyle(document.documentElement).scrollBehavior") == "auto"
+
+
+SQUEEZED = """
+[...document.querySelectorAll("td, th, dd")].filter(cell => {
+  const words = cell.textContent.trim().split(/\\s+/).length;
+  if (words < 4 || !cell.checkVisibility() || cell.closest(".stacks thead")) return false;
+  const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = document.createRange();
+  const lines = new Set();
+  while (texts.nextNode()) {
+    range.selectNodeContents(texts.currentNode);
+    [...range.getClientRects()].forEach(box => lines.add(Math.round(box.bottom / 8)));
+  }
+  return lines.size >= words;
+}).map(cell => cell.textContent)
+"""
+"""Cells of four words or more with a line for each."""
+
+
+@pytest.mark.parametrize("name", ["mixed", "webgpu", "openvino", "dry"])
+def test_on_a_telephone_no_cell_has_one_word_per_line(tab: Tab, files: dict[str, Path], name: str) -> None:
+    tab.open(files[name], width=390, height=844)
+    tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert tab.run(SQUEEZED) == []
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+    empty = "[...document.querySelectorAll('th')].filter(e => !e.textContent.trim() && !e.closest('.map')).length"
+    assert tab.run(empty) == 0
+
+
+def test_one_run_is_open_and_the_others_unfold(tab: Tab, files: dict[str, Path]) -> None:
+    tab.open(files["webgpu"], width=1440, height=900)
+    visible = "[...document.querySelectorAll('.run')].filter(e => e.checkVisibility()).length"
+    assert tab.run(visible) == 1
+    tab.run("document.querySelector('.other-run > summary').click()")
+    assert tab.run(visible) == 2
+    tab.run("document.querySelector('.other-run .view').focus()")
+    tab.press("ArrowRight")
+    assert tab.run("document.querySelector('.other-run .pick').textContent").endswith(" ms")
+
+
+def test_a_bench_is_a_page_without_complaint(tab: Tab, tmp_path: Path) -> None:
+    (tmp_path / "bench.html").write_text(bench_html.to_text(made_bench()), encoding="utf-8")
+    for width in (360, 1440):
+        tab.open(tmp_path / "bench.html", width=width, height=900)
+        assert hidden(tab, "h1", ".chart svg", "#speed table", "#where table") == []
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        assert tab.run(SQUEEZED) == []

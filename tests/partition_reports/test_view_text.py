@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import re
+import shlex
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from partita.partition_reports.sections.actions import top_actions
+from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.views import text
-from partita.partition_reports.wording import clean, decimals, human_bytes, plural, tally
+from partita.partition_reports.views import html, text
+from partita.partition_reports.wording import clean, decimals, families, human_bytes, plural, tally
+from tests.partition_reports.reports import many_inputs, recorded
 from tests.partition_reports.samples import (
     CPU,
+    ENVIRONMENT,
     GPU,
     GPU_CHAIN,
     MIXED_PLAN,
@@ -94,16 +100,18 @@ def test_no_line_is_wider_than_the_console(report, width):
 )
 def test_at_80_columns_no_table_heading_or_number_is_cut(report):
     out = rendered(report)
-    for heading in ("outside ms", "prefill ms", "decode ms", "tensors out", "share"):
+    for heading in ("outside the session p50, ms", "prefill ms", "decode ms", "tensors out", "share"):
         assert heading in out
     assert "…" not in out
 
 
 def test_it_has_every_section():
     out = rendered(report_of(recorded_facts()))
-    sections = ("Request", "Phases", "Placement", "Partitions in", "Copies", "Fallbacks", "KV cache", "Memory")
-    positions = [out.index(f"\n{title}") for title in (*sections, "Environment", "Checks", "Sources")]
-    assert positions == sorted(positions)
+    sections = ("Phases", "Fallbacks", "Placement", "Layers", "Partitions", "Copies", "KV cache", "Checks", "Sources")
+    positions = [out.index(f"\n{title}\n") for title in (*sections, "Request", "Machine")]
+    assert positions == sorted(positions), "what matters most comes first"
+    for fact in ("weights 1 MiB, cache 64 KiB", "process 95.4 MiB before load", "Test CPU, 2 logical cores, 8 GiB"):
+        assert fact in out
     assert "36 of 36 checks passed" in out
 
 
@@ -116,9 +124,10 @@ def test_failed_checks_are_shown_one_by_one():
 def test_fallbacks_are_grouped_by_reason_with_node_evidence_and_remedy():
     out = rendered(report_of(mixed_facts(), GPU_CHAIN), 300)
     assert "Fallbacks: 4 nodes not on WebGpuExecutionProvider" in out
-    assert "no_kernel_op: 1 node in prefill and decode, on CPUExecutionProvider (evidence: logged)" in out
+    assert "No kernel found (no_kernel_op): 1 node in prefill and decode, on CPU\n" in out
+    assert "evidence (logged): [I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability]" in out
     assert "nodes: model.rotary_emb/Gather (modeling_llama.py:88)" in out
-    assert "unexplained: 1 node in prefill and decode" in out
+    assert "(unexplained): 1 node in prefill and decode" in out
 
 
 HOSTILE = "[bold]a[/nope]\x1b[31m\x07\r\n\u202eevil\u2028é漢/Mul"
@@ -143,7 +152,7 @@ def test_a_long_model_keeps_its_tables_short():
         run_facts(session_facts(plan=(names,), events=events, runs=windows("decode"), phases=("decode",)))
     )
     out = rendered(report)
-    assert "and 29 more op types: 29 nodes, 70.7 % of the time in decode" in out
+    assert "and 29 more operators: 29 nodes, 70.7 % of the time in decode" in out
     assert len([line for line in out.splitlines() if line.startswith("  Op")]) == 12
     assert "nothing is known of session inputs and outputs" in out
 
@@ -182,3 +191,103 @@ def test_small_words():
     assert tally({"A": 1, "B": 3, "C": 2, "D": 1}, most=2) == "B 3, C 2, 2 more kinds 2"
     assert tally({"A": 1, "B": 3, "C": 2}, most=2) == "B 3, C 2, A 1"
     assert clean("a\tb\x00c") == "a?b?c"
+
+
+def coloured(report, **settings):
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, force_terminal=True, color_system="standard", **settings)
+    text.render(report, console)
+    return stream.getvalue()
+
+
+ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
+COLOURS = {"31", "32", "33", "36"}
+
+
+def colours_of(line):
+    return {code for found in ESCAPE.findall(line) for code in found.split(";")} & COLOURS
+
+
+@pytest.mark.parametrize(
+    ("report", "colour"),
+    [
+        (report_of(recorded_facts()), "32"),
+        (report_of(mixed_facts(), GPU_CHAIN), "33"),
+        (report_of(recorded_facts(), NO_GPU_CHAIN), "31"),
+    ],
+    ids=["good", "warning", "bad"],
+)
+def test_on_a_terminal_the_verdict_has_a_colour_and_the_words_are_the_same(report, colour):
+    out = coloured(report)
+    assert colours_of(out.splitlines()[0]) == {colour}
+    assert ESCAPE.sub("", out) == rendered(report, 100)
+
+
+def test_no_color_is_heeded_and_what_is_no_terminal_gets_no_escape_code(monkeypatch):
+    report = report_of(mixed_facts(), GPU_CHAIN)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not [line for line in coloured(report).splitlines() if colours_of(line)]
+    monkeypatch.delenv("NO_COLOR")
+    stream = io.StringIO()
+    text.render(report, Console(file=stream, width=100))
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_command_is_copied_whole_from_a_narrow_terminal():
+    report = report_of(mixed_facts(), GPU_CHAIN)
+    for width in (30, 50, 80):
+        lines = rendered(report, width).splitlines()
+        first = next(n for n, line in enumerate(lines) if line.startswith("  $ "))
+        whole = lines[first].removeprefix("  $ ")
+        while whole.endswith("\\"):
+            first += 1
+            whole = whole[:-1] + lines[first]
+        assert shlex.split(whole) == list(next(top_actions(report, by_reason(report.fallbacks))).words)
+
+
+def test_inputs_that_are_alike_share_a_line():
+    out = rendered(many_inputs(), 120)
+    request = out[out.index("\nRequest\n") : out.index("\nMachine\n")]
+    assert "past_key_values.{0..23}.key float32[1,8,0,64] (24 inputs)" in request
+    assert "past_key_values.{0..23}.value float32[1,8,0,64] (24 inputs)" in request
+    assert "input_ids int64[1,8]" in request and "attention_mask int64[1,8]" in request
+    assert len(request.splitlines()) < 20
+
+
+def test_a_model_with_one_phase_is_not_told_in_runs_of_run():
+    out = rendered(many_inputs(), 200)
+    assert not re.search(r"of run\b|in run\b|per run of", out)
+    page = html.to_text(many_inputs())
+    assert not re.search(r"of run\b|in run\b|per run of", page)
+
+
+def test_the_runtime_has_its_version_once():
+    environment = ENVIRONMENT.model_copy(update={"onnxruntime_package": "onnxruntime-gpu 1.31.1"})
+    out = rendered(report_of(recorded_facts(), environment=environment), 200)
+    assert "onnxruntime-gpu 1.31.1 (Release)" in out and "1.31.1 1.31.1" not in out
+
+
+def test_operators_of_replaced_nodes_are_not_guessed_from_their_names():
+    out = rendered(recorded("vit_cpu"), 120)
+    assert "Gemm: 8 nodes in place of MatMul, e.g. node_MatMul_1" in out
+    assert "FusedMatMul: 2 nodes in place of MatMul + Div, e.g. node_div" in out
+    nodes = tuple(n.model_copy(update={"replaces_op_types": ()}) for n in recorded("vit_cpu").phases[0].nodes)
+    older = recorded("vit_cpu").phases[0].model_copy(update={"nodes": nodes})
+    out = rendered(recorded("vit_cpu").model_copy(update={"phases": (older,)}), 120)
+    assert "FusedMatMul: 2 nodes in place of 2 nodes, e.g. node_div" in out
+
+
+@pytest.mark.parametrize(
+    ("names", "together"),
+    [
+        (["a.0/x", "a.1/x", "a.2/x", "a.3/x"], {"a.{0..3}/x": 4}),
+        (["a.0/x", "a.2/x"], {"a.{0,2}/x": 2}),
+        (["a.0/x", "a.2/x", "a.3/x", "a.9/x"], {"a.*/x": 4}),
+        (["a.0/x_1", "a.1/x_2", "a.2/x_3", "b"], {"a.*/x_*": 3, "b": 1}),
+        (["m.1/x", "m/1.x"], {"m.1/x": 1, "m/1.x": 1}),
+        (["x", "x"], {"x": 1}),
+        ([], {}),
+    ],
+)
+def test_names_that_differ_in_numbers_only_go_together(names, together):
+    assert {name: len(members) for name, members in families(names).items()} == together

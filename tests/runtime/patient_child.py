@@ -5,6 +5,7 @@ The request: `heeds`, whether it answers when it is interrupted, and `pids`, the
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 from partita.runtime.child_process import run_children
 
 request = json.load(sys.stdin)
+# A test run in the background of a shell hands on SIGINT as ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if "parent" in request:
     Path(request["pids"]).write_text(f"{request['parent']} {os.getpid()}")
     time.sleep(600)

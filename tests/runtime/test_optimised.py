@@ -44,8 +44,9 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
     result = placed(norm_model(tmp_path / "m.onnx"))
     assert session_of(result).optimised_why == ""
     assert [node.op_type for node in session_of(result).optimised] == ["SkipLayerNormalization", "Pow"]
-    report = join(result.facts, result.resolutions, Asked("place", ("cpu",), "default", {}, None))
+    report = join(result.facts, result.resolutions, Asked("place", tmp_path, ("cpu",), "default", {}, None))
     replaced = {node.name: (node.op_type, node.replaces) for node in report.phases[0].nodes}
+    assert report.phases[0].nodes[0].replaces_op_types == ("Add", "LayerNormalization")
     assert replaced == {
         "SkipLayerNormalization": ("SkipLayerNormalization", ("m.a/Add", "m.ln/LayerNormalization")),
         "m.o/Pow": ("Pow", ()),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged, probed
+from partita.partition_reports.reasons.base import RETARGET, Context, Finding, Reason, logged, probed
 from partita.partition_reports.records import ChainEntry
 
 
@@ -44,4 +44,5 @@ REASON = Reason(
         ),
     ),
     decide=decide,
+    steps=(RETARGET,),
 )

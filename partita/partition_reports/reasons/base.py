@@ -79,6 +79,71 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """Something to do about a reason, as a command line of Partita."""
+
+    title: str
+    """In three words."""
+    command: str
+    """In braces what a report fills in: `checkpoint`, `out` (a new package), `path` (what was run), `provider` (the one
+    that was wanted), `chain`."""
+    does: str
+    """What comes of it."""
+    exports: bool = False
+    """It makes the package anew, so there has to be one."""
+    chooses_lowering: bool = False
+    """It asks the provider which lowering it takes: nothing new for a package that was made so."""
+    unless: tuple[str, str] = ("", "")
+    """A field of the package, and the value with which the command changes nothing."""
+    probes: bool = False
+    """It makes the experiments that are missing; without any missing it tells nothing new."""
+
+
+RETARGET = Step(
+    "Export it for {provider}",
+    "partita export {checkpoint} {out} --target {provider}",
+    "asks {provider}, where it is installed, which attention lowering it takes most of, and writes that one",
+    exports=True,
+    chooses_lowering=True,
+)
+STATIC = Step(
+    "Fix all sizes",
+    "partita export {checkpoint} {out} --target {provider} --static-shapes",
+    "fixes every size, so that shapes need not be computed",
+    exports=True,
+)
+HALF = Step(
+    "Export in float16",
+    "partita export {checkpoint} {out} --target {provider} --precision fp16",
+    "writes the package in float16",
+    exports=True,
+    unless=("precision", "fp16"),
+)
+STANDARD = Step(
+    "Use standard operators",
+    "partita export {checkpoint} {out} --attention primitives",
+    "writes attention and cache in operators of opset 17, without asking a provider",
+    exports=True,
+    unless=("attention", "primitives"),
+)
+PROBE = Step(
+    "Find out why",
+    "partita place {path} --provider {chain} --probe-seconds 600 --report again.json",
+    "makes the experiments that are missing",
+    probes=True,
+)
+WITHOUT_OPTIONS = Step(
+    "Place it freely", "partita place {path} --provider {chain}", "places it without pins and without a memory budget"
+)
+ASK_PROVIDER = Step(
+    "Ask the provider",
+    "partita providers",
+    "tries {provider} in a process of its own and says what keeps it from running",
+)
+ASK_OPTIONS = Step("Look up its options", "partita providers --json", "lists the options of every provider")
+
+
+@dataclass(frozen=True, slots=True)
 class Reason:
     """One reason code."""
 
@@ -93,6 +158,8 @@ class Reason:
     example: Context
     """A node that this reason applies to; documentation and test in one."""
     decide: Callable[[Context], Finding | None]
+    steps: tuple[Step, ...] = ()
+    """Commands that go with the remedy, the one to try first before the others."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z_]*", self.code):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.reasons.base import STATIC, Context, Finding, Reason, logged
 from partita.partition_reports.records import ChainEntry
 
 
@@ -35,4 +35,5 @@ REASON = Reason(
         patterns=(LogPattern("cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because"),),
     ),
     decide=decide,
+    steps=(STATIC,),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.reasons.base import Context, Finding, Reason, unavailable
+from partita.partition_reports.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
 from partita.partition_reports.records import ChainEntry
 
 
@@ -36,4 +36,5 @@ REASON = Reason(
         log=(),
     ),
     decide=decide,
+    steps=(ASK_PROVIDER,),
 )

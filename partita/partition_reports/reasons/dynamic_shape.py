@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import NodeProbe, Trial
-from partita.partition_reports.reasons.base import Context, Finding, Reason, probed, unavailable
+from partita.partition_reports.reasons.base import STATIC, Context, Finding, Reason, probed, unavailable
 from partita.partition_reports.records import ChainEntry
 
 
@@ -38,4 +38,5 @@ REASON = Reason(
         ),
     ),
     decide=decide,
+    steps=(STATIC,),
 )

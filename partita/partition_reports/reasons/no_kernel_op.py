@@ -6,6 +6,9 @@ from partita.partition_reports.facts import LogPattern, NodeProbe, Trial
 from partita.partition_reports.probes import conclude
 from partita.partition_reports.reasons.base import (
     FINER,
+    PROBE,
+    RETARGET,
+    STANDARD,
     Context,
     Finding,
     Reason,
@@ -81,4 +84,9 @@ REASON = Reason(
         ),
     ),
     decide=decide,
+    steps=(
+        RETARGET,
+        STANDARD,
+        PROBE,
+    ),
 )

@@ -6,7 +6,7 @@ import re
 
 from partita.partition_reports.facts import LogPattern, NodeProbe, Trial
 from partita.partition_reports.probes import conclude
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.reasons.base import WITHOUT_OPTIONS, Context, Finding, Reason, logged
 from partita.partition_reports.records import ChainEntry
 
 ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total estimated memory: (?P<bytes>\d+) bytes")
@@ -63,4 +63,5 @@ REASON = Reason(
         patterns=(LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),),
     ),
     decide=decide,
+    steps=(WITHOUT_OPTIONS,),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import LogPattern
-from partita.partition_reports.reasons.base import Context, Finding, Reason, logged
+from partita.partition_reports.reasons.base import WITHOUT_OPTIONS, Context, Finding, Reason, logged
 from partita.partition_reports.records import ChainEntry
 
 
@@ -36,4 +36,5 @@ REASON = Reason(
         patterns=(LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),),
     ),
     decide=decide,
+    steps=(WITHOUT_OPTIONS,),
 )

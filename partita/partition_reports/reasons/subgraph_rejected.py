@@ -6,6 +6,7 @@ from partita.partition_reports.facts import LogPattern, RejectedPart
 from partita.partition_reports.probes import conclude
 from partita.partition_reports.reasons.base import (
     FINER,
+    RETARGET,
     Context,
     Finding,
     Reason,
@@ -88,4 +89,5 @@ REASON = Reason(
         ),
     ),
     decide=decide,
+    steps=(RETARGET,),
 )

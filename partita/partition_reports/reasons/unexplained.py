@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.reasons.base import Context, Finding, Reason
+from partita.partition_reports.reasons.base import PROBE, Context, Finding, Reason
 from partita.partition_reports.records import ChainEntry
 
 
@@ -32,4 +32,5 @@ REASON = Reason(
         log=(),
     ),
     decide=decide,
+    steps=(PROBE,),
 )

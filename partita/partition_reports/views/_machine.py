@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from partita.partition_reports.machine import MachineReport, ProviderEntry
-from partita.partition_reports.views._tables import ALARM, BOLD, Column, Page
+from partita.partition_reports.sections.model import Column
+from partita.partition_reports.views._tables import ALARM, BOLD, Page
 from partita.partition_reports.wording import decimals, human_bytes, listing, plural
 
 SHOWN = ("ep.version", "ep.full_device_name", "description")

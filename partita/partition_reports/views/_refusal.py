@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 
 from rich.console import Console
 
 from partita.partition_reports.records import Fallback
-from partita.partition_reports.views._tables import Column, Page
+from partita.partition_reports.sections.model import Column
+from partita.partition_reports.views._tables import Page
 from partita.partition_reports.wording import plural, short_provider
 
 WIDTH = 120
+"""Where nobody says how wide stderr is."""
 MOST_ROWS = 40
 SINGLE_NODES = 40
 """Up to here every node has a row; above, nodes of one operator and reason share one."""
@@ -22,12 +25,15 @@ EVIDENCE = 2
 NO_NAME = "(no name)"
 
 
-def render_refusal(rows: Sequence[Fallback]) -> str:
-    """The nodes as a table, then the evidence per reason. Lines of text without colour; empty when there are none."""
+def render_refusal(rows: Sequence[Fallback], width: int | None = None) -> str:
+    """The nodes as a table, then the evidence per reason. Lines of text without colour; empty when there are none.
+
+    `width`: columns; that of the terminal on stderr when it is left out.
+    """
     if not rows:
         return ""
-    stream = io.StringIO()
-    page = Page(Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False))
+    stream, columns = io.StringIO(), width or stderr_columns()
+    page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
     page.line(f"{plural(len(rows), 'node')} would not run on {rows[0].wanted}:", indent=0)
     if len(rows) <= SINGLE_NODES:
         show_nodes(page, rows)
@@ -35,6 +41,17 @@ def render_refusal(rows: Sequence[Fallback]) -> str:
         show_groups(page, rows)
     show_evidence(page, rows)
     return stream.getvalue()
+
+
+def stderr_columns() -> int:
+    """What the environment says, as shells do, else the terminal; WIDTH where there is none."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isascii() and told.isdigit() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(2).columns or WIDTH
+    except OSError:
+        return WIDTH
 
 
 def show_nodes(page: Page, rows: Sequence[Fallback]) -> None:

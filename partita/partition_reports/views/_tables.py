@@ -1,18 +1,17 @@
-"""The few shapes the text view is made of: headings, lines and tables readable at 80 columns and without colour."""
+"""What the text views print with: headings, paragraphs and tables on a console, at its width."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
+from partita.partition_reports.sections.model import Column
+from partita.partition_reports.views import _layout
 from partita.partition_reports.wording import clean
 
 ROWS = 12
@@ -23,17 +22,8 @@ BOLD = Style(bold=True)
 DIM = Style(dim=True)
 PLAIN = Style()
 ALARM = Style(bold=True, color="red")
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its heading, and whether it holds numbers, which are set right and never wrapped."""
-
-    title: str
-    number: bool = True
-
-
-NAME = Column("", number=False)
+GOOD = Style(bold=True, color="green")
+STYLES = {"head": BOLD, "rule": DIM, "row": PLAIN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,37 +34,49 @@ class Page:
 
     def text(self, line: str, style: Style = PLAIN) -> Text:
         """A string made harmless."""
-        return Text(clean(line, self.console.encoding), style=style, overflow="fold")
+        return Text(self.harmless(line), style=style, overflow="fold")
+
+    def harmless(self, line: str) -> str:
+        """The same as a string."""
+        return clean(line, self.console.encoding)
 
     def heading(self, title: str) -> None:
         """An empty line and the title of a section."""
-        self.console.print()
-        self.console.print(self.text(title, BOLD))
+        self.blank()
+        self.line(title, indent=0, style=BOLD)
 
-    def line(self, line: str, *, indent: int = 2, style: Style = PLAIN) -> None:
-        """One line or paragraph; what is wrapped stays indented."""
-        for wrapped in self.text(line, style).wrap(self.console, max(self.console.width - indent, 20)):
-            wrapped.rstrip()
-            self.console.print(Text(" " * indent) + wrapped, soft_wrap=True)
+    def blank(self) -> None:
+        """An empty line."""
+        self.console.print()
+
+    def line(self, line: str, *, indent: int = 2, hang: int = 0, label: str = "", style: Style = PLAIN) -> None:
+        """One line or paragraph, with a label before it; what is wrapped stays indented, by `hang` more."""
+        mark = "" if label.endswith("?") else ":"
+        whole = self.harmless(f"{label}{mark} {line}" if label else line)
+        lines = _layout.paragraph(whole, self.console.width, indent=indent, hang=hang)
+        for number, part in enumerate(lines):
+            self.put(part, style, bold=indent + len(label) + 1 if label and number == 0 else 0)
+
+    def put(self, line: str, style: Style = PLAIN, *, bold: int = 0) -> None:
+        """A line that is ready; so many of its first characters are set in bold."""
+        text = Text(line, style=style)
+        if bold:
+            text.stylize(BOLD, 0, bold)
+        self.console.print(text, soft_wrap=True)
 
     def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
         """Names and values, values one below the other."""
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in rows:
-            table.add_row(self.text(name), self.text(value))
-        self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        safe = [(self.harmless(name), self.harmless(value)) for name, value in rows]
+        for line in _layout.pairs(safe, self.console.width):
+            self.put(line)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "") -> None:
         """A table under the columns' headings; `rest` is a line below it on the rows that were left out."""
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=BOLD)
-        for column in columns:
-            justify = "right" if column.number else "left"
-            table.add_column(self.text(column.title), justify=justify, no_wrap=column.number, overflow="fold")  # type: ignore[arg-type]
-        for row in rows:
-            table.add_row(*(self.text(cell) for cell in row))
-        self.console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        heads = [replace(column, title=self.harmless(column.title)) for column in columns]
+        cells = [[self.harmless(cell) for cell in row] for row in rows]
+        rule = "─" if self.harmless("─") == "─" else "-"
+        for kind, line in _layout.table(heads, cells, self.console.width, rule=rule):
+            self.put(line, STYLES[kind])
         if rest:
             self.line(rest, style=DIM)
 

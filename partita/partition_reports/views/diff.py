@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
@@ -11,7 +12,8 @@ from partita.partition_reports.comparing import compare
 from partita.partition_reports.diff_headline import provider
 from partita.partition_reports.diff_records import CopyChange, Figure, NodeChange, ReasonChange, ReportDiff
 from partita.partition_reports.records import Report
-from partita.partition_reports.views._tables import BOLD, DIM, Column, Page, to_plain_text
+from partita.partition_reports.sections.model import Column
+from partita.partition_reports.views._tables import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
 from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, plural, tally
 
@@ -95,9 +97,9 @@ def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
     """One group: phases, operators, nodes and the evidence."""
     for phases, nodes in phases_alike(members):
         page.line(f"{head}, {plural(len(nodes), 'node')} in {phases}")
-        page.line(f"operators: {tally(count(node.op_type or 'unknown' for node in nodes))}", indent=4)
+        page.line(f"operators: {tally(Counter(node.op_type or 'unknown' for node in nodes))}", indent=4)
         page.line(f"nodes: {name_some([say_node(node) for node in nodes])}", indent=4)
-        inside = count(node.runs_in for node in nodes if node.runs_in)
+        inside = Counter(node.runs_in for node in nodes if node.runs_in)
         if inside:
             page.line(f"as part of: {tally(inside)}", indent=4)
     told = (("evidence", [member.evidence for member in members]), ("remedy", [member.remedy for member in members]))
@@ -120,14 +122,6 @@ def phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChan
         nodes = list(members)
         found.setdefault(tuple(node.node for node in nodes), ([], nodes))[0].append(phase)
     return [(listing(phases), nodes) for phases, nodes in found.values()]
-
-
-def count(names: Iterable[str]) -> dict[str, int]:
-    """How often each name is there."""
-    counts: dict[str, int] = {}
-    for name in names:
-        counts[name] = counts.get(name, 0) + 1
-    return counts
 
 
 def name_some(names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -10,9 +11,10 @@ from partita.errors import UsageError
 from partita.partition_reports.diff_headline import provider as provider_name
 from partita.partition_reports.explaining import Cause, Explanation, Matches, Place, find
 from partita.partition_reports.records import Copy, Fallback, RejectedPart, Report, Trial
-from partita.partition_reports.views._tables import BOLD, DIM, Column, Page, to_plain_text
+from partita.partition_reports.sections.model import Column
+from partita.partition_reports.views._tables import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, percent, plural
+from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 
 MOST = 40
 """Most names, and most rows of a table; --json has all."""
@@ -120,10 +122,8 @@ def show_identity(page: Page, told: Explanation) -> None:
     seen = list(dict.fromkeys(source for place in told.places for source in place.sources))
     rows = [
         ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", told.op_type),
-        (
-            "module",
-            f"{told.module}{f', layer {told.layer}' if told.layer is not None else ''}" if told.module else None,
-        ),
+        ("module", told.module),
+        ("layer", None if told.layer is None else str(told.layer)),
         ("source line", told.source_line),
         ("wanted on", told.wanted),
         ("seen by", ", ".join(seen)),
@@ -162,7 +162,8 @@ def show_stand_ins(page: Page, told: Explanation) -> None:
     for place in told.places:
         if place.replaces:
             head = f"{place.node} stands for" if place.role == "replaced" else "in the place of"
-            text = f"{head} {plural(len(place.replaces), 'node')} of the file: {name_some(place.replaces)}"
+            kinds = f" ({tally(Counter(place.replaces_op_types))})" if place.replaces_op_types else ""
+            text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {name_some(place.replaces)}"
             lines.setdefault(text, []).append(place.phase)
     for text, phases in lines.items():
         page.line(text if len(phases) == len(told.places) else f"{text} (in {listing(phases)})")

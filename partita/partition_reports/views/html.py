@@ -1,111 +1,76 @@
 """The report as one HTML page that needs nothing else: no server, no network, and for reading no JavaScript.
 
-The data comes from `_page/*.py`, the look from the template, style and script beside them. Every text of the report
-goes through `harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and
-nothing else.
+What it says comes from the sections of the report, its pictures from `_page/*.py`, its look from the templates, style
+and script beside them. Every text of the report goes through `harmless` and Jinja's escaping; a content security policy
+lets the page's own style and script run and nothing else.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from importlib.resources import files
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from partita.partition_reports.records import Report
-from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.views._page import (
-    figures,
-    layers,
-    marks,
-    overview,
-    placement,
-    reasons,
-    sections,
-    timeline,
-)
+from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.sections.report import sections
+from partita.partition_reports.sections.shared import wanted_of
+from partita.partition_reports.views._page import layer_map, marks, ribbons, table_shape, timeline
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import clean
+from partita.partition_reports.wording import clean, short_provider
 
 PARTS = files(f"{__name__.rpartition('.')[0]}._page")
+AFTER_TIMELINE = ("cache", "nodes", "checks", "sources")
+"""The first of these that a report has comes after the timeline."""
 POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
 
 
 def to_text(report: Report) -> str:
     """The whole page."""
+    known, top, parts = marks.find_marks(report), glance(report), sections(report)
+    before = next((section.key for section in parts if section.key in AFTER_TIMELINE), "")
+    listed = [("glance", "At a glance")]
+    for section in parts:
+        listed += [("timeline", "Timeline")] if section.key == before else []
+        listed.append((section.key, section.title))
+    return render(
+        "report",
+        {
+            "title": f"{top.state.headline}: {top.name}",
+            "version": report.partita_version,
+            "contents": listed,
+            "keys": {key for key, _ in listed},
+            "timeline_before": before,
+            "report": report,
+            "top": top,
+            "sections": parts,
+            "wanted": short_provider(wanted_of(report)),
+            "marks": tuple(known.values()),
+            "ribbons": ribbons.draw_ribbons(report, known),
+            "map": layer_map.draw_map(report),
+            "runs": timeline.draw_runs(report),
+            "no_runs": timeline.why_none(report),
+        },
+    )
+
+
+def render(template: str, contents: Mapping[str, object]) -> str:
+    """A page from one of the templates, with the style and the script that all have in common."""
     style, script = read_part("page.css"), read_part("page.js")
-    return (
-        environment()
-        .get_template("page")
-        .render(
-            style=Markup(style),
-            script=Markup(script),
-            policy=POLICY.format(style=digest(style), script=digest(script)),
-            **contents(report),
-        )
-    )
-
-
-def contents(report: Report) -> dict[str, object]:
-    """What the template shows, by the names that it uses."""
-    known = marks.find_marks(report)
-    return {
-        "report": report,
-        "name": name_of(report),
-        "verdict": give_verdict(report),
-        "wanted": overview.wanted_of(report).removesuffix("ExecutionProvider"),
-        "marks": tuple(known.values()),
-        "state": overview.find_state(report),
-        "answers": overview.answer_questions(report),
-        "ribbons": overview.draw_ribbons(report, known),
-        "figures": figures.phase_table(report, known),
-        "timing_notes": tuple(f"{phase.name}: {phase.timing_note}." for phase in report.phases),
-        "map": layers.draw_map(report),
-        "partitions": placement.partition_tables(report),
-        "copies": placement.copy_tables(report),
-        "reasons": reasons.explain_fallbacks(report),
-        "probing": sections.probing_line(report),
-        "rejected": sections.rejected_table(report),
-        "runs": timeline.draw_runs(report),
-        "no_runs": timeline.why_none(report),
-        "cache": sections.cache_table(report),
-        "cache_told": figures.say_cache(report),
-        "bodies": placement.body_lines(report),
-        "groups": placement.group_tables(report),
-        "nodes": placement.node_tables(report),
-        "facts": facts(report),
-        "checks": sections.check_table(report),
-        "disagreements": sections.disagreement_table(report),
-        "sources": sections.source_table(report),
-    }
-
-
-def facts(report: Report) -> tuple[object, ...]:
-    """The tables about the request and the machine that are there."""
-    found = (
-        sections.request_table(report),
-        sections.chain_table(report),
-        sections.dry_run_table(report),
-        sections.totals_table(report),
-        sections.memory_table(report),
-        sections.environment_table(report),
-    )
-    return tuple(each for each in found if each is not None)
-
-
-def name_of(report: Report) -> str:
-    """The package or file that the report is about."""
-    if report.package is not None:
-        return report.package.name
-    return report.model.file if report.model is not None else "unknown model"
+    policy = POLICY.format(style=digest(style), script=digest(script))
+    shared = {"style": Markup(style), "script": Markup(script), "policy": policy}
+    return environment().get_template(template).render(**shared, **contents)
 
 
 def environment() -> Environment:
     """Jinja with escaping on, and an error for a name that the template misspells."""
-    return Environment(
-        loader=DictLoader({"page": read_part("page.html.jinja")}),
+    names = ("frame", "blocks", "report", "bench")
+    made = Environment(
+        loader=DictLoader({name: read_part(f"{name}.html.jinja") for name in names}),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=harmless,
@@ -113,6 +78,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    made.globals.update(shape_of=table_shape.shape_of, kind_of=kind_of)
+    return made
+
+
+def kind_of(block: object) -> str:
+    """`table`, `line`, `command`, …: what the templates tell blocks apart by."""
+    return type(block).__name__.lower()
 
 
 def harmless(value: object) -> object:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from partita.files import temporary_directory
 from partita.partition_reports.facts import Outcome
 from partita.providers.resolve import Resolution
 from partita.runtime.child_process import ChildOutcome, run_children
@@ -86,7 +86,7 @@ class Lab:
 
     def carry_out(self, waiting: dict[str, onnx.ModelProto], answers: dict[str, Answer], one_node: bool) -> None:
         """Try models in children, one after the other, until all are answered or the time is up."""
-        with tempfile.TemporaryDirectory(prefix="partita-") as name:
+        with temporary_directory() as name:
             folder = Path(name)
             files = write_models(folder, waiting)
             while files and self.seconds_left > LEAST_SECONDS and not self.unusable:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.partition_reports.facts import CPU
 from partita.partition_reports.groups import UNKNOWN, provider_of
-from partita.partition_reports.records import NodePlacement, Report
-from partita.partition_reports.verdict import merge_phases
+from partita.partition_reports.records import Report
 from partita.partition_reports.wording import short_provider
 
 COLOURS = 6
 """Colours that the style has for providers; with more of them they come round again, and letters tell."""
-COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
-"""Memcpy nodes, and the arrow that stands for each: down to the device, up to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +55,3 @@ def main_provider(report: Report) -> str:
         for entry in phase.providers:
             counts[entry.provider] = counts.get(entry.provider, 0) + entry.nodes
     return max(counts, key=lambda provider: counts[provider], default=UNKNOWN)
-
-
-def node_anchors(report: Report) -> dict[tuple[str, int], str]:
-    """Phase and position -> id of the node's row. Phases with one placement share their rows."""
-    anchors: dict[tuple[str, int], str] = {}
-    for number, phases in enumerate(merge_phases(report.phases)):
-        for phase in phases:
-            anchors |= {(phase.name, node.position): f"n{number}-{node.position}" for node in phase.nodes}
-    return anchors
-
-
-def label_of(marks: Mapping[str, Mark], provider: str | None) -> str:
-    """The short name of a provider, known to the report or not."""
-    name = provider or UNKNOWN
-    return marks[name].label if name in marks else short_provider(name)
-
-
-def is_copy(node: NodePlacement) -> bool:
-    """True for a Memcpy node."""
-    return node.op_type in COPY_OPERATORS

@@ -45,7 +45,7 @@
     if (stray) {
       var finding = stray.closest(".finding");
       addPair(list, "evidence", finding.querySelector(".evidence"));
-      addPair(list, "remedy", finding.querySelector(".remedy"));
+      addPair(list, "remedy", finding.querySelector(".remedy") || finding.closest(".reason").querySelector(".remedy"));
       addRow(list, stray, ["node", "operator"]);
     }
     byId("detail-row").setAttribute("href", "#" + id);
@@ -68,8 +68,8 @@
     mark(null);
     if (inside && opener) opener.focus();
   }
-  function isOpen() { return detail.classList.contains("open"); }
-  byId("detail-close").addEventListener("click", closeDetail);
+  function isOpen() { return detail !== null && detail.classList.contains("open"); }
+  if (detail) byId("detail-close").addEventListener("click", closeDetail);
   document.addEventListener("keydown", function (event) { if (event.key === "Escape" && isOpen()) closeDetail(); });
 
   // --- the map: one stop of the tab order per phase, arrow keys between the nodes

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
-from partita.partition_reports.views._page.marks import Mark, find_marks, is_copy, node_anchors
-from partita.partition_reports.views._page.tables import Link, Table, table
+from partita.partition_reports.sections.anchors import node_anchors
+from partita.partition_reports.sections.model import Column, Link, Table, table, words
+from partita.partition_reports.sections.shared import is_copy, main_phase
+from partita.partition_reports.views._page.marks import Mark, find_marks
 from partita.partition_reports.wording import decimals, percent, plural
 
 MOST_RUNS = 12
@@ -61,18 +63,22 @@ class RunPicture:
     """Where, in percent, and what is written there."""
     table: Table
     slowest: Table
+    open: bool
+    """One run of the phase that is run for every token is shown; the others are folded away."""
 
 
 def draw_runs(report: Report) -> tuple[RunPicture, ...]:
     """The runs of the timeline, in order, up to MOST_RUNS."""
     phases = {(phase.name, phase.file): phase for phase in report.phases}
+    drawn = [run for run in report.timeline[:MOST_RUNS] if (run.phase, run.file) in phases and run.events]
+    main = main_phase(report)
+    shown = next((run for run in reversed(drawn) if main is None or run.phase == main.name), None)
     counts: dict[str, int] = {}
     pictures: list[RunPicture] = []
-    for run in report.timeline[:MOST_RUNS]:
-        phase = phases.get((run.phase, run.file))
-        if phase is not None and run.events:
-            counts[run.phase] = counts.get(run.phase, 0) + 1
-            pictures.append(Artist(report, phase).draw(run, counts[run.phase], len(pictures)))
+    for run in drawn:
+        counts[run.phase] = counts.get(run.phase, 0) + 1
+        artist = Artist(report, phases[run.phase, run.file])
+        pictures.append(artist.draw(run, counts[run.phase], len(pictures), is_open=run is shown))
     return tuple(pictures)
 
 
@@ -94,7 +100,7 @@ class Artist:
         self.phase = phase
         self.nodes: dict[int, NodePlacement] = {node.position: node for node in phase.nodes}
 
-    def draw(self, run: TimelineRun, number: int, index: int) -> RunPicture:
+    def draw(self, run: TimelineRun, number: int, index: int, *, is_open: bool) -> RunPicture:
         """One run; `number` counts those of the phase, `index` all of them."""
         events = [event for event in run.events if event[0] in self.nodes]
         span = max([run.host_us, *(start + host for _, start, host in events), 1])
@@ -116,6 +122,7 @@ class Artist:
             ),  # fmt: skip
             table=self.summary(groups, order, span),
             slowest=self.slowest(events, span),
+            open=is_open,
         )
 
     def track(self, mark: Mark, events: Sequence[Event], row: int, span: int) -> Track:
@@ -156,7 +163,8 @@ class Artist:
                 if count:
                     label = f"{self.marks[name].label}, Memcpy" if copies else self.marks[name].label
                     rows.append((label, f"{count:,}", decimals(host, 1e-3), percent(host / span)))
-        return table("Host time per provider", ("provider", "#nodes", "#ms", "#of the run"), rows)
+        heads = (words("provider"), Column("nodes"), Column("ms"), Column("of the run"))
+        return table("Host time per provider", heads, rows)
 
     def slowest(self, events: Sequence[Event], span: int) -> Table:
         """The nodes that took longest."""
@@ -173,7 +181,8 @@ class Artist:
                     percent(host / span),
                 )
             )
-        heads = ("node", "operator", "on", "#starts at ms", "#takes ms", "#of the run")
+        heads = [words(title) for title in ("node", "operator", "on")]
+        heads += [Column(title) for title in ("starts at ms", "takes ms", "of the run")]
         return table("Longest nodes", heads, rows)
 
 

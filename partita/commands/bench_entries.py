@@ -1,0 +1,146 @@
+"""The contenders of a bench: every package on every chain, with what the options say about its providers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.commands.bench_options import FLAG, BenchOptions
+from partita.commands.bench_subjects import Subject
+from partita.commands.chain_options import ChainOptions, read_chain_options
+from partita.commands.outputs import read_by
+from partita.errors import ReportError, UsageError
+from partita.files import claim, refuse_same
+from partita.providers.base import Provider
+from partita.providers.generic import parse_libraries
+from partita.providers.options import parse_options
+from partita.providers.resolve import all_names, parse_chain
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contender: a package on a chain."""
+
+    name: str
+    subject: Subject
+    chain: tuple[Provider, ...]
+    where: ChainOptions
+    notes: tuple[str, ...]
+    """Sentences for stderr."""
+    stem: str
+    """Of the file that its report goes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineup:
+    """A chain to measure, as it was written or as it is by default."""
+
+    text: str
+    chain: tuple[Provider, ...]
+    note: str = ""
+    """Why it is measured, where nobody named it."""
+
+    @property
+    def name(self) -> str:
+        """Names of its providers."""
+        return ",".join(provider.name for provider in self.chain)
+
+
+def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
+    """The chains that were named. Raises UsageError."""
+    libraries = parse_libraries(options.provider_libraries, all_names())
+    chains: dict[str, Lineup] = {}
+    for text in options.chains:
+        found = Lineup(text, parse_chain(text, libraries))
+        if found.name in chains:
+            raise UsageError(f"{FLAG} {text}: {found.name} is there twice; name each chain once")
+        chains[found.name] = found
+    return tuple(chains.values())
+
+
+def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
+    """Raise UsageError for options and libraries that are for none of the chains."""
+    libraries = parse_libraries(options.provider_libraries, all_names())
+    every = tuple({provider.name: provider for lineup in chains for provider in lineup.chain}.values())
+    parse_options(options.provider_options, every)
+    unused = [library.name for library in libraries if library not in every]
+    if unused:
+        raise UsageError(f"--provider-library {unused[0]}: in no chain; add it to {FLAG}")
+
+
+def default_chain(options: BenchOptions) -> Lineup:
+    """What every verb runs on when no chain is named, and why."""
+    target = read_chain_options(ChainOptions(threads=options.threads))
+    names = ",".join(provider.name for provider in target.chain)
+    return Lineup(names, target.chain, f"provider {names}, by default: {target.source.removeprefix('default: ')}")
+
+
+def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
+    """Every package on every chain, with the options and libraries that are for its providers. Raises UsageError."""
+    several = len(subjects) > 1
+    return tuple(read_entry(options, subject, lineup, several=several) for subject in subjects for lineup in chains)
+
+
+def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequence[str]) -> str | None:
+    """Name of the contender that --baseline means, of the first package. Raises UsageError when it means none."""
+    if asked is None:
+        return None
+    chain = parse_chain(asked, parse_libraries(libraries, all_names()))
+    first = [entry for entry in entries if entry.subject is entries[0].subject]
+    found = next((entry.name for entry in first if entry.chain == chain), None)
+    if found is None:
+        there = " ".join(",".join(provider.name for provider in entry.chain) for entry in first)
+        raise UsageError(f"--baseline {asked}: not among the chains to measure, which are: {there}")
+    return found
+
+
+def read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
+    """One contender, with what the options say about its providers. `several`: there are other packages."""
+    names = {word.lower() for provider in lineup.chain for word in provider.names()}
+    of_chain = concerning(names)
+    where = ChainOptions(
+        provider=lineup.text,
+        provider_options=tuple(filter(of_chain("."), options.provider_options)),
+        provider_libraries=tuple(filter(of_chain("="), options.provider_libraries)),
+        threads=options.threads,
+    )
+    notes = (*([lineup.note] if lineup.note else []), *read_chain_options(where).notes)
+    stem = lineup.name.replace(",", "-")
+    if not several:
+        return Entry(lineup.name, subject, lineup.chain, where, notes, stem)
+    name = f"{subject.name} on {lineup.name}"
+    return Entry(name, subject, lineup.chain, where, notes, f"{subject.path.resolve().name}-{stem}")
+
+
+def concerning(names: set[str]) -> Callable[[str], Callable[[str], bool]]:
+    """A test of whether what stands before a mark is one of these names."""
+    return lambda mark: lambda text: text.partition(mark)[0].strip().lower() in names
+
+
+def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
+    """Everything that is read, which nothing may be written over."""
+    return {path for entry in entries for path in read_by(entry.where, *options.packages)}
+
+
+def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
+    """Where the report of each contender goes, by its name; the folder is made. Raises ReportError."""
+    folder = options.report
+    if folder is None:
+        return {}
+    reads = read_paths(options, entries)
+    for read in reads:
+        refuse_same(folder, read, "--report")
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        why = "a file; give a folder for the reports" if folder.exists() else f"cannot be made: {error.strerror}"
+        raise ReportError(f"{folder}: {why}") from error
+    stems = [entry.stem for entry in entries]
+    files = {
+        entry.name: folder / (f"{entry.stem}.json" if stems.count(entry.stem) == 1 else f"{entry.stem}-{number}.json")
+        for number, entry in enumerate(entries, start=1)
+    }
+    for file in files.values():
+        claim(file, "report", reads, option="--report")
+    return files

@@ -1,0 +1,88 @@
+"""The packages of a bench, and the prompt that all of them get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.commands.bench_options import PROMPT_TOKENS, BenchOptions
+from partita.commands.generate_options import read_prompts
+from partita.errors import GenerationError, UsageError
+from partita.package import Manifest, check_files, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One package."""
+
+    path: Path
+    name: str
+    """The name of its folder; as it was given where two folders have one name."""
+    manifest: Manifest
+    prompts: tuple[tuple[int, ...], ...]
+    """Token ids, a row each."""
+
+
+def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
+    """The packages, each with the prompt for its rows. Raises PackageError, UsageError and GenerationError."""
+    manifests = []
+    for path in options.packages:
+        manifests.append(read_manifest(path))
+        check_files(path, manifests[-1], hashes=False)
+    sizes = {manifest.graph.vocab_size for manifest in manifests}
+    if len(sizes) > 1:
+        counts = ", ".join(f"{size:,}" for size in sorted(sizes))
+        raise UsageError(f"--against: vocabularies of {counts} tokens; packages of one model can be compared")
+    folders = [path.resolve().name for path in options.packages]
+    names = folders if len(set(folders)) == len(folders) else [str(path) for path in options.packages]
+    if len(set(names)) < len(names):
+        raise UsageError("--against: a package is there twice; name each one once")
+    prompts = read_prompt(options, manifests)
+    return tuple(
+        Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size)
+        for path, name, manifest in zip(options.packages, names, manifests, strict=True)
+    )
+
+
+def read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[int, ...]:
+    """The prompt as token ids, the same for every package. Raises UsageError and GenerationError."""
+    longest = min(manifest.graph.max_length for manifest in manifests)
+    if options.prompt is None:
+        wanted = options.prompt_tokens or min(PROMPT_TOKENS, max(longest - options.max_new_tokens, 1))
+        ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(wanted)]
+    else:
+        ids, *others = (
+            encode(options, path, manifest, options.prompt)
+            for path, manifest in zip(options.packages, manifests, strict=True)
+        )
+        if any(other != ids for other in others):
+            raise UsageError("--against: the packages read --prompt as different tokens; give --token-ids")
+    if len(ids) + options.max_new_tokens > longest:
+        raise GenerationError(
+            f"a prompt of {len(ids)} tokens and --max-new-tokens {options.max_new_tokens} are more than the "
+            f"{longest} that the cache of this package holds; give less of one of them"
+        )
+    return tuple(ids)
+
+
+def encode(options: BenchOptions, package: Path, manifest: Manifest, prompt: str) -> list[int]:
+    """Token ids of a prompt that the user gave, as one package reads it."""
+    (text,) = read_prompts([prompt])
+    if options.token_ids:
+        try:
+            ids = [int(word) for word in text.replace(",", " ").split()]
+        except ValueError as error:
+            raise UsageError(f"--token-ids: {text[:40]!r} is not a list of token ids such as 1,45,7") from error
+    else:
+        from partita.runtime.text import load_text
+
+        ids = load_text(package, manifest.tokenizer).encode(text) if text else []
+    if not ids:
+        raise GenerationError("the prompt is empty; give some text or token ids, or leave out --prompt")
+    wrong = [token for token in ids if not 0 <= token < manifest.graph.vocab_size]
+    if wrong:
+        raise GenerationError(
+            f"the prompt has token id {wrong[0]}; the vocabulary has ids 0 to {manifest.graph.vocab_size - 1}"
+        )
+    return ids

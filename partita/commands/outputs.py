@@ -1,0 +1,55 @@
+"""What the verbs write for their user, a file or stdout, and what they read, which none of them may write over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.commands.chain_options import ChainOptions
+from partita.commands.terminal import write_stdout_bytes
+from partita.errors import PackageError, UsageError
+from partita.files import STDIN, Output, claim
+
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True, slots=True)
+class Stdout:
+    """Where `-` sends a report or a page."""
+
+    path: Path = STDOUT
+
+    def write(self, text: str) -> None:
+        """Write `text` in UTF-8, as a file has it, whatever the terminal takes; a reader that has gone is no error."""
+        write_stdout_bytes(text.encode("utf-8"))
+
+
+Sink = Output | Stdout
+
+
+def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
+    """Where a text goes that the user wants in `path`; `-` is stdout. Raises what `partita.files.claim` raises."""
+    return Stdout() if path == STDOUT else claim(path, what, reads, option=option)
+
+
+def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
+    """Files and folders that a verb reads: those `given`, what the chain's options name, and what stdin comes from."""
+    values = [option.partition("=")[2] for option in (*where.provider_options, *where.provider_libraries)]
+    return (*given, *(Path(value) for value in values if value and Path(value).exists()), STDIN)
+
+
+def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:
+    """Raise UsageError when a report and another JSON object would both go to stdout."""
+    if report == STDOUT and as_json:
+        raise UsageError("--report - and --json would both write to stdout; give --report a file")
+
+
+def data_files(model: Path) -> tuple[Path, ...]:
+    """Files that hold the weights of an ONNX file; none when it cannot be read, which is said where it is opened."""
+    from partita.runtime.onnx_model import read_onnx
+
+    try:
+        return tuple(model.parent / name for name in read_onnx(model).data_files)
+    except PackageError:
+        return ()

@@ -1,0 +1,147 @@
+"""Files that a verb writes for its user: compared with everything it reads before the work, and written whole.
+
+`claim` is the one guard. It compares files by what they are, not by how they are called, so a symbolic link, a hard
+link or another spelling of a path is the same file. Knows nothing of what is written.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.errors import ReportError, UsageError
+from partita.signals import held
+
+STDIN = Path("/dev/stdin")
+"""A thing that is read, for `claim`: whatever file this process has its input from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file that may be written; made by `claim`."""
+
+    path: Path
+    what: str
+    """What it will hold, for messages: report, trace, page."""
+
+    def write(self, text: str) -> None:
+        """Write `text`, in UTF-8. Raises ReportError when the file cannot be written."""
+        write_text(text, self.path, self.what)
+
+
+def claim(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Output:
+    """Check, before the work is done, that `path` can be written and is nothing that the command reads.
+
+    `reads`: files, and folders with all that is in them. `option`: what the user named `path` with, for messages.
+    Raises UsageError for a file that is read or lies in a folder that is read, ReportError for one that cannot be
+    written.
+    """
+    for read in reads:
+        refuse_same(path, read, option)
+    check_writable(path, what)
+    return Output(path, what)
+
+
+def refuse_same(path: Path, read: Path, option: str) -> None:
+    """Raise UsageError when writing `path` would change `read`, a file or a folder."""
+    if read.is_dir():
+        if path.resolve().is_relative_to(read.resolve()):
+            raise UsageError(
+                f"{option} {path}: inside {read}, which this command reads and must not change; choose another place"
+            )
+        for file in files_in(read):
+            if same_file(path, file):
+                raise UsageError(f"{option} {path}: the same file as {file}, which this command reads; name another")
+    elif same_file(path, read):
+        name = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
+        raise UsageError(f"{option} {path}: the same file as {name}; name another")
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Every file below `folder`; what cannot be listed is left out, for it cannot be read, either."""
+    for parent, _, names in os.walk(folder):
+        yield from (Path(parent) / name for name in names)
+
+
+def same_file(path: Path, other: Path) -> bool:
+    """Whether both are one regular file, through links as well. A terminal, pipe or device may be read and written."""
+    try:
+        mine, theirs = path.stat(), other.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(theirs.st_mode) and os.path.samestat(mine, theirs)
+
+
+def check_writable(path: Path, what: str) -> None:
+    """Raise ReportError when nothing could be written to `path`: better said before a long run than after it."""
+    if path.is_dir():
+        raise ReportError(f"{path}: a folder; give a file name for the {what}")
+    if not path.parent.is_dir():
+        raise ReportError(f"{path}: the folder {path.parent} does not exist; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ReportError(f"{path}: no permission to write there; choose another file")
+
+
+def write_text(text: str, path: Path, what: str) -> None:
+    """Write `text` to `path` in UTF-8; readers see the old file or the whole new one.
+
+    A symbolic link stays, and the file that it names is replaced. A pipe, a terminal or a device is written to, and so
+    is the file that stdout or stderr go to, behind what stands there. Raises ReportError when it cannot be written.
+    """
+    try:
+        stream = own_stream(path)
+        if stream is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with os.fdopen(os.dup(stream), "w", encoding="utf-8") as file:
+                file.write(text)
+        elif path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+        else:
+            replace(path.resolve(), text)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ReportError(f"{path}: cannot write the {what}: {reason}; choose another file for it") from error
+
+
+def own_stream(path: Path) -> int | None:
+    """File descriptor 1 or 2 when `path` is the file that it goes to, /dev/stdout for one; None otherwise."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+    return None
+
+
+def temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """A temporary folder that goes with its context, and with this process where a signal ends it.
+
+    What cannot be removed stays: a child that had to be killed may still be writing there.
+    """
+    with held():
+        return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
+
+
+def replace(path: Path, text: str) -> None:
+    """Write `text` beside `path`, then rename; permissions stay. Raises OSError, and leaves nothing behind then."""
+    # A name of its own, and a short one: a name as long as the file system allows has no room for a suffix.
+    temporary = path.with_name(f".partita-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8") as stream:
+            with suppress(FileNotFoundError):
+                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

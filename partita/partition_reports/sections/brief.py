@@ -1,0 +1,90 @@
+"""A report in at most ten lines: what happened, where, why and what to do, copies, cache, speed, checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_cost
+from partita.partition_reports.sections.glance import Glance, find_flags, glance
+from partita.partition_reports.sections.model import Command, text_of
+from partita.partition_reports.sections.shared import count_and_bytes, main_phase, placements
+from partita.partition_reports.verdict import phase_names, say_cache
+from partita.partition_reports.wording import decimals, in_phases, plural, short_provider
+
+MOST_LINES = 10
+MOST_PLACEMENTS = 2
+"""Phases that are placed apart are prefill and decode."""
+
+
+def brief(report: Report) -> list[tuple[str, str]]:
+    """Labels and sentences, most important first; the first has no label."""
+    top = glance(report)
+    lines = [("", f"{top.name}: {top.state.headline}"), *where(report), *why(report), *what_to_do(top)]
+    lines += [("copies", copies(main))] if (main := main_phase(report)) else []
+    if report.cache is not None and report.cache.states:
+        lines.append(("cache", say_cache(report.cache)))
+    lines += [("speed", told) for told in speed(report)]
+    passed = sum(check.passed for check in report.checks)
+    lines.append(("checks", f"{passed} of {len(report.checks)} passed"))
+    flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
+    return [*lines, ("note", flags)] if flags else lines
+
+
+def where(report: Report) -> Iterator[tuple[str, str]]:
+    """Nodes per provider, of each placement."""
+    for phases in placements(report)[:MOST_PLACEMENTS]:
+        total = len(phases[0].nodes)
+        shares = [f"{entry.nodes:,} on {short_provider(entry.provider)}" for entry in phases[0].providers]
+        name = "" if phase_names(phases) == "run" else f"{phase_names(phases)}: "
+        yield "where", f"{name}{', '.join(shares)} of {plural(total, 'node')}"
+
+
+def why(report: Report) -> Iterator[tuple[str, str]]:
+    """The reason that costs most, and how many others there are."""
+    missing = [entry for entry in report.chain if entry.status == "unavailable"]
+    if missing:
+        reason, evidence = missing[0].reason or "no reason known", missing[0].evidence or "no evidence"
+        yield "fallbacks", f"{short_provider(missing[0].provider)} is not available: {reason}: {evidence}"
+        return
+    groups = by_reason(report.fallbacks)
+    if not groups:
+        return
+    (reason, provider), entries = groups[0]
+    last = entries[-1].phase
+    costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == last]
+    phase = next((phase for phase in report.phases if phase.name == last), None)
+    cost = f"; {say_cost(costs, phase)}" if phase is not None and costs else ""
+    nodes = plural(len({entry.node for entry in entries}), "node")
+    others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
+    yield "fallbacks", f"{nodes} on {short_provider(provider)}: {reason_title(reason)}{cost}{others}"
+
+
+def what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
+    """A command, or the remedy where there is none."""
+    first = top.answers[-1].lines[0]
+    if top.state.name not in ("all", "nearly"):
+        yield "remedy", first.text if isinstance(first, Command) else text_of(first)
+
+
+def copies(phase: Phase) -> str:
+    """Copies and partitions of one run."""
+    cost, parts = phase.cost, plural(len(phase.partitions), "partition")
+    where = "" if phase.name == "run" else f" of {phase.name}"
+    if cost is None:
+        return f"{len(phase.copies):,}; {parts}"
+    counted = count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+    return f"{counted} in a run{where}; {parts}"
+
+
+def speed(report: Report) -> Iterator[str]:
+    """Tokens per second, or time per run, of every phase, the one that is run for every token first."""
+    told = [
+        f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}"
+        if phase.tokens_per_second is not None
+        else f"{decimals(phase.step_p50_ms)} ms a run{in_phases([phase.name])}"
+        for phase in reversed(report.phases)
+        if phase.tokens_per_second is not None or phase.step_p50_ms is not None
+    ]
+    if told:
+        yield ", ".join(told)

@@ -1,0 +1,47 @@
+"""Where the KV cache lived, and which states did not stay in place."""
+
+from __future__ import annotations
+
+from partita.partition_reports.records import Cache, Report
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, words
+from partita.partition_reports.wording import human_bytes, name_families, plural
+
+NAMED = 12
+
+
+def section(report: Report) -> Section | None:
+    """None where there is no cache to speak of."""
+    cache = report.cache
+    if cache is None or not cache.states:
+        return None
+    where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
+    blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}, {where}")]
+    blocks += (
+        [Line("No step was observed, so nothing shows whether it stayed in place.")]
+        if cache.checked_steps == 0
+        else say_in_place(cache)
+    )
+    rows = [
+        (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
+        for entry in cache.entries
+    ]
+    heads = (words("state"), words("kind"), words("memory"), Column("size"), words("in place"))
+    blocks.append(Fold("All states", (table("States of the KV cache", heads, rows),)))
+    return Section("cache", "KV cache", tuple(blocks))
+
+
+def say_in_place(cache: Cache) -> list[Block]:
+    """How many states stayed where they were, and which did not."""
+    steps = (
+        "every observed step"
+        if cache.checked_steps is None
+        else f"each of {plural(cache.checked_steps, 'observed step')}"
+    )
+    told: list[Block] = [
+        Line(
+            f"{cache.in_place_states} of {cache.states} in place (past and present at one address at {steps}), "
+            f"{plural(cache.address_changes, 'address change')}"
+        )
+    ]
+    moved = [entry.name for entry in cache.entries if not entry.in_place]
+    return [*told, Line(name_families(moved, NAMED), "NOT in place", "bad")] if moved else told

@@ -1,0 +1,62 @@
+"""What has to add up and whether it did, what each source saw, and whatever else has to be said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.wording import listing, plural
+
+NAMED = 12
+"""Nodes on which sources disagree that are named; what is folded away has all."""
+
+
+def section(report: Report) -> Section:
+    """Failed checks one by one, passed ones as a count; then the nodes on which sources disagree."""
+    failed = [check for check in report.checks if not check.passed]
+    passed = len(report.checks) - len(failed)
+    blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
+    blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
+    blocks += disagreements(report)
+    if report.checks:
+        blocks.append(Fold("All checks", (all_checks(report),)))
+    return Section("checks", "Checks", tuple(blocks))
+
+
+def all_checks(report: Report) -> Table:
+    """Every check, failed ones first."""
+    ranked = sorted(report.checks, key=lambda check: check.passed)
+    rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]
+    return table("Checks", [words(title) for title in ("check", "result", "detail")], rows)
+
+
+def disagreements(report: Report) -> Iterator[Block]:
+    """Nodes on which sources differ."""
+    phases: dict[tuple[str, str], list[str]] = {}
+    for entry in report.disagreements:
+        phases.setdefault((entry.node, entry.detail), []).append(entry.phase)
+    for (node, detail), names in list(phases.items())[:NAMED]:
+        yield Line(f"sources disagree in {listing(names)} on {node}: {detail}")
+    if len(phases) > NAMED:
+        yield Line(f"and on {plural(len(phases) - NAMED, 'more node')}")
+    if report.disagreements:
+        rows = [
+            (entry.node, entry.phase, entry.detail, ", ".join(source.replace("_", " ") for source in entry.sources))
+            for entry in report.disagreements
+        ]
+        heads = [words(title) for title in ("node", "phase", "detail", "sources")]
+        yield Fold("All disagreements", (table("Disagreements between sources", heads, rows),))
+
+
+def sources(report: Report) -> Section:
+    """What each source saw and what it cannot see; then the notes of the run."""
+    rows = tuple(
+        (
+            entry.source.replace("_", " "),
+            (entry.covers if entry.available else f"NOT AVAILABLE: {entry.covers}", f"limit: {entry.limits}"),
+        )
+        for entry in report.sources
+    )
+    notes = tuple(Line(note, "note") for note in report.notes)
+    return Section("sources", "Sources", (Pairs("Sources", rows), *notes))

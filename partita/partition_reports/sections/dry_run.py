@@ -1,0 +1,55 @@
+"""What a dry run played: the device, what is not real, and whether CUDA graphs would be captured."""
+
+from __future__ import annotations
+
+from partita.partition_reports.records import BlockingNode, DryRunFacts, GraphCapture, Report
+from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, words
+from partita.partition_reports.wording import human_bytes, listing, name_families, plural, tally
+
+NAMED = 6
+"""Families of blocking nodes that a sentence names."""
+
+
+def section(report: Report) -> Section | None:
+    """None when the device was real."""
+    played = report.dry_run
+    if played is None:
+        return None
+    captures = [capture(verdict) for verdict in played.graph_capture or ()]
+    return Section("dry_run", "Dry run", (Pairs("The device", device(played)), *captures))
+
+
+def device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The device that was played, and what is therefore not real."""
+    about = (
+        f"{played.device_name} ({played.device}): compute capability {played.compute_capability}, "
+        f"{human_bytes(played.memory_bytes)}, {plural(played.multiprocessors, 'multiprocessor')}"
+    )
+    return (
+        ("device", (about,)),
+        ("provider", (f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}, the real one",)),
+        ("stand-ins", (f"CUDA {played.cuda_version}, build {played.stand_ins[:12]}",)),
+        ("not real", played.not_real),
+    )
+
+
+def capture(verdict: GraphCapture) -> Group:
+    """Whether a session would be captured, and what stands in the way."""
+    answer = "would be accepted" if verdict.accepted else "REFUSED"
+    blocks: list[Block] = [Line(verdict.evidence, "evidence")]
+    reasons: dict[str, list[BlockingNode]] = {}
+    for node in verdict.blocking:
+        reasons.setdefault(node.why, []).append(node)
+    for why, nodes in reasons.items():
+        counts: dict[str, int] = {}
+        for node in nodes:
+            counts[node.op_type or "unknown"] = counts.get(node.op_type or "unknown", 0) + 1
+        on = listing(dict.fromkeys(node.provider for node in nodes))
+        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {why}", "in the way"))
+        blocks.append(Line(name_families((node.node for node in nodes), NAMED), "nodes"))
+    if verdict.blocking:
+        rows = [(node.node, node.op_type or "unknown", node.provider, node.why) for node in verdict.blocking]
+        heads = [words(title) for title in ("node", "operator", "on", "why it stands in the way")]
+        title = f"{plural(len(rows), 'node')} in the way of the CUDA graph of {verdict.file}"
+        blocks.append(Fold(title, (table(title, heads, rows),)))
+    return Group(f"CUDA graph capture of {verdict.file}: {answer}", tuple(blocks))

@@ -1,0 +1,333 @@
+"""Why nodes are elsewhere: by reason, then by evidence, with what it costs, what to do, and what was tried."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.reasons.base import load_reasons
+from partita.partition_reports.records import Fallback, FallbackCost, Phase, Probing, Report, Trial
+from partita.partition_reports.sections.actions import Action, for_provider, for_reason
+from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
+from partita.partition_reports.sections.model import (
+    Block,
+    Cell,
+    Column,
+    Command,
+    Fold,
+    Group,
+    Line,
+    Link,
+    Row,
+    Section,
+    Table,
+    table,
+    words,
+)
+from partita.partition_reports.sections.shared import copied_bytes, some, used_phases, wanted_of
+from partita.partition_reports.wording import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    in_phases,
+    listing,
+    name_families,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
+
+NODE = "(this node)"
+"""Stands for the node's own name, so that evidence that differs in nothing else is shown once."""
+NAMED = 8
+"""Families of nodes, or nodes of a cell, that are named."""
+HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "not known"}
+GroupKey = tuple[str, str]
+
+
+def section(report: Report) -> Section:
+    """Providers that are not there, parts that were refused, then the nodes by reason."""
+    wanted = wanted_of(report)
+    blocks: list[Block] = [*unavailable(report), *rejected(report)]
+    blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report.fallbacks)))
+    if not report.fallbacks:
+        known = f"None: every node is on {wanted}, the first provider of the chain." if used_phases(report) else ""
+        blocks.append(Line(known or "No node is known."))
+    if report.probing is not None:
+        blocks.append(Line(say_probing(report.probing), "experiments", "quiet"))
+    nodes = len({entry.node for entry in report.fallbacks})
+    about = f"{plural(nodes, 'node')} not on {wanted}" if nodes else ""
+    return Section("fallbacks", "Fallbacks", tuple(blocks), about)
+
+
+def by_reason(fallbacks: Iterable[Fallback]) -> list[tuple[GroupKey, list[Fallback]]]:
+    """Fallbacks by reason and the provider that has the nodes: what costs most first, harmless ones last, and what is
+    unexplained after all that have a reason.
+    """
+    groups: dict[GroupKey, list[Fallback]] = {}
+    for entry in fallbacks:
+        groups.setdefault((entry.reason, entry.provider), []).append(entry)
+    return sorted(
+        groups.items(),
+        key=lambda item: (is_harmless(item[1]), item[0][0] == "unexplained", *weight(item[1]), item[0]),
+    )
+
+
+def weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
+    """Sorts groups: most time of copies and nodes in their last phase first, then most copies, then most nodes."""
+    costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
+    time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
+    return -time, -len({name for cost in costs for name in cost.copies}), -len(entries)
+
+
+def is_harmless(entries: Iterable[Fallback]) -> bool:
+    """Whether each is known to cost next to nothing."""
+    return all(entry.cost is not None and entry.cost.harmless is True for entry in entries)
+
+
+def reason_title(code: str) -> str:
+    """`No kernel found (no_kernel_op)`; a code that this version does not know stands alone."""
+    title = next((reason.title for reason in load_reasons() if reason.code == code), "")
+    return f"{title} ({code})" if title else code
+
+
+def unavailable(report: Report) -> Iterator[Group]:
+    """Providers of the chain that are not there."""
+    for entry in report.chain:
+        if entry.status == "unavailable":
+            blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
+            blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
+            blocks += commands(for_provider(entry))
+            yield Group(f"{entry.provider} is not available: {entry.reason or 'no reason known'}", tuple(blocks))
+
+
+def rejected(report: Report) -> Iterator[Table]:
+    """Parts of the graph that a provider does not open."""
+    rows = [
+        (
+            part.file,
+            part.provider,
+            some(part.nodes, NAMED),
+            part.evidence,
+            "yes" if part.minimal else "not shown: the time was up",
+            f"{part.tries:,}",
+        )
+        for part in report.rejected
+    ]
+    heads = [words(title) for title in ("file", "provider", "smallest part that it does not open", "evidence")]
+    if rows:
+        yield table("Refused parts of the graph, found by bisection", [*heads, words("minimal"), Column("tries")], rows)
+
+
+def say_probing(taken: Probing) -> str:
+    """What the experiments took."""
+    said = (
+        f"{taken.experiments + taken.cached:,}: {taken.experiments:,} made in this run, in {decimals(taken.seconds)} s "
+        f"of at most {decimals(taken.budget_seconds)} s, {taken.cached:,} known from before; "
+        f"{plural(taken.crashes, 'crash')}"
+    )
+    return said + (f"; incomplete for {plural(len(taken.unprobed), 'node')}" if taken.unprobed else "")
+
+
+def commands(actions: Iterable[Action]) -> list[Block]:
+    """What can be typed."""
+    return [Command(action.words, action.does) for action in actions]
+
+
+class Writer:
+    """Writes the groups of one report."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.phases: dict[str, Phase] = {phase.name: phase for phase in report.phases}
+        positions = node_anchors(report)
+        self.rows = {
+            (phase.name, node.name): positions[phase.name, node.position]
+            for phase in report.phases
+            for node in phase.nodes
+        }
+        self.anchors = stray_anchors(report)
+        self.used: set[str] = set()
+
+    def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
+        """One reason that sent nodes to one provider."""
+        (reason, provider), entries = group
+        findings: dict[tuple[str, str, str, str], list[Fallback]] = {}
+        for entry in entries:
+            key = (entry.evidence_kind, without_name(entry), entry.remedy, entry.unprobed)
+            findings.setdefault(key, []).append(entry)
+        remedies = {entry.remedy for entry in entries}
+        last = [entry for entry in entries if entry.phase == entries[-1].phase]
+        blocks: list[Block] = [
+            self.cost(last),
+            Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
+        ]
+        made = [self.finding(*key, members, alone=len(findings) == 1) for key, members in findings.items()]
+        if len(remedies) == 1:
+            blocks += [*made, *self.remedy(reason, entries)]
+        else:
+            blocks += made
+            blocks += commands(for_reason(self.report, reason, entries))
+        title = f"{reason_title(reason)}: {count_in_phases(entries)}, on {short_provider(provider)}"
+        return Group(title, tuple(blocks), reason_anchor(number))
+
+    def remedy(self, reason: str, entries: Sequence[Fallback]) -> list[Block]:
+        """What to do."""
+        return [Line(entries[0].remedy, "remedy", "good"), *commands(for_reason(self.report, reason, entries))]
+
+    def cost(self, entries: Sequence[Fallback]) -> Line:
+        """What the group costs in the last phase that it is in."""
+        phase = self.phases.get(entries[0].phase)
+        costs = [entry.cost for entry in entries if entry.cost is not None]
+        if phase is None or not costs:
+            return Line("not known: these nodes are in no figure of a phase", "cost")
+        return Line(say_cost(costs, phase), f"cost{in_phases([phase.name])}")
+
+    def finding(
+        self, kind: str, evidence: str, remedy: str, unprobed: str, members: Sequence[Fallback], *, alone: bool
+    ) -> Group:
+        """One piece of evidence, and the nodes that it holds for."""
+        by_node: dict[str, list[Fallback]] = {}
+        for entry in members:
+            by_node.setdefault(entry.node, []).append(entry)
+        shown = members[0].evidence if len(by_node) == 1 else evidence
+        blocks: list[Block] = [Line(told, "nodes") for told in say_nodes(by_node)]
+        blocks.append(Line(shown, f"evidence ({kind})"))
+        if (
+            not alone
+            and len({entry.remedy for entry in self.report.fallbacks if entry.reason == members[0].reason}) > 1
+        ):
+            blocks.append(Line(remedy, "remedy", "good"))
+        if unprobed:
+            blocks.append(Line(unprobed, "not all experiments"))
+        nodes = self.nodes(by_node)
+        blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
+        blocks += experiments(members)
+        return Group("", tuple(blocks))
+
+    def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
+        """Each node with what it costs."""
+        heads = (
+            *(words(title) for title in ("node", "operator", "in", "source line")),
+            *(Column(title) for title in ("host ms", "copies", "copied")),
+            words("harmless"),
+            words("why"),
+        )
+        return table("Nodes that this holds for", heads, [self.row(entries) for entries in by_node.values()])
+
+    def row(self, entries: Sequence[Fallback]) -> Row:
+        """One node, with what it costs in each of its phases."""
+        last = entries[-1]
+        target = self.rows.get((last.phase, last.node))
+        name: Cell = Link(last.node, target) if target else last.node
+        anchor = self.anchors[last.phase, last.node]
+        first_use = anchor not in self.used
+        self.used.add(anchor)
+        cells = (
+            name,
+            last.op_type or "unknown",
+            listing(dict.fromkeys(entry.phase for entry in entries)),
+            last.source_line or NOT_KNOWN,
+            *per_phase([(entry.phase, cost_cells(entry.cost)) for entry in entries]),
+        )
+        return Row(cells, anchor if first_use else "")
+
+
+def count_in_phases(entries: Sequence[Fallback]) -> str:
+    """`4 nodes in prefill and decode`; phases with another count apart."""
+    phases: dict[int, list[str]] = {}
+    for phase, count in Counter(entry.phase for entry in entries).items():
+        phases.setdefault(count, []).append(phase)
+    return listing(f"{plural(count, 'node')}{in_phases(names)}" for count, names in phases.items())
+
+
+def say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
+    """Names of the nodes, those of one source line together."""
+    lines: dict[str, list[str]] = {}
+    for name, entries in by_node.items():
+        lines.setdefault(entries[-1].source_line or "", []).append(name)
+    for line, names in lines.items():
+        yield name_families(names, NAMED) + (f" ({line})" if line else "")
+
+
+def say_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
+    """What fallbacks cost in one run of their phase; a copy that several of them cause counts once."""
+    names = {name for cost in costs for name in cost.copies}
+    caused = [copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name in names]
+    parts = [plural(len(caused), "copy") if caused else "no copy"]
+    if caused:
+        wait = waiting_us(caused)
+        waited = f", {decimals(wait, 1e-3)} ms wait" if wait is not None else ""
+        parts = [f"{parts[0]} ({copied_bytes(caused)}{waited})"]
+    shares = [cost.time_share for cost in costs if cost.time_share is not None]
+    if shares:
+        parts.append(f"{percent(sum(shares))} of the node time")
+    return f"{', '.join(parts)}; {say_harm(costs)}"
+
+
+def say_harm(costs: Sequence[FallbackCost]) -> str:
+    """How many nodes cost something, and what is known of the others."""
+    copying = sum(cost.harmless is False and bool(cost.copies) for cost in costs)
+    slow = sum(cost.harmless is False and not cost.copies for cost in costs)
+    fine = sum(cost.harmless is True for cost in costs)
+    open_ = sum(cost.harmless is None for cost in costs)
+    parts = [
+        (copying, f"{plural(copying, 'node')} {'makes' if copying == 1 else 'make'} copies necessary"),
+        (slow, f"{plural(slow, 'node')} {'takes' if slow == 1 else 'take'} time worth mentioning"),
+        (fine, f"{plural(fine, 'node')} {'is' if fine == 1 else 'are'} harmless"),
+        (open_, f"{plural(open_, 'node')} {'is' if open_ == 1 else 'are'} not known to be harmless"),
+    ]
+    return listing(text for count, text in parts if count)
+
+
+def without_name(entry: Fallback) -> str:
+    """The evidence with the node's own name taken out."""
+    return entry.evidence.replace(entry.node, NODE) if len(entry.node) > len("abc") else entry.evidence
+
+
+def per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Cells of several phases in one: a value that they share stands alone, sentences name their phase."""
+    numbers = 3  # time, copies, bytes
+    cells = []
+    for number, values in enumerate(zip(*(values for _, values in columns), strict=True)):
+        told = [f"{phase}: {value}" for (phase, _), value in zip(columns, values, strict=True)]
+        apart = " / ".join(values) if number < numbers else "; ".join(told)
+        cells.append(values[0] if len(set(values)) == 1 else apart)
+    return cells
+
+
+def cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
+    """Time, copies, bytes, and whether it is harmless."""
+    if cost is None:
+        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not in the figures of a phase")
+    size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
+    return (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, HARMLESS[cost.harmless], cost.why)
+
+
+def experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
+    """The experiments of each node; those with the same outcome are shown once."""
+    alike: dict[tuple[Trial, ...], list[Fallback]] = {}
+    for entry in members:
+        if entry.trials:
+            alike.setdefault(entry.trials, []).append(entry)
+    firsts = [entries[0].node for entries in alike.values()]
+    for trials, entries in alike.items():
+        nodes = list(dict.fromkeys(entry.node for entry in entries))
+        more = f" and {plural(len(nodes) - 1, 'node')} like it" if len(nodes) > 1 else ""
+        if firsts.count(nodes[0]) > 1:
+            more += f" in {listing(dict.fromkeys(entry.phase for entry in entries))}"
+        rows = [
+            (
+                trial.change or "as it is",
+                trial.factor.replace("_", " "),
+                trial.outcome.replace("_", " "),
+                trial.said or NOT_KNOWN,
+                "yes" if trial.cached else "no",
+            )
+            for trial in trials
+        ]
+        heads = [words(title) for title in ("changed", "kind of change", "outcome", "what was said")]
+        title = f"{plural(len(trials), 'experiment')} on {nodes[0]}{more}"
+        yield Fold(title, (table(title, [*heads, words("known from before")], rows),))

@@ -1,0 +1,365 @@
+"""The top of a report: did it run where it was asked to, what did not, why, what does it cost, what can be done."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.sections.actions import top_actions
+from partita.partition_reports.sections.anchors import reason_anchor
+from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
+from partita.partition_reports.sections.model import Cell, Command, Link, Tone
+from partita.partition_reports.sections.shared import (
+    COPY_OPERATORS,
+    in_bytes,
+    is_timed,
+    main_phase,
+    placements,
+    runtime_name,
+    strays,
+    used_phases,
+    wanted_of,
+)
+from partita.partition_reports.time_split import split_time, whole_percent
+from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.wording import (
+    decimals,
+    in_phases,
+    listing,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
+
+StateName = Literal["all", "nearly", "partly", "none", "refused", "nothing"]
+SIGNS: dict[StateName, str] = {"all": "✓", "nearly": "◕", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
+"""A shape for each state, so that it is not told by colour alone."""
+TONES: dict[StateName, Tone] = {
+    "all": "good", "nearly": "mild", "partly": "warn", "none": "bad", "refused": "bad", "nothing": "bad"
+}  # fmt: skip
+WORTH_A_HEADLINE = 0.1
+"""Part of the node time from which copies, or nodes elsewhere, are the news."""
+NAMED_CHECKS = 3
+"""Failed checks that are named at the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The answer in a few words."""
+
+    name: StateName
+    tone: Tone
+    sign: str
+    headline: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question that everybody comes with, and the answer of this report."""
+
+    question: str
+    figure: str
+    """The answer in a word or a number."""
+    lines: tuple[Cell | Command, ...]
+    more: str
+    """Key of the section that has the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What no reader may overlook."""
+
+    label: str
+    text: str
+    short: str = ""
+    """A few words in place of the text."""
+    told: bool = False
+    """The verdict has it, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What a reader should know after ten seconds."""
+
+    name: str
+    """Of the package or file."""
+    state: State
+    verdict: str
+    asked: str
+    """Verb, chain, runtime and time."""
+    flags: tuple[Flag, ...]
+    answers: tuple[Answer, ...]
+
+
+def glance(report: Report) -> Glance:
+    """The top of a report."""
+    return Glance(
+        name=name_of(report),
+        state=find_state(report),
+        verdict=give_verdict(report),
+        asked=say_asked(report),
+        flags=tuple(find_flags(report)),
+        answers=answer_questions(report),
+    )
+
+
+def name_of(report: Report) -> str:
+    """The package or file that the report is about."""
+    if report.package is not None:
+        return report.package.name
+    return report.model.file if report.model is not None else "unknown model"
+
+
+def say_asked(report: Report) -> str:
+    """`generate on WebGpu, then CPU (command line); onnxruntime-webgpu 1.27.0; 2026-11-22T10:14:55+00:00`."""
+    request = report.request
+    chain = ", then ".join(map(short_provider, request.chain)) or "no provider"
+    return f"{request.verb} on {chain} ({request.chain_source}); {runtime_name(report.environment)}; {report.created}"
+
+
+def find_state(report: Report) -> State:
+    """Where it ran, and what of that is the news."""
+    name = state_name(report)
+    return State(name, TONES[name], SIGNS[name], say_headline(report, name))
+
+
+def state_name(report: Report) -> StateName:
+    """All, all but what is harmless, partly, not at all, or refused."""
+    phases = used_phases(report)
+    away = [node for phase in phases for node in strays(report, phase)]
+    if not phases:
+        return "nothing"
+    if any(part.provider == wanted_of(report) for part in report.rejected):
+        return "refused"
+    if not away and not report.fallbacks:
+        return "all"
+    if len(away) == sum(len(phase.nodes) for phase in phases):
+        return "none"
+    return "nearly" if is_mild(report) else "partly"
+
+
+def is_mild(report: Report) -> bool:
+    """Whether every fallback is harmless; without times, as in a dry run, none may make a copy necessary."""
+    if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
+        return False
+    if is_timed(report):
+        return all(entry.cost is not None and entry.cost.harmless is True for entry in report.fallbacks)
+    return all(entry.cost is not None and not entry.cost.copies for entry in report.fallbacks)
+
+
+def say_headline(report: Report, name: StateName) -> str:
+    """What happened, in time where that is known."""
+    wanted = short_provider(wanted_of(report))
+    ran = "ran" if is_timed(report) else "would run"
+    if name == "nothing":
+        return "No node is known to have run"
+    if name == "refused":
+        some_ran = any(len(strays(report, phase)) < len(phase.nodes) for phase in used_phases(report))
+        return f"{wanted} refused part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
+    if name == "all":
+        return f"All of it {ran} on {wanted}"
+    if name == "none":
+        missing = next((entry for entry in report.chain if entry.status == "unavailable"), None)
+        why = f": {missing.reason or 'not available'}" if missing is not None and missing is report.chain[0] else ""
+        return f"Nothing {ran} on {wanted}{why}"
+    away = {node.name for phase in report.phases for node in strays(report, phase)}
+    elsewhere = f"{plural(len(away), 'node')} elsewhere" if away else "nodes in control flow elsewhere"
+    if name == "nearly":
+        harmless = "harmless node" if is_timed(report) else "node"
+        copies = "" if is_timed(report) else "; none of them makes a copy necessary"
+        return (
+            f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {elsewhere}"
+        )
+    return say_time(report) or f"Partly on {wanted}: {elsewhere}{say_copying(report)}"
+
+
+def say_copying(report: Report) -> str:
+    """How many copies the fallbacks make necessary in a run of the main phase; empty when none is known."""
+    main = main_phase(report)
+    entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
+    copies = {name for entry in entries if entry.cost is not None for name in entry.cost.copies}
+    if main is None or not copies:
+        return ""
+    return (
+        f" make {plural(len(copies), 'copy')} necessary in every {'run' if main.name == 'run' else f'{main.name} run'}"
+    )
+
+
+def say_time(report: Report) -> str:
+    """The part of the time that copies, or nodes elsewhere, take; empty where no time is known."""
+    phase = main_phase(report)
+    split = split_time(phase, wanted_of(report)) if phase is not None and is_timed(report) else None
+    if phase is None or split is None:
+        return ""
+    of_phase = "of the node time" if phase.name == "run" else f"of {phase.name}'s node time"
+    on = listing(short_provider(name) for name in split.elsewhere_on)
+    if split.copies >= max(split.elsewhere, WORTH_A_HEADLINE):
+        return f"{whole_percent(split.copies)} {of_phase} is in copies, which wait for the device"
+    if split.elsewhere >= WORTH_A_HEADLINE:
+        return f"{whole_percent(split.elsewhere)} {of_phase} is in {plural(split.elsewhere_nodes, 'node')} on {on}"
+    share = whole_percent(split.copies + split.elsewhere)
+    who = f"{plural(split.elsewhere_nodes, 'node')} on {on}" if split.elsewhere_nodes else "copies"
+    both = " and copies" if split.elsewhere_nodes and split.copies else ""
+    take = "takes" if split.elsewhere_nodes == 1 and not both else "take"
+    return f"Partly on {short_provider(wanted_of(report))}: {who}{both} {take} {share} {of_phase}"
+
+
+def find_flags(report: Report) -> Iterator[Flag]:
+    """What makes the answer better or worse than it sounds."""
+    played = report.dry_run
+    if played is not None:
+        told = f"no {played.device_name} was used. Placement, copies and sizes are those of {played.provider_library}"
+        told += f" of ONNX Runtime {played.onnxruntime_version} over stand-in CUDA libraries; there are no times."
+        yield Flag("Dry run", told, f"as {played.device_name}")
+    if report.package is not None and report.package.verification != "verified":
+        yield Flag("Unverified package", report.package.verification_detail)
+    for sentence in report.exceeded:
+        yield Flag("Limit exceeded", sentence)
+    failed = [check.name for check in report.checks if not check.passed]
+    if failed:
+        more = [f"{len(failed) - NAMED_CHECKS} more"] if len(failed) > NAMED_CHECKS else []
+        yield Flag(
+            f"{plural(len(failed), 'check')} of this report failed", listing([*failed[:NAMED_CHECKS], *more]), told=True
+        )
+    if report.disagreements:
+        nodes = len({entry.node for entry in report.disagreements})
+        yield Flag("Sources disagree", f"on {plural(nodes, 'node')}", told=True)
+    if report.totals is not None and report.totals.finish_reason in ("interrupted", "error"):
+        yield Flag("The run ended early", report.totals.finish_reason, told=True)
+
+
+def answer_questions(report: Report) -> tuple[Answer, ...]:
+    """The five questions."""
+    return (answer_where(report), answer_what(report), answer_why(report), answer_cost(report), answer_do(report))
+
+
+def answer_where(report: Report) -> Answer:
+    """Nodes on the wanted provider, per placement."""
+    wanted, phase = wanted_of(report), main_phase(report)
+    lines = []
+    for phases in placements(report):
+        total, on = len(phases[0].nodes), len(phases[0].nodes) - len(strays(report, phases[0]))
+        where = in_phases(each.name for each in phases)
+        lines.append(f"{on:,} of {plural(total, 'node')} on {short_provider(wanted)}{where}")
+    share = None if phase is None else 1 - len(strays(report, phase)) / len(phase.nodes)
+    figure = "not known" if share is None else {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
+    return Answer("Did it run where I asked?", figure, tuple(lines) or ("No node is known.",), "layers")
+
+
+def answer_what(report: Report) -> Answer:
+    """Nodes elsewhere by provider and operator, and those in control flow."""
+    lines = []
+    for phases in placements(report):
+        where = in_phases(phase.name for phase in phases)
+        off: dict[str, Counter[str]] = {}
+        for node in strays(report, phases[0]):
+            off.setdefault(provider_of(node), Counter())[op_type_of(node)] += 1
+        lines += [
+            f"{plural(counts.total(), 'node')} on {short_provider(provider)}{where}: {tally(dict(counts))}"
+            for provider, counts in off.items()
+        ]
+        if phases[0].bodies is not None and phases[0].bodies.cpu_nodes:
+            lines.append(f"In bodies of control flow: {plural(len(phases[0].bodies.cpu_nodes), 'node')} on CPU")
+    away = {node.name for phase in report.phases for node in strays(report, phase)}
+    main = main_phase(report)
+    costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
+    if costs and main is not None and report.chain[0].status == "active":
+        told = say_harm(costs)
+        lines.append(f"{told[0].upper()}{told[1:]}{in_phases([main.name])}")
+    if not used_phases(report):
+        return Answer("What did not?", "not known", ("No node is known.",), "layers")
+    figure = plural(len(away), "node") if away else "nothing" if not lines else "control flow"
+    return Answer("What did not?", figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",),
+                  "layers")  # fmt: skip
+
+
+def answer_why(report: Report) -> Answer:
+    """Reasons, those that cost something first, and providers that are not there."""
+    lines: list[Cell] = [
+        f"{short_provider(entry.provider)} is not available ({entry.reason or 'no reason known'}): "
+        f"{entry.evidence or 'no evidence'}"
+        for entry in report.chain
+        if entry.status == "unavailable"
+    ]
+    groups = by_reason(report.fallbacks)
+    for number, ((reason, _), entries) in enumerate(groups):
+        kinds = listing(sorted({entry.evidence_kind for entry in entries}))
+        nodes = plural(len({entry.node for entry in entries}), "node")
+        lines.append(Link(f"{reason_title(reason)}: {nodes}, evidence {kinds}", reason_anchor(number)))
+    if not lines:
+        return Answer("Why?", "-", ("Nothing has to be explained.",), "fallbacks")
+    reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
+    figure = reasons[0] if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "not available"
+    return Answer("Why?", figure, tuple(lines), "fallbacks")
+
+
+def answer_cost(report: Report) -> Answer:
+    """Speed, waits, copies and partitions of the phase that is run for every token, and what of it is harmless."""
+    phase = main_phase(report)
+    if phase is None:
+        return Answer("What does it cost?", "not known", ("No node is known.",), "phases")
+    lines = [*say_step(phase), *say_waits(phase), say_moves(phase)]
+    speed = phase.tokens_per_second
+    if speed is not None:
+        figure = f"{decimals(speed)} tokens/s"
+    elif phase.step_p50_ms is not None:
+        figure = f"{decimals(phase.step_p50_ms)} ms"
+    else:
+        figure = plural(len(phase.copies), "copy") if phase.copies else "no copy"
+    return Answer("What does it cost?", figure, tuple(lines), "phases")
+
+
+def say_step(phase: Phase) -> Iterator[str]:
+    """The time of a step, where the speed is the figure."""
+    if phase.tokens_per_second is not None and phase.step_p50_ms is not None:
+        yield f"{decimals(phase.step_p50_ms)} ms a {phase.name} step"
+
+
+def say_waits(phase: Phase) -> Iterator[str]:
+    """Host time in Memcpy nodes."""
+    cost = phase.cost
+    if cost is None or not cost.host_wait_us_per_run:
+        return
+    shares = [entry.time_share for entry in phase.by_op_type if entry.name in COPY_OPERATORS]
+    known = [share for share in shares if share is not None]
+    part = f", {percent(sum(known))} of the node time" if known else ""
+    token = cost.host_wait_us_per_token
+    wait, per = (cost.host_wait_us_per_run, "run") if token is None else (token, "token")
+    yield f"{decimals(wait, 1e-3)} ms host wait in copies per {per}{part}"
+
+
+def say_moves(phase: Phase) -> str:
+    """Copies and partitions."""
+    cost, run = phase.cost, "run" if phase.name == "run" else f"{phase.name} run"
+    parts = plural(len(phase.partitions), "partition")
+    if cost is None or not cost.copies:
+        return f"No copy between devices; {parts}"
+    size = in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+    return f"{plural(cost.copies, 'copy')} per {run}{size}; {parts}"
+
+
+def answer_do(report: Report) -> Answer:
+    """The first remedy, and the command for it."""
+    question, more = "What can I do?", "fallbacks"
+    state, groups = state_name(report), by_reason(report.fallbacks)
+    missing = [entry for entry in report.chain if entry.status == "unavailable"]
+    if not missing and state == "all":
+        return Answer(question, "nothing", ("It ran where it was asked to.",), more)
+    if not missing and state == "nearly":
+        return Answer(question, "nothing", ("What is elsewhere costs next to nothing.",), more)
+    action = next(top_actions(report, groups), None)
+    remedies: list[Cell | Command] = [entry.remedy for entry in missing if entry.remedy]
+    if action is None and not missing:
+        remedies += [entries[0].remedy for _, entries in groups[:1]]
+    commands = [Command(action.words, action.does)] if action is not None else []
+    figure = "see the remedy" if remedies else "not known"
+    if missing:
+        figure = f"Get {short_provider(missing[0].provider)} to start"
+    elif action is not None:
+        figure = action.title
+    return Answer(question, figure, (*remedies, *commands) or ("The report knows of no remedy.",), more)

@@ -1,0 +1,42 @@
+"""Where it ran: memory of model and process, machine and software."""
+
+from __future__ import annotations
+
+from partita.partition_reports.records import Environment, Memory, Report
+from partita.partition_reports.sections.model import Pairs, Section
+from partita.partition_reports.sections.shared import runtime_name
+from partita.partition_reports.wording import human_bytes, plural
+
+Pair = tuple[str, tuple[str, ...]]
+
+
+def section(report: Report) -> Section:
+    """Memory and environment."""
+    memory = say_memory(report.memory, of_package=report.cache is not None)
+    rows = (*memory, *say_environment(report.environment, report))
+    return Section("machine", "Machine", (Pairs("Memory and machine", rows),))
+
+
+def say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
+    """Memory of the weights, the cache and the process."""
+    held = f"weights {human_bytes(memory.weight_bytes)}"
+    if of_package:
+        held += f", cache {human_bytes(memory.cache_bytes)}"
+    told = [held]
+    if memory.peak_rss_bytes is not None:
+        sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
+        before, after, peak = map(human_bytes, sizes)
+        told.append(f"process {before} before load, {after} after load, {peak} at its peak (resident)")
+    return (("memory", tuple(told)),)
+
+
+def say_environment(env: Environment, report: Report) -> tuple[Pair, ...]:
+    """Machine and software."""
+    cores = plural(env.logical_cores, "logical core")
+    return (
+        ("machine", (f"{env.cpu}, {cores}, {human_bytes(env.memory_bytes)}",)),
+        ("system", (f"{env.operating_system}, Python {env.python}",)),
+        ("runtime", (f"{runtime_name(env)} ({env.onnxruntime_build})",)),
+        ("packages", (", ".join(f"{name} {version}" for name, version in env.packages.items()),)),
+        ("partita", (f"{report.partita_version}, report of {report.created}",)),
+    )

@@ -1,0 +1,65 @@
+"""Every node of the plan, with everything that other sections say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.partition_reports.fusion import COMPILED
+from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.records import NodePlacement, Phase, Report
+from partita.partition_reports.sections.anchors import node_anchors, stray_anchors
+from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, words
+from partita.partition_reports.sections.shared import placements, some
+from partita.partition_reports.wording import decimals, human_bytes, in_phases, short_provider
+
+NAMED = 8
+"""Nodes that a cell names."""
+
+
+def section(report: Report) -> Section | None:
+    """None when no node is known; else everything is folded away."""
+    folds = tuple(
+        Fold(
+            f"All {len(phases[-1].nodes):,} nodes{in_phases(phase.name for phase in phases)}",
+            (node_table(report, phases),),
+        )
+        for phases in placements(report)
+    )
+    return Section("nodes", "Nodes", folds) if folds else None
+
+
+def node_table(report: Report, phases: Sequence[Phase]) -> Table:
+    """The nodes of phases that share a placement."""
+    anchors, stray = node_anchors(report), stray_anchors(report)
+    reasons = {(entry.phase, entry.node): entry.reason for entry in report.fallbacks}
+    timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
+    times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
+    last = phases[-1]
+    rows = []
+    for node in last.nodes:
+        key = (last.name, node.name)
+        why: Cell = Link(reasons[key], stray[key]) if key in stray else ""
+        cells = (
+            str(node.position),
+            node.name,
+            op_type_of(node),
+            short_provider(provider_of(node)),
+            "" if node.layer is None else str(node.layer),
+            node.module or "",
+            *(decimals(known.get(node.name), 1e-3) for known in times),
+            human_bytes(node.output_bytes),
+            why,
+            say_replaced(node),
+        )
+        rows.append(Row(cells, anchors[last.name, node.position]))
+    heads = [Column("position"), words("node"), words("operator"), words("on"), Column("layer"), words("module")]
+    heads += [Column(f"{phase.name} host ms") for phase in timed]
+    heads += [Column("output"), words("reason"), words("in place of")]
+    runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
+    return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
+
+
+def say_replaced(node: NodePlacement) -> str:
+    """The exported nodes that one took the place of."""
+    made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
+    return made + some(node.replaces, NAMED)

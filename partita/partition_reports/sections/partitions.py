@@ -1,0 +1,128 @@
+"""Partitions in execution order, what crosses their borders, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from partita.partition_reports.records import BoundaryTensor, Partition, Phase, PhaseCost, Report
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, Table, table, words
+from partita.partition_reports.sections.shared import best_observed, in_bytes, placements, span
+from partita.partition_reports.wording import (
+    decimals,
+    families,
+    human_bytes,
+    in_phases,
+    per_run,
+    plural,
+    short_provider,
+)
+
+
+def section(report: Report) -> Section | None:
+    """None when no partition is known."""
+    blocks: list[Block] = []
+    for phases in placements(report):
+        phase = best_observed(phases)
+        where = in_phases(phase.name for phase in phases)
+        blocks.append(partition_table(phase, where))
+        blocks += crossing_blocks(phase, where)
+        if phase.cost is not None and (phase.cost.partitions > 1 or phase.cost.copies):
+            blocks.append(Line(say_cost(phase.cost), f"cost {per_run(phase.name)}"))
+    if any(phase.partitions for phase in report.phases):
+        blocks.append(Line("other: other partitions; session: inputs and outputs of the model.", tone="quiet"))
+    return Section("partitions", "Partitions", tuple(blocks)) if blocks else None
+
+
+def partition_table(phase: Phase, where: str) -> Table:
+    """One row per partition."""
+    heads = (Column("#"), words("provider"), Column("nodes"), Column("positions"))
+    parts = phase.partitions
+
+    def rest(shown: int) -> str:
+        left = parts[shown:]
+        return f"and {plural(len(left), 'more partition')}: {plural(sum(part.nodes for part in left), 'node')}"
+
+    caption = f"{plural(len(parts), 'partition')}{where}, in execution order; bytes {per_run(phase.name)}"
+    rows = [partition_row(part) for part in parts]
+    return table(caption, (*heads, words("tensors in"), words("tensors out")), rows, rest=rest)
+
+
+def partition_row(part: Partition) -> tuple[str, ...]:
+    """One partition."""
+    ways = ("in", "out")
+    borders = [say_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
+    where = span(part.first_position, part.nodes)
+    return (str(part.index), short_provider(part.provider), f"{part.nodes:,}", where, *borders)
+
+
+def say_border(tensors: Sequence[BoundaryTensor]) -> str:
+    """How many tensors cross, from or to the session or other partitions, and their bytes."""
+    if not tensors:
+        return "none"
+    session = sum(tensor.other_side == "session" for tensor in tensors)
+    sides = [(session, "session"), (len(tensors) - session, "other")]
+    return ", ".join(f"{count} {side}" for count, side in sides if count) + f", {total_bytes(tensors)}"
+
+
+def total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
+    """Sum of the known sizes, marked when some are not known."""
+    sizes = [tensor.size_bytes for tensor in tensors]
+    known = [size for size in sizes if size is not None]
+    if not known:
+        return "size unknown"
+    return human_bytes(sum(known)) + (" or more" if len(known) < len(sizes) else "")
+
+
+def crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
+    """Tensors that one partition hands to another, largest first; those that are alike in every layer in one row."""
+    crossing = [
+        (tensor, part.index)
+        for part in phase.partitions
+        for tensor in part.boundary
+        if tensor.direction == "out" and tensor.other_side != "session"
+    ]
+    if not crossing:
+        return
+    crossing.sort(key=lambda entry: -(entry[0].size_bytes or 0))
+    alike = families(tensor.name for tensor, _ in crossing)
+    family_of = {member: name for name, members in alike.items() for member in members}
+    groups: dict[str, list[BoundaryTensor]] = {}
+    for tensor, _ in crossing:
+        groups.setdefault(family_of[tensor.name], []).append(tensor)
+
+    def rest(shown: int) -> str:
+        left = [tensor for tensors in list(groups.values())[shown:] for tensor in tensors]
+        return f"and {plural(len(left), 'more tensor')}: {total_bytes(left)}"
+
+    caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
+    rows = [(name, f"{len(tensors):,}", total_bytes(tensors)) for name, tensors in groups.items()]
+    yield table(caption, (words("tensor"), Column("tensors"), Column("bytes")), rows, rest=rest)
+    names = {str(part.index): f"{part.index} ({short_provider(part.provider)})" for part in phase.partitions}
+    each = [
+        (
+            tensor.name,
+            names[str(origin)],
+            names.get(tensor.other_side, tensor.other_side),
+            human_bytes(tensor.size_bytes),
+        )
+        for tensor, origin in crossing
+    ]
+    heads = (words("tensor"), words("from partition"), words("to partition"), Column("bytes"))
+    yield Fold(f"All tensors between partitions{where}", (table(caption, heads, each),))
+
+
+def say_cost(cost: PhaseCost) -> str:
+    """What the partitions cost in one run, and per token."""
+    crossing = in_bytes(cost.crossing_bytes_per_run) if cost.crossings else ""
+    parts = [f"{plural(cost.crossings, 'tensor')} between partitions{crossing}"]
+    copied = in_bytes(cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+    parts.append(f"{plural(cost.copies, 'copy')}{copied}" if cost.copies else "no copy")
+    if cost.host_wait_us_per_run:
+        parts.append(f"{decimals(cost.host_wait_us_per_run, 1e-3)} ms host wait")
+    line = ", ".join(parts)
+    if cost.copies and cost.tokens_per_run and cost.copy_bytes_per_token is not None:
+        tokens = plural(cost.tokens_per_run, "new token")
+        line += f"; with {tokens} a run, {human_bytes(round(cost.copy_bytes_per_token))} copied per token"
+        if cost.host_wait_us_per_token:
+            line += f", {decimals(cost.host_wait_us_per_token, 1e-3)} ms wait"
+    return line

@@ -1,0 +1,119 @@
+"""The figures of each phase: nodes, partitions, copies, waits, speed, cache; then loading and the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
+from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes, is_timed
+from partita.partition_reports.wording import NOT_KNOWN, decimals, percent, plural, short_provider
+
+Figure = tuple[str, ...]
+
+
+def section(report: Report) -> Section:
+    """The figures of all phases side by side, and which steps they cover."""
+    blocks: list[Block] = [figures(report)] if report.phases else [Line("No phase was run.")]
+    blocks += [Line(f"{phase.name}: {note(report, phase)}.", tone="quiet") for phase in report.phases]
+    if report.totals is not None:
+        blocks.append(Pairs("The whole run", tuple(totals(report.totals))))
+    return Section("phases", "Phases", tuple(blocks))
+
+
+def note(report: Report, phase: Phase) -> str:
+    """Which steps the figures of a phase cover."""
+    return phase.timing_note if is_timed(report) else f"{plural(phase.observed_runs, 'run')}; {phase.timing_note}"
+
+
+def figures(report: Report) -> Table:
+    """One column per phase."""
+    phases = report.phases
+    rows = [*node_figures(phases), *cost_figures(phases, timed=is_timed(report))]
+    if is_timed(report):
+        rows += speed_figures(phases)
+    if report.cache is not None and report.cache.states:
+        rows.append(("KV cache", *(say_in_place(report.cache) for _ in phases)))
+    return table(
+        "The phases in figures", [words("figure"), *(Column(phase.name) for phase in phases)], rows, obvious=True
+    )
+
+
+def node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
+    """Nodes per provider, with their part of the node time."""
+    for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
+        shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
+        timed = any(entry is not None and entry.time_share is not None for entry in shares)
+        yield (
+            f"nodes on {short_provider(provider)}{' (node time)' if timed else ''}",
+            *(say_nodes(entry) for entry in shares),
+        )
+
+
+def say_nodes(entry: ProviderShare | None) -> str:
+    """A count, and its part of the node time."""
+    if entry is None:
+        return "0"
+    return f"{entry.nodes:,}" + ("" if entry.time_share is None else f" ({percent(entry.time_share)})")
+
+
+def cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
+    """Partitions, crossings, copies, bytes and waits, all of one run. Figures per token only where there are tokens."""
+    costs = [phase.cost for phase in phases]
+    yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
+    yield "tensors between partitions", *each(costs, say_crossings)
+    yield "copies between devices", *each(costs, say_copies)
+    if timed:
+        yield "wait in copies, ms", *each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
+    if any(cost is not None and cost.tokens_per_run for cost in costs):
+        yield "bytes copied per token", *each(costs, bytes_per_token)
+        if timed:
+            yield "wait per token, ms", *each(costs, lambda cost: decimals(cost.host_wait_us_per_token, 1e-3))
+
+
+def each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> list[str]:
+    """What `say` makes of the cost of each phase; `-` where there is none."""
+    return [NOT_KNOWN if cost is None else say(cost) for cost in costs]
+
+
+def say_crossings(cost: PhaseCost) -> str:
+    """Tensors that partitions hand over."""
+    return count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)
+
+
+def say_copies(cost: PhaseCost) -> str:
+    """Copies and their bytes."""
+    return count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
+
+
+def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
+    """Steps, tokens and times."""
+    yield "steps", *(f"{phase.steps:,}" for phase in phases)
+    if any(phase.tokens for phase in phases):
+        yield "tokens", *(f"{phase.tokens:,}" for phase in phases)
+    yield "seconds", *(decimals(phase.seconds) for phase in phases)
+    if any(phase.tokens for phase in phases):
+        yield "tokens per second", *(decimals(phase.tokens_per_second) for phase in phases)
+    yield "step p50, ms", *(decimals(phase.step_p50_ms) for phase in phases)
+    yield "step p95, ms", *(decimals(phase.step_p95_ms) for phase in phases)
+    yield "step p99, ms", *(decimals(phase.step_p99_ms) for phase in phases)
+    yield "outside the session p50, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)
+
+
+def say_in_place(cache: Cache) -> str:
+    """Whether the cache stays in place."""
+    if cache.checked_steps == 0:
+        return "not checked"
+    if cache.in_place_states < cache.states:
+        return f"NO: {cache.states - cache.in_place_states} of {cache.states} copied"
+    return f"NO: {plural(cache.address_changes, 'address change')}" if cache.address_changes else "in place"
+
+
+def totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Loading, first token, and how a generation ended."""
+    session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
+    yield "load", (f"session {session} s, tokenizer {tokenizer} s",)
+    first = found.first_token_seconds
+    yield "first token", ("no token came" if first is None else f"{decimals(first)} s after prefill began",)
+    ended = found.finish_reason + (f" ({found.finish_detail})" if found.finish_detail else "")
+    yield "generated", (f"{found.new_tokens:,} tokens after a prompt of {found.prompt_tokens:,}; finish: {ended}",)

@@ -1,0 +1,166 @@
+"""Nodes and time by provider, operator and module, phases side by side; and what fused and compiled nodes stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from partita.partition_reports.fusion import COMPILED
+from partita.partition_reports.groups import op_type_of
+from partita.partition_reports.records import Bodies, GroupShare, NodePlacement, Phase, ProviderShare, Report
+from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, words
+from partita.partition_reports.sections.shared import is_timed, on_providers, placements, used_phases, wanted_of
+from partita.partition_reports.wording import (
+    NOT_KNOWN,
+    decimals,
+    in_phases,
+    name_families,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
+
+Groups = Callable[[Phase], Sequence[GroupShare]]
+NAMED = 8
+"""Lines on fused and compiled nodes."""
+
+
+def section(report: Report) -> Section | None:
+    """None when no node is known."""
+    phases = used_phases(report)
+    if not phases:
+        return None
+    mixed = len({entry.provider for phase in phases for entry in phase.providers}) > 1
+    timed = is_timed(report)
+    wanted = wanted_of(report) if mixed else None
+    blocks: list[Block] = [group_table("provider", phases, by_provider, None, timed=timed)]
+    blocks += about_providers(report)
+    blocks += [
+        group_table("operator", phases, lambda phase: phase.by_op_type, wanted, timed=timed),
+        group_table("module", phases, lambda phase: phase.by_module, wanted, timed=timed),
+    ]
+    blocks += [Line(TIMES, tone="quiet")] if timed else []
+    return Section("placement", "Placement", tuple(blocks))
+
+
+TIMES = "Milliseconds are host time per session run; share: part of the phase's node time."
+
+
+def by_provider(phase: Phase) -> list[GroupShare]:
+    """Providers as groups, so that they share the groups' table."""
+    return [
+        GroupShare(
+            name=short_provider(entry.provider),
+            nodes=entry.nodes,
+            nodes_by_provider={entry.provider: entry.nodes},
+            host_us_per_run=entry.host_us_per_run,
+            time_share=entry.time_share,
+        )
+        for entry in phase.providers
+    ]
+
+
+def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str | None, *, timed: bool) -> Table:
+    """One row per group; `timed` adds time and share per phase, `wanted` a column of what is not on that provider."""
+    by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
+    names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
+    rows = [group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
+    heads = [words(title), Column("nodes"), *([words("elsewhere")] if wanted else [])]
+    for phase in phases if timed else ():
+        heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
+
+    def rest(shown: int) -> str:
+        return sum_up(title, names[shown:], phases, by_phase)
+
+    return table(f"By {title}", heads, rows, rest=rest, obvious=True)
+
+
+def group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, timed: bool) -> tuple[str, ...]:
+    """One group in every phase."""
+    counts = dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries)
+    cells = [name, " / ".join(counts)]
+    if wanted:
+        found = (away(entry, wanted) for entry in entries if entry)
+        cells.append(" / ".join(dict.fromkeys(text for text in found if text)))
+    for entry in entries if timed else ():
+        cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
+        cells.append(percent(entry.time_share) if entry else NOT_KNOWN)
+    return tuple(cells)
+
+
+def away(entry: GroupShare, wanted: str) -> str:
+    """Nodes that are not on the wanted provider."""
+    return on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
+
+
+def sum_up(title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]) -> str:
+    """One line on groups that have no row: their nodes and the part of the time they take, per phase."""
+    parts: dict[str, list[str]] = {}
+    for phase, groups in zip(phases, by_phase, strict=True):
+        entries = [groups[name] for name in names if name in groups]
+        counts: dict[str, int] = {}
+        for entry in entries:
+            for provider, count in entry.nodes_by_provider.items():
+                counts[provider] = counts.get(provider, 0) + count
+        where = f" ({on_providers(counts)})" if len(counts) > 1 else ""
+        shares = [entry.time_share for entry in entries if entry.time_share is not None]
+        time = f", {percent(sum(shares))} of the time" if shares else ""
+        said = f"{plural(sum(entry.nodes for entry in entries), 'node')}{where}{time}"
+        parts.setdefault(said, []).append(phase.name)
+    told = "; ".join(f"{said}{in_phases(names_)}" for said, names_ in parts.items())
+    return f"and {plural(len(names), f'more {title}')}: {told}"
+
+
+def about_providers(report: Report) -> Iterator[Line]:
+    """Operators of each provider once there are several, what nodes stand for, and what is in control flow."""
+    for phases in placements(report):
+        phase, where = phases[0], in_phases(phase.name for phase in phases)
+        if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
+            for entry in phase.providers:
+                yield Line(f"{say_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
+        for line in stand_ins(phase):
+            yield Line(line, tone="quiet")
+        if phase.bodies is not None:
+            yield Line(say_bodies(phase.bodies), f"Bodies of control flow{where}, in no other figure")
+
+
+def say_behind(entry: ProviderShare) -> str:
+    """How many nodes of the file stand behind a provider's, where it is another number."""
+    if entry.exported_nodes is None or entry.exported_nodes == entry.nodes:
+        return ""
+    return f"{plural(entry.nodes, 'node')} for {entry.exported_nodes:,} of the file: "
+
+
+def stand_ins(phase: Phase) -> list[str]:
+    """What compiled and fused nodes stand for; those that run alike nodes in every layer share a line."""
+    alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
+    compiled: dict[str, list[str]] = {}
+    for node in phase.nodes:
+        if node.op_type == COMPILED:
+            made_of = f"{plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
+            compiled.setdefault(made_of, []).append(node.name)
+        elif node.replaces:
+            alike.setdefault((op_type_of(node), replaced_kinds(node)), []).append(node)
+    lines = [
+        f"{name_families(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
+        for made_of, names in compiled.items()
+    ]
+    lines += [
+        f"{op}: {plural(len(nodes), 'node')} in place of {' + '.join(kinds)}, e.g. {nodes[0].replaces[-1]}"
+        for (op, kinds), nodes in alike.items()
+    ]
+    left = len(lines) - NAMED
+    return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
+
+
+def replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
+    """Operators of the nodes that one took the place of; how many there were, in a report that does not have them."""
+    return node.replaces_op_types or (plural(len(node.replaces), "node"),)
+
+
+def say_bodies(bodies: Bodies) -> str:
+    """What is in the bodies of If, Loop and Scan."""
+    on_cpu = plural(len(bodies.cpu_nodes), "node") + " on CPU"
+    names = f" ({', '.join(bodies.cpu_nodes)})" if bodies.cpu_nodes else ""
+    copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
+    return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}."

@@ -1,0 +1,42 @@
+"""All sections of a report, by key."""
+
+from __future__ import annotations
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections import (
+    cache,
+    checks,
+    copies,
+    dry_run,
+    fallbacks,
+    layers,
+    machine,
+    nodes,
+    partitions,
+    phases,
+    placement,
+    request,
+)
+from partita.partition_reports.sections.model import Section
+
+PARTS = (
+    phases.section,
+    dry_run.section,
+    fallbacks.section,
+    placement.section,
+    layers.section,
+    partitions.section,
+    copies.section,
+    cache.section,
+    nodes.section,
+    checks.section,
+    checks.sources,
+    request.section,
+    machine.section,
+)
+"""In the order of a report: what matters most first."""
+
+
+def sections(report: Report) -> tuple[Section, ...]:
+    """Every section that has something to say about this report."""
+    return tuple(found for part in PARTS if (found := part(report)) is not None)

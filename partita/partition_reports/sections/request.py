@@ -1,0 +1,93 @@
+"""What was asked for: package or model, verb, chain, options; and what became of each provider of the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.partition_reports.records import ChainEntry, ModelFacts, ModelInput, PackageFacts, Report, Request
+from partita.partition_reports.sections.model import Pairs, Section
+from partita.partition_reports.wording import families, plural
+
+Pair = tuple[str, tuple[str, ...]]
+
+
+def section(report: Report) -> Section:
+    """Everything that was asked for."""
+    return Section("request", "Request", (Pairs("Request", tuple(pairs(report))),))
+
+
+def pairs(report: Report) -> Iterator[Pair]:
+    """Package or model, then the request, then the chain."""
+    request = report.request
+    if report.package is not None:
+        yield from describe_package(report.package)
+    if report.model is not None:
+        yield from describe_model(report.model)
+    if request.path is not None:
+        yield "path", (request.path,)
+    yield "verb", (describe_verb(request),)
+    chain = f"{', '.join(request.chain) or 'none'} ({request.chain_source})"
+    yield "chain", (chain, *(told for entry in report.chain for told in describe_entry(entry)))
+    yield "threads", ("ONNX Runtime's choice" if request.threads is None else str(request.threads),)
+    if request.prefill_chunk_tokens is not None:
+        yield "prefill", (f"in chunks of {plural(request.prefill_chunk_tokens, 'token')}",)
+    if request.options:
+        yield "options", (", ".join(f"{name}={value}" for name, value in request.options.items()),)
+    if request.limits:
+        yield "limits", (", ".join(f"{name} {value:,}" for name, value in request.limits.items()),)
+
+
+def describe_package(package: PackageFacts) -> Iterator[Pair]:
+    """The package that was run."""
+    yield (
+        "package",
+        (
+            f"{package.name}: {package.model_type}, {package.precision}, attention {package.attention}",
+            f"batch {package.batch_size}, max length {package.max_length}, manifest {package.manifest_sha256[:12]}",
+        ),
+    )
+    yield "package is", (f"{package.verification}: {package.verification_detail}",)
+
+
+def describe_model(model: ModelFacts) -> Iterator[Pair]:
+    """The ONNX file that was run, and what its inputs were given."""
+    opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
+    about = f"{model.file}: {plural(model.nodes, 'node')}, opset {opsets}, sha256 {model.sha256[:12]}"
+    yield "model", (about, *([f"weights in {', '.join(model.data_files)}"] if model.data_files else []))
+    yield "inputs", tuple(describe_inputs(model.inputs)) or ("none",)
+
+
+def describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
+    """Inputs as they were given; those of one type and shape whose names differ in numbers only share a line."""
+    alike: dict[str, list[str]] = {}
+    for port in ports:
+        alike.setdefault(f"{port.dtype}[{','.join(map(str, port.shape))}]", []).append(port.name)
+    found = {
+        members[0]: f"{name} {kind}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
+        for kind, names in alike.items()
+        for name, members in families(names).items()
+    }
+    yield from (found[port.name] for port in ports if port.name in found)
+
+
+def describe_verb(request: Request) -> str:
+    """The verb, and how much it was asked to do."""
+    parts = [request.verb]
+    if request.prompt_tokens is not None:
+        parts.append(plural(request.prompt_tokens, "prompt token"))
+    if request.max_new_tokens is not None:
+        parts.append(f"up to {request.max_new_tokens} new ones")
+    if request.runs is not None:
+        parts.append(f"{plural(request.runs, 'run')} per phase on generated inputs")
+    return ", ".join(parts)
+
+
+def describe_entry(entry: ChainEntry) -> Iterator[str]:
+    """What became of a provider, and what to do when it is not there."""
+    if entry.status == "active":
+        yield f"{entry.provider} active"
+        return
+    reason, evidence = entry.reason or "no reason known", entry.evidence or "no evidence"
+    yield f"{entry.provider} {entry.status}: {reason}; {evidence}"
+    if entry.remedy:
+        yield f"remedy: {entry.remedy}"

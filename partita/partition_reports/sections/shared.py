@@ -1,0 +1,102 @@
+"""Words and choices that several sections have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partita.partition_reports.cost import total_bytes
+from partita.partition_reports.groups import provider_of
+from partita.partition_reports.records import Copy, Environment, NodePlacement, Phase, PhaseCost, Report
+from partita.partition_reports.verdict import merge_phases
+from partita.partition_reports.wording import human_bytes, plural, short_provider
+
+COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
+"""Memcpy nodes, and the arrow that stands for each: down to the device, up to the host."""
+
+
+def is_copy(node: NodePlacement) -> bool:
+    """True for a Memcpy node."""
+    return node.op_type in COPY_OPERATORS
+
+
+def wanted_of(report: Report) -> str:
+    """The first provider of the chain, by ONNX Runtime's name."""
+    return report.chain[0].provider if report.chain else "no provider"
+
+
+def used_phases(report: Report) -> tuple[Phase, ...]:
+    """Phases of which nodes are known."""
+    return tuple(phase for phase in report.phases if phase.nodes)
+
+
+def placements(report: Report) -> list[list[Phase]]:
+    """Those phases, the ones that share a placement together."""
+    return merge_phases(used_phases(report))
+
+
+def best_observed(phases: Sequence[Phase]) -> Phase:
+    """The last of phases that share a placement; one that was profiled, when there is any, for it knows sizes."""
+    return max(enumerate(phases), key=lambda entry: (entry[1].observed_runs > 0, entry[0]))[1]
+
+
+def main_phase(report: Report) -> Phase | None:
+    """The phase that is run for every token, or the only one."""
+    phases = used_phases(report)
+    return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
+
+
+def strays(report: Report, phase: Phase) -> list[NodePlacement]:
+    """Nodes of a phase that are not on the wanted provider."""
+    return [node for node in phase.nodes if provider_of(node) != wanted_of(report)]
+
+
+def is_timed(report: Report) -> bool:
+    """Whether there are times: a dry run has none."""
+    return report.dry_run is None
+
+
+def on_providers(counts: dict[str, int]) -> str:
+    """Nodes per provider, by short names."""
+    return ", ".join(f"{short_provider(provider)} {count:,}" for provider, count in counts.items())
+
+
+def count_and_bytes(count: int, size: int | None, at_least: int = 0) -> str:
+    """How many, and their bytes when there are any."""
+    return f"{count:,}{in_bytes(size, at_least)}" if count else "0"
+
+
+def in_bytes(size: int | None, at_least: int = 0) -> str:
+    """The size in brackets, or what is known of it."""
+    if size is not None:
+        return f" ({human_bytes(size)})"
+    return f" ({human_bytes(at_least)} or more)" if at_least else " (size not known)"
+
+
+def copied_bytes(copies: Sequence[Copy]) -> str:
+    """Sum of the sizes of copies, marked when some are not known."""
+    whole = total_bytes(copies)
+    known = sum(copy.bytes_per_run or 0 for copy in copies)
+    return human_bytes(known) if whole is not None else f"{human_bytes(known)} or more" if known else "size not known"
+
+
+def bytes_per_token(cost: PhaseCost) -> str:
+    """Bytes for one token."""
+    return human_bytes(None if cost.copy_bytes_per_token is None else round(cost.copy_bytes_per_token))
+
+
+def runtime_name(machine: Environment) -> str:
+    """The package that ONNX Runtime came in, with its version once."""
+    package, version = machine.onnxruntime_package, machine.onnxruntime_version
+    return package if version in package else f"{package} {version}"
+
+
+def span(first: int, count: int) -> str:
+    """`3` or `3-7`."""
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def some(names: Iterable[str], most: int) -> str:
+    """The first names, and how many there are in all when that is more."""
+    listed = list(names)
+    more = f", … ({plural(len(listed), 'node')})" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more

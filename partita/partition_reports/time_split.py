@@ -1,0 +1,47 @@
+"""What the host's time in nodes goes to: copies, nodes elsewhere, or the wanted provider's own. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.groups import UNKNOWN, share, total_us
+from partita.partition_reports.records import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSplit:
+    """Parts of the node time of one phase, 0 .. 1, and the nodes they are in."""
+
+    node_us: float
+    copies: float
+    """In Memcpy nodes: waiting for work that was queued on the device, and copying."""
+    elsewhere: float
+    own: float
+    """In nodes on the wanted provider: computing, or only queueing where the device works on its own."""
+    elsewhere_nodes: int
+    elsewhere_on: tuple[str, ...]
+    """The providers that have those."""
+
+
+def split_time(phase: Phase, wanted: str) -> TimeSplit | None:
+    """The parts; None when no node of the phase has a time."""
+    whole = total_us(phase.nodes)
+    if not whole:
+        return None
+    memcpy = [node for node in phase.nodes if is_memcpy(node)]
+    rest = [node for node in phase.nodes if not is_memcpy(node)]
+    away = [node for node in rest if node.provider != wanted]
+    copies, elsewhere, own = (
+        share(total_us(nodes) or 0.0, whole) or 0.0
+        for nodes in (memcpy, away, [node for node in rest if node.provider == wanted])
+    )
+    providers = tuple(dict.fromkeys(node.provider or UNKNOWN for node in away))
+    return TimeSplit(whole, copies, elsewhere, own, len(away), providers)
+
+
+def whole_percent(part: float) -> str:
+    """`71 %`; what is not all of it is never 100 %, and what is not nothing never 0 %."""
+    if 0.995 <= part < 1:
+        return "over 99 %"
+    return "under 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"

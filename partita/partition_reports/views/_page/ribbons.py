@@ -1,0 +1,56 @@
+"""The partitions of a placement as a ribbon, from the first node to the last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.shared import placements, wanted_of
+from partita.partition_reports.verdict import phase_names
+from partita.partition_reports.views._page.marks import Mark
+from partita.partition_reports.wording import plural
+
+WIDTH = 1000
+"""Of a ribbon, in its own units."""
+MOST_BANDS = 600
+"""Partitions that a ribbon draws; more of them could not be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """One partition in a ribbon."""
+
+    css: str
+    left: float
+    width: float
+    lane: int
+    """0 for the wanted provider, 1 for every other one: place tells it too, not colour alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ribbon:
+    """The partitions of phases that share a placement."""
+
+    title: str
+    told: str
+    bands: tuple[Band, ...]
+
+
+def draw_ribbons(report: Report, marks: dict[str, Mark]) -> tuple[Ribbon, ...]:
+    """One ribbon per placement."""
+    ribbons = []
+    for phases in placements(report):
+        phase = phases[0]
+        total = len(phase.nodes)
+        bands = tuple(
+            Band(
+                css=marks[part.provider].css if part.provider in marks else "eu",
+                left=round(WIDTH * part.first_position / total, 2),
+                width=round(WIDTH * part.nodes / total, 2),
+                lane=int(part.provider != wanted_of(report)),
+            )
+            for part in phase.partitions[:MOST_BANDS]
+        )
+        told = f"{plural(len(phase.partitions), 'partition')} over {plural(total, 'node')}"
+        ribbons.append(Ribbon(phase_names(phases), told, bands))
+    return tuple(ribbons)

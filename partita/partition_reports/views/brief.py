@@ -1,0 +1,40 @@
+"""The report in at most ten lines, for a glance or a log."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.style import Style
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.brief import MOST_LINES, brief
+from partita.partition_reports.sections.glance import find_state
+from partita.partition_reports.views import _layout
+from partita.partition_reports.views._blocks import INDENT, TONES
+from partita.partition_reports.views._tables import ALARM, BOLD, PLAIN, Page, to_plain_text
+from partita.partition_reports.views.base import View
+
+
+def render(report: Report, console: Console) -> None:
+    """Print the lines, wrapped as long as there are no more than ten of them then."""
+    page, lines = Page(console), brief(report)
+    tone = TONES[find_state(report).tone]
+    needed = sum(len(_layout.paragraph(said(page, *line), console.width, hang=INDENT)) for line in lines)
+    for number, (label, text) in enumerate(lines):
+        style = BOLD + Style(color=tone.color) if number == 0 else ALARM if label == "note" else PLAIN
+        if needed > MOST_LINES:
+            page.put(said(page, label, text), style, bold=len(label) + 1 if label else 0)
+        else:
+            page.line(text, indent=0, hang=INDENT, label=label, style=style)
+
+
+def said(page: Page, label: str, text: str) -> str:
+    """One line, harmless."""
+    return page.harmless(f"{label}: {text}" if label else text)
+
+
+def to_text(report: Report) -> str:
+    """The same without colour, for a file."""
+    return to_plain_text(lambda console: render(report, console))
+
+
+VIEW = View("brief", ".txt", "the report in at most ten lines", to_text)

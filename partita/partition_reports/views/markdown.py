@@ -1,0 +1,151 @@
+"""The report as GitHub Markdown, for a comment of CI or a pull request: the answer first, the rest folded.
+
+Names and log lines of a model come into a comment that others read: they can neither format it, link, mention anybody,
+nor end the table that they are in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.glance import Glance, glance
+from partita.partition_reports.sections.model import (
+    Block,
+    Command,
+    Fold,
+    Group,
+    Line,
+    Pairs,
+    Section,
+    Table,
+    text_of,
+)
+from partita.partition_reports.sections.report import sections
+from partita.partition_reports.views.base import View
+from partita.partition_reports.wording import clean
+
+ROWS = 12
+"""Most rows of a table; the rest is summed up in one line."""
+FINDINGS = 2
+SHOWN = ("phases", "fallbacks")
+"""Sections that are open; the others are folded."""
+LEFT_OUT = frozenset({"nodes"})
+SPECIAL = re.compile(r"[\\`*\[\]<>|~&@]|(?<=:)//|(?<=www)\.|^[#+-](?= )")
+"""What Markdown or GitHub would act on."""
+
+
+def to_text(report: Report) -> str:
+    """The whole comment."""
+    top = glance(report)
+    parts = [*head(top)]
+    for section in sections(report):
+        if section.key not in LEFT_OUT:
+            parts += write_section(section)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def safe(text: str) -> str:
+    """Text that is nothing but text: marks that mean something become entities."""
+    return SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
+
+
+def head(top: Glance) -> Iterator[str]:
+    """What happened, and the five answers as a table."""
+    yield f"### {top.state.sign} {safe(top.state.headline)}"
+    yield ""
+    yield f"{safe(top.verdict)}."
+    yield ""
+    for flag in top.flags:
+        yield f"**{safe(flag.label)}**: {safe(flag.text)}"
+        yield ""
+    yield "| question | answer | more |"
+    yield "| :--- | :--- | :--- |"
+    for answer in top.answers:
+        lines = "<br>".join(say(line) for line in answer.lines)
+        yield f"| {safe(answer.question)} | {safe(answer.figure)} | {lines} |"
+    yield ""
+    yield f"<sub>{safe(top.name)}: {safe(top.asked)}</sub>"
+    yield ""
+
+
+def say(line: object) -> str:
+    """A line or command within a cell."""
+    if isinstance(line, Command):
+        return f"<code>{safe(line.text)}</code>"
+    return safe(line if isinstance(line, str) else getattr(line, "text", ""))
+
+
+def write_section(section: Section) -> Iterator[str]:
+    """A section, open or folded."""
+    title = safe(f"{section.title}: {section.about}" if section.about else section.title)
+    if section.key in SHOWN:
+        yield f"#### {title}"
+        yield ""
+        yield from write_blocks(section.blocks)
+        return
+    yield f"<details><summary>{title}</summary>"
+    yield ""
+    yield from write_blocks(section.blocks)
+    yield "</details>"
+    yield ""
+
+
+def write_blocks(blocks: Sequence[Block]) -> Iterator[str]:
+    """Blocks below each other; what is folded away is left out, as on a terminal."""
+    findings = [block for block in blocks if isinstance(block, Group) and not block.title]
+    for block in blocks:
+        if block in findings[FINDINGS:]:
+            if block is findings[FINDINGS]:
+                yield from (f"and {len(findings) - FINDINGS} more with other evidence", "")
+        elif not isinstance(block, Fold):
+            yield from write_block(block)
+            yield ""
+
+
+def write_block(block: Block) -> Iterator[str]:
+    """One block."""
+    if isinstance(block, Line):
+        label = f"**{safe(block.label)}**: " if block.label else ""
+        yield f"{label}{safe(text_of(block.text))}"
+    elif isinstance(block, Command):
+        yield "```sh"
+        yield clean(block.text).replace("```", "` ` `")
+        yield "```"
+    elif isinstance(block, Pairs):
+        rows = ((name, "<br>".join(map(safe, values))) for name, values in block.rows)
+        yield from write_rows(("what", "value"), (True, True), ((safe(name), values) for name, values in rows))
+    elif isinstance(block, Table):
+        yield from write_table(block)
+    elif isinstance(block, Group):
+        if block.title:
+            yield f"**{safe(block.title)}**"
+            yield ""
+        yield from write_blocks(block.blocks)
+
+
+def write_table(table: Table) -> Iterator[str]:
+    """The first rows, and what the others come to."""
+    shown = table.rows if table.rest is None else table.rows[:ROWS]
+    if not table.obvious:
+        yield safe(table.caption)
+        yield ""
+    cells = ([safe(text_of(cell)) for cell in row.cells] for row in shown)
+    yield from write_rows(
+        [safe(column.title) for column in table.columns], [not column.number for column in table.columns], cells
+    )
+    if table.rest is not None and len(table.rows) > ROWS:
+        yield ""
+        yield safe(table.rest(ROWS))
+
+
+def write_rows(heads: Sequence[str], left: Sequence[bool], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table of cells that are safe. `left`: which columns are set left."""
+    yield f"| {' | '.join(heads)} |"
+    yield f"| {' | '.join(':---' if each else '---:' for each in left)} |"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+VIEW = View("markdown", ".md", "the report as Markdown, for a comment", to_text)

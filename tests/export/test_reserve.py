@@ -1,0 +1,268 @@
+"""The place of a package: nobody else's file is replaced or lost, whatever happens while an export runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from partita.errors import PackageError
+from partita.export.publish import reserve
+from partita.package import MANIFEST, SCHEMA
+from tests.conftest import REPOSITORY
+
+NOWHERE = "/no/such/checkpoint"
+
+
+def fill(folder: Path, word: str) -> None:
+    """The least that passes for a package."""
+    files = [{"name": "model.onnx"}]
+    (folder / MANIFEST).write_text(json.dumps({"schema": SCHEMA, "files": files}))
+    (folder / "model.onnx").write_text(word)
+
+
+def package(folder: Path, word: str) -> Path:
+    folder.mkdir()
+    fill(folder, word)
+    return folder
+
+
+def word(folder: Path) -> str:
+    return (folder / "model.onnx").read_text()
+
+
+def export(out: Path, text: str, meanwhile: Callable[[], object] = lambda: None, *, force: bool = False) -> list[str]:
+    """An export with nothing in it but its place; `meanwhile` happens before it is published."""
+    with reserve(out, NOWHERE, force=force) as place:
+        fill(place.folder, text)
+        meanwhile()
+        place.publish()
+    return place.notes
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def make_folder(out: Path) -> None:
+    out.mkdir()
+    (out / "data.txt").write_text("precious")
+
+
+APPEARS: dict[str, Callable[[Path], object]] = {
+    "a folder with a file": make_folder,
+    "an empty folder": Path.mkdir,
+    "a file": lambda out: out.write_text("precious"),
+    "a link to a folder": lambda out: out.symlink_to(out.parent / "elsewhere", target_is_directory=True),
+    "a link to nowhere": lambda out: out.symlink_to(out.parent / "nowhere"),
+    "another package": lambda out: package(out, "theirs"),
+}
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("what", APPEARS)
+def test_what_appears_at_out_stays_and_the_finished_package_is_kept(tmp_path: Path, what: str, force: bool) -> None:
+    out, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
+    make_folder(elsewhere)
+    with pytest.raises(PackageError) as caught:
+        export(out, "ours", lambda: APPEARS[what](out), force=force)
+    kept = tmp_path / "out.new"
+    assert str(kept) in str(caught.value) and "stays as it is" in str(caught.value)
+    assert word(kept) == "ours"
+    assert (elsewhere / "data.txt").read_text() == "precious"
+    if out.is_symlink():
+        assert out.readlink().parent == tmp_path
+    elif out.is_dir():
+        names = sorted(path.name for path in out.iterdir())
+        assert names in ([], ["data.txt"], [MANIFEST, "model.onnx"])
+        assert not names or "ours" not in (out / names[-1]).read_text()
+    else:
+        assert out.read_text() == "precious"
+    assert hidden(tmp_path) == []
+
+
+def test_a_second_finished_package_is_kept_beside_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    package(tmp_path / "out.new", "first")
+    with pytest.raises(PackageError, match=r"out\.new-2$"):
+        export(out, "second", lambda: make_folder(out))
+    assert (word(tmp_path / "out.new"), word(tmp_path / "out.new-2")) == ("first", "second")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a file is added": lambda out: (out / "notes.txt").write_text("precious"),
+    "a file deep inside is added": lambda out: make_folder(out / "a"),
+    "a file is changed": lambda out: (out / "model.onnx").write_text("precious"),
+    "it is replaced": lambda out: (out.rename(out.parent / "away"), package(out, "precious")),
+    "it becomes a link": lambda out: out.symlink_to(out.rename(out.parent / "away")),
+    "it becomes a file": lambda out: (out.rename(out.parent / "away"), out.write_text("precious")),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_force_replaces_only_the_package_that_it_saw(tmp_path: Path, what: str) -> None:
+    out = package(tmp_path / "out", "old")
+    with pytest.raises(PackageError, match=r"has (changed|appeared).* in .*out\.new$"):
+        export(out, "new", lambda: CHANGES[what](out), force=True)
+    assert word(tmp_path / "out.new") == "new"
+    there = [path for path in tmp_path.rglob("*") if path.is_file() and not path.is_relative_to(tmp_path / "out.new")]
+    if what != "it becomes a link":
+        assert "precious" in [path.read_text() for path in there]
+    assert "old" in [path.read_text() for path in there] or what == "a file is changed"
+    assert hidden(tmp_path) == []
+
+
+def test_force_replaces_the_package_that_it_saw(tmp_path: Path) -> None:
+    out = package(tmp_path / "out", "old")
+    assert export(out, "new", force=True) == []
+    assert word(out) == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_package_that_is_removed_meanwhile_is_no_obstacle(tmp_path: Path) -> None:
+    import shutil
+
+    out = package(tmp_path / "out", "old")
+    export(out, "new", lambda: shutil.rmtree(out), force=True)
+    assert word(out) == "new"
+
+
+def test_a_change_at_the_last_moment_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the last look at the old package and its being put aside."""
+    out, rename = package(tmp_path / "out", "old"), Path.rename
+
+    def late(self: Path, target: Path) -> Path:
+        if self == out:
+            (out / "notes.txt").write_text("precious")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    with pytest.raises(PackageError, match="has changed"):
+        export(out, "new", force=True)
+    assert (word(out), (out / "notes.txt").read_text()) == ("old", "precious")
+    assert word(tmp_path / "out.new") == "new"
+    assert hidden(tmp_path) == []
+
+
+def test_two_exports_to_one_place(tmp_path: Path) -> None:
+    """The second is told at once, before it has worked for minutes; the first one goes on."""
+    out = tmp_path / "out"
+
+    def second() -> None:
+        with pytest.raises(PackageError, match="another export is writing there"):
+            export(out, "second")
+
+    export(out, "first", second)
+    assert word(out) == "first"
+    assert hidden(tmp_path) == []
+
+
+def _race(out: str, text: str, go: str, queue: multiprocessing.Queue) -> None:
+    while not Path(go).exists():
+        time.sleep(0.001)
+    try:
+        export(Path(out), text, lambda: time.sleep(0.2))
+        queue.put((text, ""))
+    except PackageError as error:
+        queue.put((text, str(error)))
+
+
+def test_of_many_exports_at_once_one_wins_and_no_lock_is_left(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    queue: multiprocessing.Queue = context.Queue()
+    out, go = tmp_path / "place" / "out", tmp_path / "go"
+    children = [context.Process(target=_race, args=(str(out), f"{n}", str(go), queue)) for n in range(6)]
+    for child in children:
+        child.start()
+    go.touch()
+    told = dict(queue.get(timeout=60) for _ in children)
+    for child in children:
+        child.join()
+    winners = [text for text, error in told.items() if not error]
+    assert len(winners) == 1 and word(out) == winners[0]
+    assert all("another export" in e or "exists already" in e for e in told.values() if e)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+HANGS = """
+    import sys, time
+    from pathlib import Path
+    from partita.export.publish import reserve
+    with reserve(Path(sys.argv[1]), "nowhere", force=True) as place:
+        (place.folder / "model.onnx.data").write_bytes(bytes(1000))
+        print("ready", flush=True)
+        time.sleep(600)
+"""
+
+
+def killed(out: Path) -> None:
+    """An export that is killed while it works."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HANGS), str(out)], stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+
+
+def test_what_a_killed_export_left_is_swept_and_said(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    killed(out)
+    killed(tmp_path / "other")
+    killed(tmp_path / "out.partial-b")
+    (left,) = tmp_path.glob(".out.partial-????????")
+    (told,) = export(out, "new")
+    assert str(left) in told and "killed" in told
+    assert not left.exists() and word(out) == "new"
+    # Those of other places stay: an export may be running for them.
+    assert len(list(tmp_path.glob(".other.partial-*"))) == len(list(tmp_path.glob(".out.partial-b.partial-*"))) == 1
+
+
+def test_files_that_only_look_like_leftovers_stay(tmp_path: Path) -> None:
+    make_folder(tmp_path / "mine")
+    (tmp_path / ".out.partial-abcdefgh").symlink_to(tmp_path / "mine")
+    (tmp_path / ".out.partial-ijklmnop").write_text("precious")
+    make_folder(tmp_path / ".out.partial-of-my-own")
+    assert export(tmp_path / "out", "new") == []
+    assert (tmp_path / "mine" / "data.txt").read_text() == "precious"
+    assert (tmp_path / ".out.partial-ijklmnop").read_text() == "precious"
+    assert (tmp_path / ".out.partial-of-my-own" / "data.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_package_put_aside_by_a_killed_export_comes_back(tmp_path: Path, force: bool) -> None:
+    out = tmp_path / "out"
+    aside = tmp_path / ".out.old-abcdefgh"
+    aside.mkdir()
+    package(aside / "package", "old")
+    if force:
+        (told,) = export(out, "new", force=True)
+        assert "is back" in told and word(out) == "new"
+    else:
+        with pytest.raises(PackageError, match="it is back"):
+            export(out, "new")
+        assert word(out) == "old"
+    assert hidden(tmp_path) == []
+
+
+def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path) -> None:
+    """A checkpoint folder may be put together from links into an older package."""
+    out, checkpoint = package(tmp_path / "out", "old"), tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").symlink_to(out / "model.onnx")
+    with pytest.raises(PackageError, match="config.json of the checkpoint links to"), reserve(
+        out, str(checkpoint), force=True
+    ):
+        pass
+    assert word(out) == "old"

@@ -1,0 +1,90 @@
+"""Every kind of report that views are tried on: recorded ones as they were written, and samples made by hand.
+
+`recorded/*.json.gz` are reports of ONNX Runtime 1.24 (OpenVINO), 1.27 (WebGPU over a software driver) and 1.31: of a
+random 2-layer llama, in gqa on OpenVINO and on a CUDA dry run and in onnx24 on WebGPU, and of two transformer blocks as
+torch's own exporter writes them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from partita.partition_reports.records import Bodies, DryRunFacts, ModelFacts, ModelInput, Report
+from tests.partition_reports import changed, pages
+from tests.partition_reports.samples import NO_GPU_CHAIN, recorded_facts, report_of
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@cache
+def recorded(name: str) -> Report:
+    """A report as it was written."""
+    return Report.model_validate(json.loads(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes())))
+
+
+def dry_report() -> Report:
+    """A dry run of the hand-made report: its times are those of the sample and not shown."""
+    played = DryRunFacts(
+        device="h100",
+        device_name="NVIDIA H100",
+        compute_capability="9.0",
+        memory_bytes=80 << 30,
+        multiprocessors=132,
+        provider_library="libonnxruntime_providers_cuda.so",
+        onnxruntime_version="1.31.1",
+        cuda_version="13.0",
+        stand_ins="ab" * 32,
+        not_real=("time",),
+        graph_capture=None,
+    )
+    return pages.mixed_report().model_copy(update={"dry_run": played, "timeline": ()})
+
+
+def empty_report() -> Report:
+    """A run of which nothing is known."""
+    nothing = {"phases": (), "cache": None, "totals": None, "timeline": (), "checks": (), "sources": ()}
+    return pages.cpu_report().model_copy(update=nothing)
+
+
+def many_inputs() -> Report:
+    """An ONNX file with the inputs of a decoder that keeps its cache outside, and nodes in control flow."""
+    names = ["input_ids", "attention_mask"]
+    names += [f"past_key_values.{layer}.{kind}" for layer in range(24) for kind in ("key", "value")]
+    inputs = tuple(
+        ModelInput(name=name, dtype="int64" if n < 2 else "float32", shape=(1, 8) if n < 2 else (1, 8, 0, 64))
+        for n, name in enumerate(names)
+    )
+    model = ModelFacts(file="genai.onnx", sha256="cd" * 32, data_files=("genai.onnx.data",), ir_version=10,
+                       opsets={"": 21, "com.microsoft": 1}, nodes=13, inputs=inputs)  # fmt: skip
+    report = pages.mixed_report()
+    bodies = Bodies(nodes=4, cpu_nodes=("inner/Add (Add)",), copies=None)
+    phases = (report.phases[1].model_copy(update={"name": "run", "bodies": bodies}),)
+    fallbacks = tuple(
+        entry.model_copy(update={"phase": "run"}) for entry in report.fallbacks if entry.phase == "decode"
+    )
+    return report.model_copy(
+        update={"package": None, "model": model, "phases": phases, "fallbacks": fallbacks, "totals": None,
+                "cache": None, "timeline": ()}
+    )  # fmt: skip
+
+
+REPORTS: dict[str, Callable[[], Report]] = {
+    "recorded cpu": pages.cpu_report,
+    "recorded webgpu": lambda: recorded("webgpu"),
+    "recorded openvino": lambda: recorded("openvino"),
+    "recorded cuda dry run": lambda: recorded("cuda_dry_run"),
+    "recorded torch export": lambda: recorded("vit_cpu"),
+    "mixed": pages.mixed_report,
+    "deep": lambda: pages.deep_report(layers=14, repeats=1),
+    "refused": pages.refused_report,
+    "dry": dry_report,
+    "unavailable": lambda: report_of(recorded_facts(), NO_GPU_CHAIN),
+    "moved": lambda: changed.moved("lm_head/MatMul"),
+    "many inputs": many_inputs,
+    "empty": empty_report,
+}
+"""By name, made when they are asked for."""

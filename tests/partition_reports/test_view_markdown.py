@@ -1,0 +1,86 @@
+"""Markdown for a comment: says what the other views say, and no name of a model can do anything in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from partita.cli import run
+from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.sections.model import Command
+from partita.partition_reports.views import json as json_view
+from partita.partition_reports.views import markdown
+from partita.partition_reports.views.base import load_view
+from tests.partition_reports import pages
+from tests.partition_reports.reports import REPORTS, recorded
+
+OURS = {"<details><summary>", "</summary>", "</details>", "<br>", "<code>", "</code>", "<sub>", "</sub>"}
+LARGEST_COMMENT = 65_536
+"""Characters that GitHub takes."""
+HOSTILE = (
+    "</details></table><script>alert(1)</script>|x|`code`*bold*[a](http://evil.example)@owner ![i](//e.x/i.png) "
+    "&lt; www.evil.example # + - ```\n\n# heading\n\x1b[31m\u202e"
+)
+
+
+def tokens(text: str) -> Iterator[Token]:
+    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text):
+        yield token
+        yield from token.children or ()
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_tables_are_whole_and_a_comment_is_not_too_long(name: str) -> None:
+    text = markdown.to_text(REPORTS[name]())
+    assert len(text) < LARGEST_COMMENT
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = block.splitlines()
+        assert len({row.count("|") for row in rows}) == 1, rows[:3]
+        assert re.fullmatch(r"\|(?: (?::---|---:) \|)+", rows[1])
+    tables = sum(token.type == "table_open" for token in tokens(text.replace("<details>", "\n<details>")))
+    assert tables >= (3 if REPORTS[name]().phases else 1)
+
+
+def test_the_answer_comes_first_and_the_rest_is_folded() -> None:
+    report = recorded("webgpu")
+    text, top = markdown.to_text(report), glance(report)
+    assert text.startswith(f"### {top.state.sign} {top.state.headline}\n\n{top.verdict}.\n")
+    for answer in top.answers:
+        assert f"| {answer.question} | {answer.figure} |" in text
+    command = next(line for line in top.answers[-1].lines if isinstance(line, Command))
+    assert f"```sh\n{command.text}\n```" in text
+    assert text.count("<details>") == text.count("</details>") > 5
+    assert text.index("#### Fallbacks") < text.index("<details>")
+    for provider in report.phases[1].providers:
+        assert f"nodes on {provider.provider.removesuffix('ExecutionProvider')}" in text
+
+
+@pytest.mark.parametrize("text", [HOSTILE, pages.HOSTILE, pages.CONTROL])
+def test_names_of_a_model_are_nothing_but_text(text: str) -> None:
+    written = markdown.to_text(pages.hostile_report(text))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u2028\u202e\u2066]", written)
+    outside = re.sub(r"```sh\n.*\n```", "", written)
+    assert set(re.findall(r"<[^>]*>", outside)) <= {part for tag in OURS for part in re.findall(r"<[^>]*>", tag)}
+    assert "@" not in outside and "://" not in outside
+    found = list(tokens(outside.replace("<details>", "\n<details>")))
+    assert not [token for token in found if token.type in ("link_open", "image", "code_inline", "em_open", "s_open")]
+    assert sum(token.type == "heading_open" for token in found) == 3, "the headline and two open sections"
+
+
+def test_the_verb_writes_it_to_stdout_or_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = tmp_path / "run.json"
+    json_view.write(pages.mixed_report(), stored)
+    assert run(["report", "markdown", str(stored)]) == 0
+    out = capsys.readouterr().out
+    assert out == markdown.to_text(pages.mixed_report())
+    assert run(["report", "markdown", str(stored), "--out", str(tmp_path / "c.md")]) == 0
+    assert (tmp_path / "c.md").read_text(encoding="utf-8") == out
+
+
+def test_it_is_a_view() -> None:
+    assert load_view("markdown") is markdown.VIEW

@@ -1,0 +1,360 @@
+"""No verb writes over anything that it reads: every option that names an output, every way to name a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import partita.cli
+from partita.cli import run
+from partita.errors import ReportError
+from partita.files import STDIN, claim, write_text
+from tests.conftest import Exported, TinyCheckpoint
+from tests.test_cli import child_environment
+
+# Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
+# written into WRITERS, too.
+WRITTEN = {
+    "export out", "generate report", "place report", "bench report", "bench out", "report html out", "report trace out",
+    "report markdown out",
+}  # fmt: skip
+READ = {
+    "generate package", "verify package", "place model", "bench package", "bench against", "report show file",
+    "report html file",
+    "report explain file", "report diff before", "report diff after", "report check file", "report check baseline",
+    "report trace file", "report markdown file",
+}  # fmt: skip
+
+
+PATHS = (Path, Path | None, list[Path] | None)
+
+
+def path_parameters() -> set[str]:
+    """`verb parameter` of everything on the command line that is a path."""
+    found = set()
+    for prefix, app in (("", partita.cli.app), ("report ", partita.cli.report_app)):
+        for command in app.registered_commands:
+            assert command.callback is not None
+            name = prefix + (command.name or command.callback.__name__)
+            hints = typing.get_type_hints(command.callback)
+            found |= {f"{name} {parameter}" for parameter, kind in hints.items() if kind in PATHS}
+    return found
+
+
+def test_every_path_of_the_command_line_is_known_as_read_or_written() -> None:
+    assert path_parameters() == WRITTEN | READ
+    tested = {f"{writer.verb} {writer.option.removeprefix('--')}" for writer in WRITERS}
+    assert tested == WRITTEN - {"export out"}  # whose place is the subject of tests/export/test_reserve.py
+
+
+@dataclass
+class Files:
+    """A folder with everything that a verb may read."""
+
+    folder: Path
+    package: Path
+    other: Path
+    report: Path
+    model: Path
+    array: Path
+    library: Path
+    settings: Path
+
+    @property
+    def data(self) -> Path:
+        return self.model.with_name(f"{self.model.name}.data")
+
+    def state(self) -> dict[str, str]:
+        """Hash of every file; links are followed."""
+        return {
+            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in self.folder.rglob("*") if path.is_file()
+        }  # fmt: skip
+
+
+def make_files(folder: Path, package: Path, report: Path) -> Files:
+    folder.mkdir()
+    np.save(folder / "values.npy", np.ones((1, 4), np.float32))
+    (folder / "libmine.so").write_bytes(b"\x7fELF")
+    (folder / "settings.json").write_text("{}")
+    return Files(
+        folder,
+        shutil.copytree(package, folder / "package"),
+        shutil.copytree(package, folder / "other"),
+        shutil.copyfile(report, folder / "run.json"),
+        write_model(folder / "model.onnx"),
+        *(folder / name for name in ("values.npy", "libmine.so", "settings.json")),
+    )
+
+
+def write_model(path: Path) -> Path:
+    """y = x + w, with w in a file beside it."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"], name="add")], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
+        [numpy_helper.from_array(np.arange(4, dtype=np.float32), "w")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+    return path
+
+
+@dataclass
+class Writer:
+    """A verb, its option that names an output, its other words, and what it reads then."""
+
+    verb: str
+    option: str
+    words: Callable[[Files], list[object]]
+    reads: Callable[[Files], list[Path]]
+
+    def command(self, files: Files, target: object) -> list[str]:
+        return [str(word) for word in (*self.verb.split(), *self.words(files), self.option, target)]
+
+
+def in_package(files: Files) -> list[Path]:
+    return [files.package / name for name in ("manifest.json", "model.onnx.data", "new-file")]
+
+
+WRITERS = [
+    Writer("generate", "--report", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
+    Writer("place", "--report", lambda f: [f.package, "--provider", "cpu"], in_package),
+    Writer(
+        "place", "--report", lambda f: [f.model, "--provider", "cpu", "--input", f"x={f.array}"],
+        lambda f: [f.model, f.data, f.array],
+    ),
+    Writer(
+        "place", "--report",
+        lambda f: [
+            f.model, "--provider", "mine,openvino,cpu", "--provider-library", f"mine={f.library}",
+            "--provider-option", f"openvino.load_config={f.settings}",
+        ],
+        lambda f: [f.library, f.settings],
+    ),
+    Writer(
+        "bench", "--report", lambda f: [f.package, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
+        in_package,
+    ),
+    Writer(
+        "bench", "--out",
+        lambda f: [f.package, "--against", f.other, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
+        lambda f: [*in_package(f), f.other / "manifest.json"],
+    ),
+    Writer("report html", "--out", lambda f: [f.report], lambda f: [f.report]),
+    Writer("report markdown", "--out", lambda f: [f.report], lambda f: [f.report]),
+    Writer("report trace", "--out", lambda f: [f.report], lambda f: [f.report]),
+]  # fmt: skip
+
+
+def spelled(path: Path, folder: Path) -> Path:
+    return path.parent / ".." / path.parent.name / path.name
+
+
+def linked(path: Path, folder: Path) -> Path:
+    (folder / "link").symlink_to(path)
+    return folder / "link"
+
+
+def linked_twice(path: Path, folder: Path) -> Path:
+    (folder / "second").symlink_to(linked(path, folder))
+    return folder / "second"
+
+
+def hard_linked(path: Path, folder: Path) -> Path:
+    if path.exists():
+        os.link(path, folder / "hard")
+        return folder / "hard"
+    return path
+
+
+def below_a_link(path: Path, folder: Path) -> Path:
+    (folder / "around").symlink_to(path.parent, target_is_directory=True)
+    return folder / "around" / path.name
+
+
+WAYS: list[Callable[[Path, Path], Path]] = [
+    lambda path, folder: path, spelled, linked, linked_twice, hard_linked, below_a_link
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    """A package, and the report of a run of it."""
+    package, report = exported(tiny_checkpoint("llama")), tmp_path_factory.mktemp("stored") / "run.json"
+    words = ["generate", package, "1,2", "--token-ids", "--max-new-tokens", 3, "--provider", "cpu", "--report", report]
+    assert run([str(word) for word in words]) == 0
+    return package, report
+
+
+@pytest.fixture
+def files(stored: tuple[Path, Path], tmp_path: Path) -> Files:
+    return make_files(tmp_path / "files", *stored)
+
+
+@pytest.mark.parametrize("writer", WRITERS, ids=lambda w: f"{w.verb}-{w.option}-{WRITERS.index(w)}")
+def test_an_output_is_never_something_that_is_read(
+    writer: Writer, files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, read in enumerate(writer.reads(files)):
+        for way, name in enumerate(WAYS):
+            (folder := tmp_path / f"{number}-{way}").mkdir()
+            target = name(read, folder)
+            if (writer.verb, writer.option) == ("bench", "--report"):  # a folder; its files have the names of chains
+                target = linked_into(folder, target)
+            before = files.state()
+            assert run(writer.command(files, target)) == 2, (read, way)
+            err = capsys.readouterr().err
+            assert "which this command reads" in err and str(target) in err, err
+            assert files.state() == before, (read, way)
+
+
+def linked_into(folder: Path, target: Path) -> Path:
+    (folder / "reports").mkdir()
+    (folder / "reports" / "cpu.json").symlink_to(target)
+    return folder / "reports"
+
+
+def test_the_prompts_file_is_not_written_over(files: Files) -> None:
+    prompt = files.folder / "prompt.txt"
+    prompt.write_text("1,2,3")
+    words = WRITERS[0].command(files, prompt)
+    words[words.index("1,2")] = "-"
+    with prompt.open() as stdin:
+        done = subprocess.run(
+            [sys.executable, "-m", "partita", *words], stdin=stdin, capture_output=True, text=True,
+            env=child_environment(), check=False,
+        )  # fmt: skip
+    assert (done.returncode, prompt.read_text()) == (2, "1,2,3")
+    assert "the file that stdin reads" in done.stderr
+
+
+def test_what_is_read_may_lie_beside_what_is_written(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    """The guard is about files, not about folders of files: the usual places stay allowed, and reports are replaced."""
+    place = WRITERS[2]
+    for target in (files.folder / "report.json", files.report, files.folder / "report.json"):
+        assert run(place.command(files, target)) == 0, capsys.readouterr().err
+        assert json.loads(target.read_text())["schema"] == "partita.report/1"
+
+
+def test_a_link_to_nowhere_is_written_through_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    claim(tmp_path / "link", "report", [], option="--report").write("text")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "text"
+
+
+def test_a_replaced_file_keeps_its_permissions_and_its_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("old")
+    path.chmod(0o600)
+    os.link(path, tmp_path / "other")
+    write_text("new", path, "report")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (path.read_text(), (tmp_path / "other").read_text()) == ("new", "old")
+    write_text("new", tmp_path / "fresh", "report")
+    before = os.umask(0)
+    os.umask(before)
+    assert (tmp_path / "fresh").stat().st_mode & 0o777 == 0o666 & ~before
+
+
+def test_a_name_as_long_as_the_file_system_allows(tmp_path: Path) -> None:
+    path = tmp_path / ("r" * 255)
+    write_text("text", path, "report")
+    assert path.read_text() == "text"
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text("\ud800", path, "report")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"] and path.read_text() == "old"
+
+
+@pytest.mark.parametrize("where", ["a folder", "no folder", "no permission"])
+def test_what_cannot_be_written_is_said_before_the_work(tmp_path: Path, where: str, monkeypatch) -> None:
+    path = {"a folder": tmp_path, "no folder": tmp_path / "absent" / "r.json"}.get(where, tmp_path / "r.json")
+    if where == "no permission":
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ReportError, match=str(path)):
+        claim(path, "report", [], option="--report")
+
+
+def test_a_terminal_may_be_read_and_written() -> None:
+    for stream in (STDIN, Path("/dev/null")):
+        claim(Path("/dev/null"), "report", [stream], option="--report")
+
+
+def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command.replace("partita ", f"{sys.executable} -m partita ")], cwd=folder, capture_output=True,
+        text=True, env=child_environment(), check=False,
+    )  # fmt: skip
+
+
+def test_a_report_on_stdout_goes_into_the_next_command(files: Files) -> None:
+    told = in_shell(
+        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report - | partita report show -",
+        files.folder,
+    )
+    assert told.returncode == 0, told.stderr
+    assert "nodes on CPUExecutionProvider" in told.stdout.replace("\n", " ")
+    assert "finish: length" in told.stderr
+    placed = in_shell("partita place model.onnx --provider cpu --report - > out.json", files.folder)
+    assert placed.returncode == 0, placed.stderr
+    assert json.loads((files.folder / "out.json").read_text())["schema"] == "partita.report/1"
+    assert not (files.folder / "-").exists()
+
+
+def test_two_texts_do_not_go_to_one_stdout(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    for writer in (WRITERS[0], WRITERS[2]):
+        assert run([*writer.command(files, "-"), "--json"]) == 2
+        assert "--report - and --json" in capsys.readouterr().err
+
+
+def test_reports_come_from_stdin(files: Files) -> None:
+    told = in_shell(
+        "partita report html - < run.json > page.html && partita report trace - < run.json > trace.json"
+        " && partita report diff - run.json --exit-code < run.json"
+        " && partita report explain - lm_head/MatMul < run.json"
+        " && partita report check - --max-cpu-nodes 999 < run.json",
+        files.folder,
+    )
+    assert told.returncode == 0, told.stderr
+    assert (files.folder / "page.html").read_text().startswith("<!DOCTYPE html>")
+    assert json.loads((files.folder / "trace.json").read_text())["traceEvents"]
+    once = in_shell("partita report diff - - < run.json", files.folder)
+    assert once.returncode == 2 and "stdin" in once.stderr
+
+
+def test_dev_stdout_adds_to_what_stdout_has(files: Files) -> None:
+    told = in_shell(
+        "partita generate package 1,2 --token-ids --max-new-tokens 3 --provider cpu --report /dev/stdout > all.txt",
+        files.folder,
+    )
+    assert told.returncode == 0, told.stderr
+    text = (files.folder / "all.txt").read_bytes()
+    assert b"\0" not in text and json.loads(text[text.index(b"{") :])["schema"] == "partita.report/1"
+    assert len(text[: text.index(b"{")].split()) == 3
+
+
+def test_an_ascii_stdout_still_gets_pages_in_utf_8(files: Files) -> None:
+    told = in_shell("PYTHONIOENCODING=ascii partita report html run.json --out - > page.html", files.folder)
+    assert told.returncode == 0, told.stderr
+    (files.folder / "page.html").read_bytes().decode("utf-8")

@@ -1,0 +1,143 @@
+"""What a report says can be done: commands that the command line understands, and that change what they are for."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from partita import cli
+from partita.partition_reports.reasons.base import Step, load_reasons
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.actions import CHECKPOINT, for_reason, provider_name, top_actions
+from partita.partition_reports.sections.fallbacks import by_reason
+from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.sections.model import Command
+from partita.providers.resolve import known_providers, parse_chain
+from tests.conftest import Exported, TinyCheckpoint
+from tests.partition_reports import pages
+from tests.partition_reports.reports import REPORTS, recorded
+from tests.partition_reports.samples import CPU, GPU
+
+BLANKS = {"checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu,cpu"}
+
+
+def with_package(report: Report, **changes: Any) -> Report:
+    assert report.package is not None
+    return report.model_copy(update={"package": report.package.model_copy(update=changes)})
+
+
+def commands(report: Report, code: str = "no_kernel_op", **changes: Any) -> list[tuple[str, ...]]:
+    """The commands for one reason, given the fallbacks of the report with changes."""
+    entries = [entry.model_copy(update=changes) for entry in report.fallbacks]
+    return [action.words for action in for_reason(report, code, entries)]
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """The options and arguments as the command line reads them. Raises what it raises."""
+    assert words[0] == "partita"
+    group: Any = typer.main.get_command(cli.app)
+    verb = group.commands[words[1]]
+    context = verb.make_context(words[1], list(words[2:]))
+    found: dict[str, Any] = context.params
+    return found
+
+
+STEPS = {(reason.code, step.title): step for reason in load_reasons() for step in reason.steps}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=["-".join(key) for key in STEPS])
+def test_every_command_is_one_that_the_command_line_understands(step: Step) -> None:
+    words = [word.format(**BLANKS) for word in step.command.split()]
+    given = parsed(words)
+    assert "owner/name" in given.values() if step.exports else True
+    assert step.does.format(**BLANKS) and step.title.format(**BLANKS)
+
+
+def test_a_provider_goes_by_a_name_that_the_chain_takes() -> None:
+    for provider in known_providers().values():
+        (found,) = parse_chain(provider_name(provider.ort_name))
+        assert found.name == provider.name
+
+
+def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
+    report = with_package(pages.mixed_report(), name="my 'model'", checkpoint="folder")
+    first = commands(report)[0]
+    assert first[2:] == (CHECKPOINT, "my 'model'-for-webgpu", "--target", "webgpu")
+    line = next(line for line in glance(report).answers[-1].lines if isinstance(line, Command))
+    assert shlex.split(line.text) == list(line.words)
+    hub = with_package(report, checkpoint="owner/name")
+    assert commands(hub)[0][2] == "owner/name"
+
+
+def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
+    report = pages.mixed_report()
+    assert [words[-2:] for words in commands(report)] == [("--target", "webgpu"), ("--attention", "primitives")]
+    assert [words[-2:] for words in commands(with_package(report, target="webgpu"))] == [("--attention", "primitives")]
+    assert commands(with_package(report, target="webgpu", attention="primitives")) == []
+    assert [words[-1] for words in commands(with_package(report, target="webgpu"), "no_kernel_type")] == ["fp16"]
+    assert commands(with_package(report, target="webgpu", precision="fp16"), "no_kernel_type") == []
+
+
+def test_a_model_that_is_no_package_is_not_to_be_exported() -> None:
+    report = REPORTS["many inputs"]()
+    assert report.package is None
+    assert commands(report) == [] and commands(report, "cpu_preferred") == []
+    more = report.model_copy(update={"request": report.request.model_copy(update={"path": "a b/genai.onnx"})})
+    chain = more.request.model_copy(update={"chain": (GPU, CPU)})
+    (words,) = commands(more.model_copy(update={"request": chain}), unprobed="the time was up")
+    assert words[:5] == ("partita", "place", "a b/genai.onnx", "--provider", "webgpu,cpu")
+    assert "--probe-seconds" in words
+
+
+def test_a_provider_that_is_not_there_comes_before_its_nodes() -> None:
+    report = REPORTS["unavailable"]()
+    answer = glance(report).answers[-1]
+    assert answer.figure == "Get WebGpu to start"
+    assert answer.lines[0] == "pip install onnxruntime-webgpu"
+    assert Command(("partita", "providers"), answer.lines[1].does) == answer.lines[1]  # type: ignore[union-attr]
+
+
+def test_what_is_harmless_is_left_alone() -> None:
+    report = pages.mixed_report()
+    mild = tuple(
+        entry.model_copy(update={"cost": entry.cost.model_copy(update={"harmless": True, "copies": ()})})
+        for entry in report.fallbacks
+        if entry.cost is not None
+    )
+    top = glance(report.model_copy(update={"fallbacks": mild}))
+    assert (top.state.name, top.state.tone) == ("nearly", "mild")
+    assert top.state.headline == "All but 4 harmless nodes ran on WebGpu"
+    assert top.answers[-1].figure == "nothing"
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_the_command_of_a_report_mends_what_it_is_for(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GroupQueryAttention has no float32 kernel on CUDA: the package of the card has no fallback left."""
+    checkpoint = tiny_checkpoint("llama")
+    package = exported(checkpoint, attention="gqa")
+    monkeypatch.chdir(tmp_path)
+
+    def placed(path: Path) -> Report:
+        words = ["place", str(path), "--provider", "cuda,cpu", "--dry-run", "--report", "now.json", "--json"]
+        assert cli.run([*words, "--probe-seconds", "30"]) == 0
+        return Report.model_validate(json.loads(Path("now.json").read_text(encoding="utf-8")))
+
+    before = placed(package)
+    assert {entry.op_type for entry in before.fallbacks} == {"GroupQueryAttention"}
+    action = next(top_actions(before, by_reason(before.fallbacks)))
+    words = [str(checkpoint) if word == CHECKPOINT else word for word in action.words]
+    assert cli.run([*words[1:], "--max-length", "64"]) == 0
+    assert placed(Path(words[3])).fallbacks == ()
+
+
+def test_recorded_reports_have_a_command_where_something_fell_back() -> None:
+    for name in ("webgpu", "openvino", "cuda_dry_run"):
+        report = recorded(name)
+        assert list(top_actions(report, by_reason(report.fallbacks))), name

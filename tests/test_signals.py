@@ -1,0 +1,144 @@
+"""SIGTERM and SIGHUP end every verb with its exit code, and leave neither temporary folders nor processes behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from partita.signals import TOGETHER_SECONDS, TerminatedError, ended_by_exception
+from tests.conftest import DEMO_CHECKPOINT, Exported, TinyCheckpoint, require_dry_run
+from tests.test_cli import child_environment
+
+SECONDS = 60
+GENERATE = ("generate", "PACKAGE", "1,2", "--token-ids", "--max-new-tokens", "60")
+VERBS: dict[str, tuple[str, ...]] = {
+    "export": ("export", str(DEMO_CHECKPOINT), "OUT"),
+    "generate": (*GENERATE, "--provider", "cpu", "--report", "R"),
+    # A chain with foreign native code runs in a fork of the command.
+    "generate in a fork": (*GENERATE, "--provider", "cuda,cpu", "--report", "R"),
+    "verify": ("verify", "PACKAGE", "--provider", "cpu"),
+    "place": ("place", "PACKAGE", "--provider", "cpu", "--runs", "1000"),
+    "place in a dry run": ("place", "PACKAGE", "--provider", "cuda,cpu", "--dry-run", "--runs", "1000"),
+    "bench": ("bench", "PACKAGE", "--provider", "cpu", "--rounds", "1000"),
+    "providers": ("providers",),
+}
+
+
+def at_work(folder: Path, temporary: Path) -> bool:
+    """Whether the verb has begun what has to be cleared away: a temporary folder, or one beside OUT."""
+    return any(path.name.startswith("partita-") for path in temporary.iterdir()) or any(folder.glob(".OUT.partial-*"))
+
+
+def start(words: tuple[str, ...], folder: Path, **changes: object) -> tuple[subprocess.Popen[bytes], Path]:
+    (temporary := folder / "temporary").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "partita", *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**child_environment(), "TMPDIR": str(temporary)}, start_new_session=True, **changes,  # type: ignore[call-overload]
+    )  # fmt: skip
+    return process, temporary
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def left_in(temporary: Path) -> list[str]:
+    return [str(path) for path in temporary.rglob("*") if "/partita-" in str(path)]
+
+
+@pytest.fixture(scope="module")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_signal_clears_away_what_was_begun(
+    verb: str, number: signal.Signals, package: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if "dry run" in verb:
+        require_dry_run()
+        request.getfixturevalue("stand_ins")
+    words = tuple(str(package) if word == "PACKAGE" else word for word in VERBS[verb])
+    process, temporary = start(words, tmp_path)
+    if verb == "verify":  # keeps nothing for long
+        wait_until(lambda: psutil.Process(process.pid).memory_info().rss > 60e6, process)
+    else:
+        wait_until(lambda: at_work(tmp_path, temporary), process)
+    below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.send_signal(number)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 128 + number, err.decode()
+    assert err.decode().rstrip().endswith(f"partita: ended by {number.name}") and b"Traceback" not in err, err.decode()
+    assert left_in(temporary) == [] and [p.name for p in tmp_path.iterdir()] == ["temporary"]
+    assert psutil.wait_procs(below, timeout=10)[1] == []
+
+
+def test_an_ignored_signal_stays_ignored(package: Path, tmp_path: Path) -> None:
+    """As nohup has it."""
+
+    def ignore() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    words = ("generate", str(package), "1,2", "--token-ids", "--max-new-tokens", "60", "--provider", "cpu")
+    process, temporary = start((*words, "--report", "R"), tmp_path, preexec_fn=ignore)
+    wait_until(lambda: at_work(tmp_path, temporary), process)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err.decode()
+    assert (tmp_path / "R").is_file()
+
+
+def test_the_terminal_that_is_closed_takes_no_error_message(package: Path, tmp_path: Path) -> None:
+    """Its stderr cannot be written any more; the exit code is still that of the signal."""
+    master, slave = os.openpty()
+    (temporary := tmp_path / "temporary").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "partita", "place", str(package), "--provider", "cpu", "--runs", "1000"],
+        stdin=slave, stdout=slave, stderr=slave, env={**child_environment(), "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(slave)
+    wait_until(lambda: at_work(tmp_path, temporary), process)
+    os.close(master)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(SECONDS) == 128 + signal.SIGHUP
+    assert left_in(temporary) == []
+
+
+def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("partita.signals.time.monotonic", lambda: now[0])
+    before = signal.getsignal(signal.SIGTERM)
+    cleared = False
+    with ended_by_exception(), ended_by_exception():
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except TerminatedError as error:
+            assert (error.code, error.name) == (128 + signal.SIGTERM, "SIGTERM")
+            signal.raise_signal(signal.SIGHUP)
+            cleared = True
+        assert cleared
+        now[0] += TOGETHER_SECONDS
+        with pytest.raises(TerminatedError):  # Python may have dropped the first one
+            signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_nothing_is_left_in_the_temporary_folder_by_libraries_either(package: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's builds keep a session id there, and send usage data, unless they are told not to."""
+    words = ("generate", str(package), "1,2", "--token-ids", "--max-new-tokens", "4", "--provider", "cpu")
+    process, temporary = start(words, tmp_path)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 0
+    assert list(temporary.iterdir()) == []
