@@ -19,6 +19,7 @@ import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
+from partita import extras
 from partita.errors import INTERRUPTED, PartitaError
 from partita.signals import TerminatedError, ended_by_exception, received
 
@@ -659,6 +660,9 @@ def _fail_unforeseen(error: Exception, *, debug: bool) -> int:
         return _fail_terminated(signalled)
     if signalled is not None:
         return _fail("interrupted", INTERRUPTED)
+    lacking = extras.explain(error, foreign=True)
+    if lacking is not None:
+        return _fail(str(lacking), lacking.exit_code, debug=debug)
     hint = "" if debug else "; this is a bug in Partita, --debug shows where"
     return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)
 

@@ -7,6 +7,7 @@
     ├── PackageError                1   the package on disk is missing, damaged or from a newer Partita
     ├── ReportError                 1   a report file is missing, damaged or from a newer Partita
     ├── ResourceError               1   not enough memory or disk space
+    ├── InstallationError           1   a library is not installed, or does not load
     ├── GenerationError             1   the run cannot go on (prompt too long, NaN logits, bad token id)
     ├── ProviderError               3   the provider chain was not honoured
     ├── ParityError                 4   the exported graph does not compute what its model computes
@@ -54,6 +55,10 @@ class ReportError(PartitaError):
 
 class ResourceError(PartitaError):
     """Memory or disk space is not enough for what was asked."""
+
+
+class InstallationError(PartitaError):
+    """A library that is needed is not installed, or does not load; the message has the command that mends it."""
 
 
 class GenerationError(PartitaError):

@@ -24,6 +24,7 @@ EXIT_CODES = {
     "PackageError": 1,
     "ReportError": 1,
     "ResourceError": 1,
+    "InstallationError": 1,
     "GenerationError": 1,
     "ProviderError": 3,
     "ParityError": 4,

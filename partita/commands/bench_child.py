@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.errors import PartitaError
+from partita.extras import explain
 
 if TYPE_CHECKING:
     from partita.commands.chain_options import ChainOptions, Target
@@ -63,6 +64,9 @@ def answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
         details = getattr(error, "details", "")
         return {"error": {"type": public_type(error), "text": str(error), "details": details}}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
+        lacking = explain(error, foreign=True)
+        if lacking is not None:
+            return {"error": {"type": public_type(lacking), "text": str(lacking), "details": ""}}
         return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
 
 

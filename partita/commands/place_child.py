@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PartitaError
+from partita.extras import explain
 from partita.signals import ended_by_exception
 
 OVER_THE_GRAPH = frozenset({"subgraph_rejected", "dynamic_shape"})
@@ -50,6 +51,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     except KeyboardInterrupt:  # before there was anything to report
         return {"error": None, "interrupted": True}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
+        lacking = explain(error, foreign=True)
+        if lacking is not None:
+            return {"error": {"type": public_type(lacking), "text": str(lacking), "details": ""}}
         return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
     return {"error": None, "interrupted": interrupted}
 

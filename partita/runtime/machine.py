@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 import partita
+from partita import extras
 from partita.partition_reports.machine import (
     MachineReport,
     OnnxRuntime,
@@ -130,7 +131,7 @@ def without_runtime(provider: Provider, error: str) -> ProviderEntry:
         status="unavailable",
         reason=why.reason,
         evidence=why.evidence,
-        remedy="pip install onnxruntime",
+        remedy=extras.remedy(extras.RUNTIME),
         seconds=None,
         devices=(),
         options=options_of(provider),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from partita.errors import GenerationError, PackageError, UsageError
+from partita.extras import explain
 from partita.package import TokenizerKind
 
 INCOMPLETE = "\ufffd"
@@ -209,6 +210,9 @@ def loaded(reader: type[Loaded], folder: Path) -> Loaded:
     try:
         return reader(folder)
     except Exception as error:  # `tokenizers` raises plain Exception
+        lacking = explain(error)
+        if lacking is not None:
+            raise lacking from error
         reason = " ".join(str(error).split())[:300]
         raise PackageError(
             f"{folder}: the tokenizer does not load ({reason}); give the prompt as token ids with --token-ids"

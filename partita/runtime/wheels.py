@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from partita import extras
 from partita.partition_reports.machine import EnvironmentFinding
 from partita.partition_reports.wording import listing
 from partita.providers.base import Provider
@@ -124,7 +125,7 @@ def no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
         evidence = f"{shown(plugins.items())} has no ONNX Runtime to be plugged into: none is installed"
     else:
         evidence = "no ONNX Runtime is installed"
-    return EnvironmentFinding(reason="not_in_build", evidence=evidence, remedy="pip install onnxruntime")
+    return EnvironmentFinding(reason="not_in_build", evidence=evidence, remedy=extras.runtime_remedy())
 
 
 def plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:

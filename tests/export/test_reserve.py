@@ -261,8 +261,9 @@ def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path
     out, checkpoint = package(tmp_path / "out", "old"), tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").symlink_to(out / "model.onnx")
-    with pytest.raises(PackageError, match="config.json of the checkpoint links to"), reserve(
-        out, str(checkpoint), force=True
+    with (
+        pytest.raises(PackageError, match="config.json of the checkpoint links to"),
+        reserve(out, str(checkpoint), force=True),
     ):
         pass
     assert word(out) == "old"

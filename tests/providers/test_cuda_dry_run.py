@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from partita.errors import ProviderError, UsageError
+from partita.errors import InstallationError, ProviderError, UsageError
 from partita.providers.cuda_dry_run import standins, symbols
 from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE, DEVICES, Device, device
 from partita.providers.cuda_dry_run.standins import StandIns, child_environment, ensure_child, ensure_real, prepare
@@ -639,9 +639,11 @@ def test_a_compiler_that_fails_is_quoted(provider: Path, tmp_path: Path, monkeyp
     refused(r"could not build libcudart\.so\.13 \(exit code 1\): .*no-such-option", provider, tmp_path / "c")
 
 
-def test_missing_pyelftools_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pyelftools_that_does_not_load_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
-    refused(r"needs pyelftools.*; install partita\[dry-run\]", provider, tmp_path / "c")
+    with pytest.raises(InstallationError, match="elftools is installed and does not load .* --force-reinstall"):
+        prepare(provider, cache=tmp_path / "c")
+    assert not (tmp_path / "c").is_dir() or list((tmp_path / "c").iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(provider: Path, tmp_path: Path):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import ProviderError
+from partita.extras import explain
 
 CUDA_MAJOR = 13
 """The CUDA version whose struct layouts and signatures the C files have. They are stable within a major version."""
@@ -195,15 +196,14 @@ def c_text(name: str) -> str:
 def read_wanted(library: Path) -> Wanted:
     """What the shared library `library` asks of the CUDA libraries.
 
-    Raises ProviderError when pyelftools is missing, or the file is not an x86-64 shared library with a symbol table.
+    Raises InstallationError when pyelftools is missing, ProviderError when the file is not an x86-64 shared library
+    with a symbol table.
     """
     try:
         from elftools.common.exceptions import ELFError
         from elftools.elf.elffile import ELFFile
     except ImportError as error:
-        raise ProviderError(
-            "the dry run needs pyelftools, which reads what the CUDA provider asks for; install partita[dry-run]"
-        ) from error
+        raise explain(error) or error from error
     try:
         with library.open("rb") as stream:
             file = ELFFile(stream)

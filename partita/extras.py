@@ -1,0 +1,176 @@
+"""A library that is not installed: which extra of Partita brings it, and the command that installs it.
+
+What an extra brings is read from the metadata of the installed Partita, so pyproject.toml stays the only list. Knows no
+verb, and of the libraries only which one has several wheels.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable
+from functools import cache
+from importlib import metadata
+from types import ModuleType
+
+from partita.errors import InstallationError
+
+RUNTIME = "onnxruntime"
+"""The module that comes in several wheels, of which exactly one may be installed."""
+ALWAYS = ""
+"""The extra of what `pip install partita` brings by itself."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
+
+
+def explain(error: BaseException, *, foreign: bool = False) -> InstallationError | None:
+    """An error that says how to install what `error` lacks; None when it is about something else.
+
+    `error` may be an import that failed, an exception raised from one, or an attribute that a module without files
+    lacks: what is left of a package whose files were removed imports as an empty one. `foreign`: explain modules, too,
+    that Partita does not declare.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        module = module_of(seen)
+        if module and distributions(module):
+            return InstallationError(_explain(module, seen))
+        if module and foreign and isinstance(seen, ModuleNotFoundError):
+            return InstallationError(
+                f"the Python module {module} is not installed, and what was asked for needs it; pip install the "
+                "package that has it"
+            )
+        seen = seen.__cause__
+    return None
+
+
+def module_of(error: BaseException) -> str:
+    """The library whose import failed, by its first name; empty when `error` is nothing of the kind."""
+    if isinstance(error, ImportError):
+        module = (error.name or "").partition(".")[0]
+        return "" if module == "partita" else module
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        return "" if getattr(error.obj, "__file__", None) else error.obj.__name__.partition(".")[0]
+    return ""
+
+
+def _explain(module: str, error: BaseException) -> str:
+    if found(module):
+        return f"{module} is installed and does not load ({' '.join(str(error).split())}); {repair(module)}"
+    return f"{not_installed(missing_beside(module))}; {remedy(module)}"
+
+
+def not_installed(modules: list[str]) -> str:
+    """`torch and onnx_ir are not installed`."""
+    *most, last = modules
+    return f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
+
+
+def remedy(module: str) -> str:
+    """The command that brings `module`, which is declared and not there."""
+    if installed(distributions(module)):
+        return repair(module)  # pip believes that it is there, and would do nothing
+    if ALWAYS in extras_of(module):
+        return "pip install partita brings it"
+    if module == RUNTIME:
+        return runtime_remedy()
+    extras = [best_extra(module), *([] if found(RUNTIME) else [plain_runtime()])]
+    return f'pip install "partita[{",".join(extras)}]"'
+
+
+def runtime_remedy() -> str:
+    """The command that brings an ONNX Runtime, and which others there are."""
+    plain = plain_runtime()
+    others = sorted(extras_of(RUNTIME) - {plain})
+    return (
+        f'pip install "partita[{plain}]" brings the one for the CPU; for other providers one of {", ".join(others)} in '
+        f"place of {plain}, never two of them"
+    )
+
+
+def repair(module: str) -> str:
+    """The command that puts the files of an installed library back."""
+    owners = installed(distributions(module))
+    if len(owners) > 1:
+        return (
+            f"pip uninstall --yes {' '.join(owners)}, then install the one you want: they overwrite each other's files"
+        )
+    owner = owners[0] if owners else module
+    return f"pip install --force-reinstall --no-deps {owner} puts its files back"
+
+
+def missing_beside(module: str) -> list[str]:
+    """What is not installed of all that the extra of `module` brings, `module` first."""
+    if ALWAYS in extras_of(module) or module == RUNTIME:
+        return [module]
+    own = distributions(module)
+    return [module, *(name for name in declared()[best_extra(module)] if name not in own and not installed([name]))]
+
+
+def best_extra(module: str) -> str:
+    """The extra that brings `module` and the least beside it."""
+    return min(extras_of(module), key=lambda name: (len(declared()[name]), name))
+
+
+def plain_runtime() -> str:
+    """The extra whose wheel is called as the module is, and that brings nothing else."""
+    alone = [extra for extra, wheels in declared().items() if wheels == (RUNTIME,)]
+    return alone[0] if alone else "cpu"
+
+
+def extras_of(module: str) -> set[str]:
+    """Extras that bring `module`."""
+    wanted = set(distributions(module))
+    return {extra for extra, wheels in declared().items() if wanted.intersection(wheels)}
+
+
+def distributions(module: str) -> tuple[str, ...]:
+    """Declared distributions that install `module`, by their names: as the module, after py, or one of its wheels."""
+    every = dict.fromkeys(name for wheels in declared().values() for name in wheels)
+    name = normal(module)
+    own = [wheel for wheel in every if wheel in (name, f"py{name}")]
+    if name == RUNTIME:
+        own += [wheel for wheel in every if wheel.startswith(f"{RUNTIME}-") and _has_module(wheel)]
+    return tuple(own)
+
+
+def _has_module(wheel: str) -> bool:
+    """Whether a wheel named after ONNX Runtime is one: it comes alone in its extra, a plugin beside one."""
+    return any(wheels == (wheel,) for wheels in declared().values())
+
+
+def installed(names: Iterable[str]) -> list[str]:
+    """Those of the distributions that pip takes for installed."""
+    return [name for name in names if any(True for _ in metadata.distributions(name=name))]
+
+
+def found(module: str) -> bool:
+    """Whether `module` could be imported, which is not tried. A folder without files is nothing."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None
+
+
+@cache
+def declared() -> dict[str, tuple[str, ...]]:
+    """Distributions that Partita declares, by extra; those it always needs are under `ALWAYS`."""
+    try:
+        lines = metadata.requires("partita") or ()
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
+        lines = ()
+    read: dict[str, list[str]] = {}
+    for line in lines:
+        name = NAME.match(line)
+        if name is None:
+            continue
+        extras = EXTRA.findall(line) or [ALWAYS]
+        for extra in extras:
+            read.setdefault(extra, []).append(normal(name.group()))
+    return {extra: tuple(dict.fromkeys(wheels)) for extra, wheels in read.items()}
+
+
+def normal(name: str) -> str:
+    """A name as package indexes compare them (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,172 @@
+"""A library that is not installed: every verb names the command that brings it, and never calls it a bug."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita import extras
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+
+# For the command and every child it starts: the modules cannot be imported, and pip does not know of them.
+HIDE = """
+import importlib.metadata, os, sys
+hidden = os.environ["HIDDEN"].split(",")
+forgotten = os.environ["FORGOTTEN"].split(",")
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+known = importlib.metadata.distributions
+def distributions(**wanted):
+    return (entry for entry in known(**wanted) if extras_normal(entry.metadata["Name"]) not in forgotten)
+def extras_normal(name):
+    return name.lower().replace("_", "-").replace(".", "-")
+importlib.metadata.distributions = distributions
+"""
+WHEELS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-webgpu", "onnxruntime-qnn")
+EXPORT = ("torch", "onnxscript", "onnx-ir")
+FOR_DEVELOPERS = ("dev", "test")
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+def without(
+    folder: Path, modules: tuple[str, ...], distributions: tuple[str, ...], *arguments: object
+) -> subprocess.CompletedProcess[str]:
+    """Run the command where `modules` cannot be imported and pip does not know `distributions`."""
+    (folder / "sitecustomize.py").write_text(HIDE, encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder}{os.pathsep}{REPOSITORY}",
+        "HIDDEN": ",".join(modules),
+        "FORGOTTEN": ",".join(distributions),
+    }
+    command = [sys.executable, "-m", "partita", *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def named(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of an error that names a command; it is no bug of Partita's."""
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert "internal error" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert last.startswith("partita: "), done.stderr
+    return last
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["generate", "PACKAGE", "hi"],
+        ["generate", "PACKAGE", "hi", "--provider", "cpu"],
+        ["verify", "PACKAGE"],
+        ["verify", "PACKAGE", "--provider", "cpu"],
+        ["place", "PACKAGE"],
+        ["place", "PACKAGE/model.onnx", "--provider", "cpu"],
+        ["bench", "PACKAGE"],
+        ["bench", "PACKAGE", "--provider", "cpu"],
+    ],
+    ids=" ".join,
+)
+def test_without_an_onnx_runtime_every_verb_names_the_extras_that_have_one(package, tmp_path, verb):
+    arguments = [argument.replace("PACKAGE", str(package)) for argument in verb]
+    line = named(without(tmp_path, ("onnxruntime",), WHEELS, *arguments))
+    assert 'onnxruntime is not installed; pip install "partita[cpu]"' in line
+    for extra in ("gpu", "openvino", "webgpu", "qnn", "plugins"):
+        assert re.search(rf"\b{extra}\b", line), line
+    assert "never two of them" in line
+
+
+def test_export_names_everything_it_lacks_and_one_command(tiny_checkpoint, tmp_path):
+    arguments = ("export", tiny_checkpoint("llama"), tmp_path / "p")
+    line = named(without(tmp_path, ("torch", "onnx_ir", "onnxscript"), EXPORT, *arguments))
+    assert all(name in line for name in ("torch", "onnxscript", "onnx")) and "are not installed" in line
+    assert line.endswith('pip install "partita[export]"')
+    both = named(without(tmp_path, ("torch", "onnx_ir", "onnxscript", "onnxruntime"), (*EXPORT, *WHEELS), *arguments))
+    assert both.endswith('pip install "partita[export,cpu]"'), "the next try would name the runtime only then"
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize("extra", sorted(set(extras.declared()) - {extras.ALWAYS, *FOR_DEVELOPERS}))
+def test_every_extra_is_named_for_what_it_brings(tmp_path, extra):
+    """For each distribution of the extra, the error about its module names an extra that brings it."""
+    modules = {"pyelftools": "elftools", **{wheel: "onnxruntime" for wheel in WHEELS if wheel != "onnxruntime-qnn"}}
+    for distribution in extras.declared()[extra]:
+        module = modules.get(distribution, distribution.replace("-", "_"))
+        assert distribution in extras.distributions(module), "no rule leads from the module to its distribution"
+        script = (
+            "from partita.extras import explain\n"
+            f"try:\n    import {module}\nexcept ImportError as error:\n    print(explain(error))"
+        )
+        (tmp_path / "sitecustomize.py").write_text(HIDE, encoding="utf-8")
+        every = ",".join(name for wheels in extras.declared().values() for name in wheels)
+        environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "HIDDEN": module, "FORGOTTEN": every}
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        told = re.findall(r"partita\[([a-z,-]+)\]", done.stdout)
+        assert told, done.stdout
+        brought = {wheel for name in told[0].split(",") for wheel in extras.declared()[name]}
+        assert brought & set(extras.distributions(module)), done.stdout
+        assert not {"dev", "test"} & set(told[0].split(","))
+
+
+def test_files_that_are_gone_though_pip_knows_the_wheel(package, tmp_path):
+    """As after installing two wheels of ONNX Runtime and removing one: installing the extra would do nothing."""
+    line = named(without(tmp_path, ("onnxruntime",), (), "verify", package))
+    assert "pip install --force-reinstall --no-deps onnxruntime" in line
+
+
+def test_a_folder_without_files_is_no_onnx_runtime(package, tmp_path):
+    (tmp_path / "onnxruntime").mkdir()
+    script = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, {str(REPOSITORY)!r}, *sys.path]\n"
+        "import importlib.util, importlib.machinery\n"
+        "spec = importlib.machinery.ModuleSpec('onnxruntime', None)\n"
+        f"spec.submodule_search_locations = [{str(tmp_path)!r}]\n"
+        "sys.modules['onnxruntime'] = importlib.util.module_from_spec(spec)\n"
+        f"sys.argv[:] = ['partita', 'verify', {str(package)!r}]\n"
+        "from partita.cli import main; main()"
+    )
+    line = named(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False))
+    assert "onnxruntime" in line and "--force-reinstall" in line
+
+
+def test_what_partita_always_needs(package, tmp_path):
+    line = named(without(tmp_path, ("tokenizers",), ("tokenizers",), "generate", package, "hi", "--provider", "cpu"))
+    assert line == "partita: tokenizers is not installed; pip install partita brings it"
+
+
+def test_a_dry_run_without_its_extra(package, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    arguments = ("place", package, "--provider", "cuda", "--dry-run")
+    done = without(tmp_path, ("elftools",), ("pyelftools",), *arguments)
+    assert 'pip install "partita[dry-run]"' in named(done)
+
+
+def test_a_module_that_nobody_declares_is_no_bug_either():
+    told = extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d"), foreign=True)
+    assert told is not None and "causal_conv1d" in str(told) and "pip install" in str(told)
+    assert extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d")) is None
+
+
+def test_a_module_of_ours_that_is_missing_is_a_bug():
+    assert (
+        extras.explain(ModuleNotFoundError("No module named 'partita.gone'", name="partita.gone"), foreign=True) is None
+    )
