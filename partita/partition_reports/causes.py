@@ -29,9 +29,19 @@ def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
     """Nodes of the plan that make each of these Memcpy nodes necessary."""
     graph = index.optimised
     if graph is not None and all(name in graph.nodes for name in names):
-        return {name: cause_in_graph(graph, name) for name in names}
+        return {name: that_work(index, cause_in_graph(graph, name)) for name in names}
     edges = file_edges(index) if names else Edges({}, {}, {})
     return {name: cause_in_file(index, edges, name) for name in names}
+
+
+def that_work(index: SessionIndex, cause: Cause) -> Cause:
+    """The cause with nodes that do the file's work in place of what ONNX Runtime put around them in another layout."""
+    if not any(name in index.beside for name in cause.nodes):
+        return cause
+    works = {each: name for name, behind in index.stands_for.items() for each in behind}
+    found = (works[each] for name in cause.nodes for each in index.beside.get(name, ()) if each in works)
+    own = (name for name in cause.nodes if name not in index.beside)
+    return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
 
 
 def cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:

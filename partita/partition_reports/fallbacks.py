@@ -68,6 +68,7 @@ def explain_node(
         rejected=index.facts.rejected,
         budget=index.facts.budget,
         nameless=name in index.parts,
+        beside=index.beside.get(name, ()),
     )
     lost = provider == UNKNOWN and wanted.status == "active" and context.pin is None
     reason, finding = nowhere() if lost else explain(context)

@@ -18,13 +18,12 @@ from partita.partition_reports.limits import (
     Limits,
     cpu_nodes,
     exceeded,
-    name_some,
     repeated_phase,
 )
 from partita.partition_reports.records import Phase, Record, Report
 from partita.partition_reports.requirements import Requirement, find
 from partita.partition_reports.verdict import describe_cache
-from partita.partition_reports.wording import decimals, human_bytes, listing, plural
+from partita.partition_reports.wording import decimals, human_bytes, listing, name_some, plural
 
 UNEXPLAINED, CACHE, SPEED = "--max-unexplained", "--require-cache-in-place", "--min-tokens-per-second"
 BASELINE, SLOWDOWN = "--baseline", "--max-slowdown"

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from partita.errors import UsageError
 from partita.partition_reports.facts import CPU
 from partita.partition_reports.records import Phase
-from partita.partition_reports.wording import plural
+from partita.partition_reports.wording import name_some, plural
 
-MOST_NAMED = 20
 NODES, COPIES, BYTES = "--max-cpu-nodes", "--max-copies", "--max-copy-bytes-per-token"
 
 
@@ -117,9 +116,3 @@ def over_bytes(phases: Sequence[Phase], limits: Limits) -> str:
             f"{name_some(unknown)}"
         )
     return ""
-
-
-def name_some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.partition_reports import fusion, nameless, naming, native_log
+from partita.partition_reports import fusion, nameless, naming, native_log, rewritten
 from partita.partition_reports.facts import CPU, AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.partition_reports.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.partition_reports.records import PhaseName, Source
@@ -55,6 +55,8 @@ class SessionIndex:
     """Listed nodes behind each node of the order that is a compiled subgraph."""
     stands_for: dict[str, tuple[str, ...]]
     """Exported nodes that a node of the order took the place of."""
+    beside: dict[str, tuple[str, ...]]
+    """For each node that ONNX Runtime added while it rewrote others, the exported nodes that it rewrote."""
     parts: dict[str, tuple[str, ...]]
     """For each node to which ONNX Runtime gave no name, the exported nodes that it may be a part of."""
     blank_log: dict[str, tuple[str, ...]]
@@ -104,6 +106,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     claims = collect_claims(facts, events, order, compiled)
     unfolded = nameless.unfolded(facts, order)
     parts = nameless.may_be_part_of(facts, order, unfolded)
+    stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
+    clear = {*stands_for, *compiled, *parts}
+    groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear)
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -122,10 +127,8 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for={
-            **unfolded,
-            **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs),
-        },
+        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items()},
+        beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
         parts=parts,
         blank_log=nameless.blank_lines(facts.log, facts.patterns, strays_without_name(facts, parts, claims)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 NOT_KNOWN = "-"
 BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
@@ -34,6 +34,12 @@ def plural(count: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{count:,} {noun[:-1]}ies"
     return f"{count:,} {noun}{'es' if noun.endswith(('s', 'sh', 'ch', 'x')) else 's'}"
+
+
+def name_some(names: Sequence[str], most: int = 20) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def human_bytes(size: int | None) -> str:

@@ -7,7 +7,18 @@ import pytest
 from partita.partition_reports.facts import AssignedNode, GraphNode, PortFact
 from partita.partition_reports.naming import common_module
 from partita.partition_reports.session_index import SessionIndex, index_session
-from tests.partition_reports.samples import CPU, event, failed, phase_of, report_of, run_facts, session_facts, windows
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    GPU_CHAIN,
+    event,
+    failed,
+    phase_of,
+    report_of,
+    run_facts,
+    session_facts,
+    windows,
+)
 
 NPU = "QNNExecutionProvider"
 IN = PortFact("x", "input", "input", "Cpu", "Cpu", 64)
@@ -18,7 +29,14 @@ def node(name: str, inputs: str, outputs: str, op: str | None = None) -> GraphNo
     """A node; the operator is read off its name unless given."""
     module, slash, kind = name.rpartition("/")
     return GraphNode(
-        name, op or kind, "", tuple(inputs.split()), tuple(outputs.split()), module if slash else None, None, None
+        name,
+        op or kind.rstrip("_0123456789"),
+        "",
+        tuple(inputs.split()),
+        tuple(outputs.split()),
+        module if slash else None,
+        None,
+        None,
     )
 
 
@@ -180,3 +198,78 @@ def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borde
 ])  # fmt: skip
 def test_the_module_that_nodes_have_in_common(modules, common):
     assert common_module(modules) == common
+
+
+# --- groups that were rewritten together ------------------------------------------------------------------------------
+BLOCKS = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Neg_2", "b", "y"))
+
+
+def blocked(*middle: GraphNode) -> tuple[GraphNode, ...]:
+    """The graph as it runs, with `middle` between two reorderings."""
+    return (
+        node("Relu_0", "x", "a"), node("ReorderInput", "a", "reorder"), *middle,
+        node("ReorderOutput", "reorder_end", "b"), node("Neg_2", "b", "y"),
+    )  # fmt: skip
+
+
+def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
+    index = index_of(BLOCKS, blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool")))
+    assert index.replaces("b_nchwc") == ("MaxPool_1",)
+    assert index.beside == {"ReorderInput": ("MaxPool_1",), "ReorderOutput": ("MaxPool_1",)}
+
+
+def test_a_chain_in_another_layout_is_shared_out_by_operator_and_what_was_merged_goes_with_its_source():
+    graph = (
+        node("Conv_0", "x w", "a"), node("Relu_1", "a", "b"), node("MaxPool_2", "b", "c"), node("Conv_3", "c v", "d"),
+        node("Neg_4", "d", "y"),
+    )  # fmt: skip
+    runs = (
+        node("ReorderInput", "x", "r0"), node("b_nchwc", "r0 w_blocked", "r1", "Conv"),
+        node("c_nchwc", "r1", "r2", "MaxPool"), node("d_nchwc", "r2 v_blocked", "r3", "Conv"),
+        node("ReorderOutput", "r3", "d"), node("Neg_4", "d", "y"),
+    )  # fmt: skip
+    index = index_of(graph, runs)
+    assert index.replaces("b_nchwc") == ("Conv_0", "Relu_1")
+    assert index.replaces("c_nchwc") == ("MaxPool_2",)
+    assert index.replaces("d_nchwc") == ("Conv_3",)
+    assert index.beside["ReorderOutput"] == ("Conv_0", "Relu_1", "MaxPool_2", "Conv_3")
+
+
+def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
+    index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
+    assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside
+
+
+def test_a_group_past_a_node_that_still_runs_proves_nothing():
+    graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
+    runs = (
+        node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("ReorderInput", "a", "r0"),
+        node("c_blocked", "r0", "c", "Abs"), node("Neg_3", "c", "y"),
+    )  # fmt: skip
+    index = index_of(graph, runs)
+    assert not index.replaces("c_blocked") and not index.beside
+
+
+def test_reorderings_are_inserted_and_their_copies_are_those_of_the_work():
+    optimised = (
+        node("Relu_0", "x", "a"), node("Memcpy", "a", "a_host", "MemcpyToHost"),
+        node("ReorderInput", "a_host", "reorder"), node("b_nchwc", "reorder", "reorder_end", "MaxPool"),
+        node("ReorderOutput", "reorder_end", "b"), node("Memcpy_token_1", "b", "b_dev", "MemcpyFromHost"),
+        node("Neg_2", "b_dev", "y"),
+    )  # fmt: skip
+    on_cpu = {"ReorderInput", "b_nchwc", "ReorderOutput"}
+    session = session_facts(
+        graph=BLOCKS, optimised=optimised, plan=(tuple(each.name for each in optimised),),
+        events=tuple(
+            event(0, order, each.name, each.op_type, CPU if each.name in on_cpu else GPU)
+            for order, each in enumerate(optimised)
+        ),
+        ports=(IN, OUT),
+    )  # fmt: skip
+    report = report_of(run_facts(session), GPU_CHAIN)
+    reasons = {entry.node: (entry.reason, entry.evidence) for entry in report.fallbacks}
+    assert reasons["ReorderInput"][0] == reasons["ReorderOutput"][0] == "runtime_inserted"
+    assert "when it rewrote MaxPool_1" in reasons["ReorderInput"][1]
+    assert {copy.caused_by for copy in phase_of(report, "decode").copies if copy.kind == "memcpy_node"} == {
+        ("b_nchwc",)
+    }

@@ -36,10 +36,11 @@ SHAPES = operators(
     "  [view] v = Reshape(h, t)\n  [last] y = Relu(v)\n}",
 )
 VISION = (
-    "g (float[1,3,32,32] x) => (float[1,10] y) <float[8,3,3,3] w1, float[8] b1, float[8,10] w2, float[10] b2> {\n"
+    "g (float[1,3,32,32] x) => (float[1,10] y) <float[C,3,3,3] w1, float[C] b1, float[C,10] w2, float[10] b2> {\n"
     "  a = Conv<pads=[1,1,1,1]>(x, w1, b1)\n  b = Relu(a)\n  c = MaxPool<kernel_shape=[2,2], strides=[2,2]>(b)\n"
     "  d = GlobalAveragePool(c)\n  e = Flatten(d)\n  y = Gemm(e, w2, b2)\n}"
 )
+NARROW, WIDE = VISION.replace("[C", "[4"), VISION.replace("[C", "[64")
 BODY = operators(
     21,
     "g (float[4,16] x, bool c) => (float[4,16] y) <float[16,16] w> {\n  [first] h = MatMul(x, w)\n"
@@ -119,7 +120,11 @@ CASES: tuple[Case, ...] = (
     ),
     cuda(
         "vision-net-unnamed", "a convolutional net as exporters write it, without node names, in opset 22",
-        "no_kernel_version", operators(22, VISION), operators(21, VISION), node="", op_type="MaxPool",
+        "no_kernel_version", operators(22, NARROW), operators(21, NARROW), node="", op_type="MaxPool",
+    ),
+    cuda(
+        "vision-net-in-blocks", "the same with 64 channels, which the CPU computes in blocks, between two reorderings",
+        "no_kernel_version", operators(22, WIDE), operators(21, WIDE), node="", op_type="MaxPool",
     ),
     cuda(
         "gqa-fp32", "GroupQueryAttention has CUDA kernels for 16-bit floats only", "no_kernel_type",

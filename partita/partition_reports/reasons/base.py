@@ -66,6 +66,8 @@ class Context:
     """The memory budget that the user gave the wanted provider, e.g. cuda.memory_budget_kb=1000."""
     nameless: bool = False
     """ONNX Runtime gave it no name, so that lines of `log` may have a blank in its place."""
+    beside: tuple[str, ...] = ()
+    """Exported nodes that ONNX Runtime rewrote together, and added this node while it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +237,10 @@ def is_culprit(context: Context) -> bool:
 
 
 def inserted(context: Context) -> bool:
-    """Whether the file has no such node, and operator and name are those of a node that ONNX Runtime inserts."""
+    """Whether the file has no such node, and that ONNX Runtime added it is clear by its neighbours or its name."""
     name = OWN_NAMES.get(context.op_type or "")
-    return not context.exported and name is not None and name.fullmatch(context.node) is not None
+    own = name is not None and name.fullmatch(context.node) is not None
+    return not context.exported and (own or bool(context.beside))
 
 
 def said_of_operator(context: Context) -> str:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from partita.partition_reports.reasons.base import Context, Finding, Reason, inserted
 from partita.partition_reports.records import ChainEntry
+from partita.partition_reports.wording import name_some
 
 
 def decide(context: Context) -> Finding | None:
-    """Applies when the file has no such node, and operator and name are those of a node ONNX Runtime inserts."""
+    """Applies when the file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
     if not inserted(context) or context.wanted.status != "active":
         return None
+    if context.beside:
+        return Finding(
+            "derived",
+            f"the ONNX file has no {context.op_type} here; ONNX Runtime added it when it rewrote "
+            f"{name_some(context.beside, 3)} for the provider they are on",
+        )
     return Finding(
         "derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so"
     )
@@ -20,7 +27,8 @@ REASON = Reason(
     level="node",
     title="Inserted by ONNX Runtime",
     condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
-    "the layout, a Cast because the CPU has no kernel for the type, or a QuantizeLinear or DequantizeLinear of its own",
+    "the layout, a ReorderInput or ReorderOutput for blocks of channels, a Cast because the CPU has no kernel for the "
+    "type, or a QuantizeLinear or DequantizeLinear of its own",
     needs="the exported graph, and a name that ONNX Runtime gives to nodes of its own",
     remedy="look at the nodes next to it: it goes away when they run on one provider, in one layout and type",
     example=Context(

@@ -15,7 +15,7 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views._tables import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, plural, tally
+from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, name_some, plural, tally
 
 NAMES = 12
 """Nodes that a group names; --json names all."""
@@ -98,7 +98,7 @@ def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
     for phases, nodes in phases_alike(members):
         page.line(f"{head}, {plural(len(nodes), 'node')} in {phases}")
         page.line(f"operators: {tally(Counter(node.op_type or 'unknown' for node in nodes))}", indent=4)
-        page.line(f"nodes: {name_some([say_node(node) for node in nodes])}", indent=4)
+        page.line(f"nodes: {name_some([say_node(node) for node in nodes], NAMES)}", indent=4)
         inside = Counter(node.runs_in for node in nodes if node.runs_in)
         if inside:
             page.line(f"as part of: {tally(inside)}", indent=4)
@@ -124,12 +124,6 @@ def phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChan
     return [(listing(phases), nodes) for phases, nodes in found.values()]
 
 
-def name_some(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return ", ".join(names[:NAMES]) + more
-
-
 def show_other_names(page: Page, diff: ReportDiff) -> None:
     """Nodes that stayed where they were under another name, or in other company."""
     renamed = [change for change in diff.renamed if change.before == change.after]
@@ -138,13 +132,13 @@ def show_other_names(page: Page, diff: ReportDiff) -> None:
     page.heading("Same place, other form")
     if renamed:
         names = list(dict.fromkeys(say_node(change) for change in renamed))
-        page.line(f"{plural(len(names), 'node')} matched under another number: {name_some(names)}")
+        page.line(f"{plural(len(names), 'node')} matched under another number: {name_some(names, NAMES)}")
     forms: dict[str, list[str]] = {}
     for change in diff.fused_otherwise:
         forms.setdefault(f"{change.before} -> {change.after}", []).append(change.node)
     for form, found in forms.items():
         nodes = list(dict.fromkeys(found))
-        page.line(f"{plural(len(nodes), 'node')} compiled or fused otherwise, {form}: {name_some(nodes)}")
+        page.line(f"{plural(len(nodes), 'node')} compiled or fused otherwise, {form}: {name_some(nodes, NAMES)}")
 
 
 def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
@@ -159,7 +153,7 @@ def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
     for (_, head), members in list(groups.items())[:GROUPS]:
         phases = listing(dict.fromkeys(member.phase for member in members))
         nodes = list(dict.fromkeys(member.node for member in members))
-        page.line(f"{head}: {plural(len(nodes), 'node')} in {phases}: {name_some(nodes)}")
+        page.line(f"{head}: {plural(len(nodes), 'node')} in {phases}: {name_some(nodes, NAMES)}")
         shown = members[-1]
         if shown.change != "gone":
             page.line(f"evidence ({shown.evidence_kind}): {shown.evidence}", indent=4)
