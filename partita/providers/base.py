@@ -65,6 +65,8 @@ class Plugin:
     """When the user gives one of these options, no path is added: they answer the same question."""
     ignores: tuple[str, ...] = ()
     """Options that the provider takes inside ONNX Runtime, and that this plugin ignores with a warning."""
+    takes: str = ""
+    """The only devices that it offers, where that is less than the provider can compute on: `devices of Intel`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,11 @@ class Provider:
     def names(self) -> tuple[str, ...]:
         """Every name a user may write for it, in lower case."""
         return (self.name, *self.aliases, self.ort_name.lower())
+
+    @property
+    def plugin_takes(self) -> str:
+        """What to add where its plugin offers no device, because it takes certain ones only."""
+        return f"; it takes {self.plugin.takes} only" if self.plugin is not None and self.plugin.takes else ""
 
     def remedy(self, reason: str) -> str:
         """What to do about a provider-level reason; empty when nothing is known."""

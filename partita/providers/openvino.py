@@ -35,6 +35,9 @@ PROVIDER = Provider(
             "enable_opencl_throttling",
             "enable_qdq_optimizer",
         ),
+        # GetSupportedDevices of the plugin's factory passes over hardware of another vendor than 0x8086, processors
+        # too; the wheel computes on any x86-64.
+        takes="processors, GPUs and NPUs of Intel",
     ),
     options=(
         Option("device_type", "text", "CPU", "CPU, GPU, GPU.1, NPU, or a mix such as AUTO:GPU,CPU"),
@@ -70,7 +73,8 @@ PROVIDER = Provider(
         "not_in_build": "pip install onnxruntime-openvino, in an environment without another ONNX Runtime, or "
         "pip install onnxruntime-ep-openvino next to onnxruntime",
         "library_missing": "reinstall the package that contains it: its libraries belong together",
-        "device_missing": "name a device that is there: --provider-option openvino.device_type=CPU",
+        "device_missing": "name a device that is there: --provider-option openvino.device_type=CPU; without a device "
+        "of Intel, use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it computes on any x86-64",
         "version_mismatch": "install the onnxruntime that the plugin was built for, or onnxruntime-openvino instead",
         "option_rejected": "see `partita providers --json` for its options",
         "initialisation_failed": "see the evidence; try --provider-option openvino.device_type=CPU",

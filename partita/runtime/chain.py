@@ -201,7 +201,9 @@ def register(resolution: Resolution) -> Resolution:
             resolution, explain(provider, [raised, *complaints(captured.lines), *headless(captured.lines)])
         )
     if not offered:
-        evidence = f"{resolution.library.name} was registered and offers no device on this machine"
+        evidence = (
+            f"{resolution.library.name} was registered and offers no device on this machine{provider.plugin_takes}"
+        )
         remedy = provider.remedy("device_missing")
         return unavailable(resolution, Failure("device_missing", evidence, remedy))
     if provider.ort_name in offered:

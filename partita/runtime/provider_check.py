@@ -116,7 +116,11 @@ def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, 
     if result.get("error") is not None:
         return explain(provider, words_of(result["error"], outcome.log))
     if result.get("offered") == []:
-        return failure(provider, "device_missing", f"{resolution.library} was loaded and offers no device here")
+        return failure(
+            provider,
+            "device_missing",
+            f"{resolution.library} was loaded and offers no device here{provider.plugin_takes}",
+        )
     if not result.get("correct"):
         return failure(provider, "initialisation_failed", f"it computed {result.get('output')}, which is wrong")
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,18 @@ def execute(*arguments: object, folder: Path, **extra: str) -> Done:
 
 
 DEVICES: dict[str, bool] = {}
+
+
+def wrong_processor(target: Target) -> str:
+    """Why this machine's processor keeps the target from running; empty when it does not. Nothing can be installed
+    against it, so such a test is skipped in CI too."""
+    try:
+        vendor = re.search(r"^vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return ""
+    if not target.processor or vendor is None or vendor[1] == target.processor:
+        return ""
+    return f"{target.wheel or target.provider} takes {target.processor} only; this is {vendor[1]}"
 
 
 def device_is_there(target: Target) -> bool:

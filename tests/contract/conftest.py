@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import require
 from tests.contract import models
-from tests.contract.commands import Done, Partita, device_is_there, execute, generated, honoured
+from tests.contract.commands import Done, Partita, device_is_there, execute, generated, honoured, wrong_processor
 from tests.contract.expectations import Target
 
 CPU_TOKENS: dict[str, str] = {}
@@ -47,9 +47,15 @@ def model(tmp_path: Path) -> Callable[..., Path]:
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> None:
     """Skip, or fail in CI, where the machine lacks what the test's target needs; partita itself is not asked."""
-    target: Target = request.getfixturevalue("target")
-    if target.needs:
-        require(target.needs, device_is_there(target))
+    of_test = request.node.callspec.params
+    targets: list[Target] = [of_test["target"]] if "target" in of_test else [
+        target for target in of_test["environment"].targets if target.provider == of_test["provider"]
+    ]  # fmt: skip
+    for target in targets:
+        if why := wrong_processor(target):
+            pytest.skip(why)
+        if target.needs:
+            require(target.needs, device_is_there(target))
 
 
 @pytest.fixture

@@ -43,6 +43,8 @@ class Target:
     """Module of the wheel that carries it as a library; empty when it is part of ONNX Runtime."""
     needs: str = ""
     """What a machine must have, in words; empty when the wheel is enough."""
+    processor: str = ""
+    """The only vendor of processors that it runs on, as CPUID tells it; empty where any will do."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ OPENVINO = Target(
 )
 OPENVINO_PLUGIN = Target(
     provider="openvino", ort_name="OpenVINOExecutionProvider", kind="compiling", wheel="onnxruntime_ep_openvino",
-    with_cpu=("llama-gqa-fp32",), whole=PRIMITIVES, refused_alone=("llama-gqa-fp32",),
+    with_cpu=("llama-gqa-fp32",), whole=PRIMITIVES, refused_alone=("llama-gqa-fp32",), processor="GenuineIntel",
 )  # fmt: skip
 QNN = Target(
     provider="qnn", ort_name="QNNExecutionProvider", kind="compiling", wheel="onnxruntime_qnn",

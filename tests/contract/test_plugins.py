@@ -30,6 +30,7 @@ def library(provider):
 
 
 @cases("provider", usable_plugins)
+@pytest.mark.usefixtures("device")
 def test_the_wheel_is_found_by_itself(environment, provider, partita, model, tmp_path):
     report = tmp_path / "report.json"
     done = honoured(partita("place", model("matmul_relu"), "--provider", provider, "--report", report, "--json"))
@@ -37,6 +38,7 @@ def test_the_wheel_is_found_by_itself(environment, provider, partita, model, tmp
 
 
 @cases("provider", usable_plugins)
+@pytest.mark.usefixtures("device")
 def test_a_library_named_by_hand_does_the_same(environment, provider, partita, model):
     named = f"{provider}={library(provider)}"
     honoured(partita("place", model("matmul_relu"), "--provider", provider, "--provider-library", named))

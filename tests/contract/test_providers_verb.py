@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.cases import cases, each_environment
-from tests.contract.commands import device_is_there, honoured
+from tests.contract.commands import device_is_there, honoured, wrong_processor
 from tests.contract.test_chain import all_unusable
 
 
@@ -21,8 +21,12 @@ def test_exactly_these_are_usable(environment, partita):
         from tests.conftest import require
 
         require(missing[0], available=False)
-    usable = {name for name, entry in listed(partita).items() if entry["status"] == "usable"}
-    assert usable == set(environment.usable)
+    elsewhere = {target.provider for target in environment.targets if wrong_processor(target)}
+    entries = listed(partita)
+    usable = {name for name, entry in entries.items() if entry["status"] == "usable"}
+    assert usable == set(environment.usable) - elsewhere
+    assert all(entries[name]["reason"] == "device_missing" for name in elsewhere)
+    assert all("onnxruntime-openvino" in entries[name]["remedy"] for name in elsewhere & {"openvino"})
 
 
 @cases("provider, reason", all_unusable)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import require, require_dry_run
-from tests.contract.commands import device_is_there
+from tests.contract.commands import device_is_there, wrong_processor
 from tests.contract.expectations import ENVIRONMENTS
 from tests.planted.case import Case
 from tests.planted.cases import CASES
@@ -34,8 +34,11 @@ def needed(case: Case) -> None:
     if case.run.dry_run or (case.control and case.control.dry_run):
         require_dry_run()
     for target in ENVIRONMENTS[case.environment].targets:
-        if target.needs and target.provider == case.provider:
-            require(target.needs, device_is_there(target))
+        if target.provider == case.provider:
+            if why := wrong_processor(target):
+                pytest.skip(why)
+            if target.needs:
+                require(target.needs, device_is_there(target))
 
 
 @pytest.fixture(scope="session")
