@@ -100,6 +100,7 @@ def common(
 
 @app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 4096")
 def export(
+    context: typer.Context,
     checkpoint: Annotated[
         str,
         typer.Argument(
@@ -153,6 +154,9 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Export a checkpoint to a package and check it against the original model."""
+    from partita.commands.scratch import own_compile_cache
+
+    context.with_resource(own_compile_cache())
     from partita.commands import export as verb
     from partita.commands.export import TargetOptions
     from partita.export.pipeline import ExportOptions
