@@ -34,7 +34,7 @@ from tests.contract.packages import can_export, ensure_packages
 
 MARK = "environment"
 POLL_SECONDS = 0.05
-ENVIRONMENT_SECONDS = 900
+ENVIRONMENT_SECONDS = 1500
 """Longest time the contract tests of one environment may take, together."""
 TAIL_LINES = 15
 RUNTIME_WHEELS = ("onnxruntime", "onnxruntime-", "onnxruntime_")

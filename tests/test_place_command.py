@@ -19,7 +19,7 @@ from partita.cli import run
 from tests.conftest import REPOSITORY
 from tests.test_cli import heed_interrupts
 
-SECONDS = 90
+SECONDS = 300
 PLACE_DRY = ("place", "--provider", "cuda,cpu", "--dry-run")
 
 

@@ -17,7 +17,7 @@ from partita.signals import TOGETHER_SECONDS, TerminatedError, ended_by_exceptio
 from tests.conftest import DEMO_CHECKPOINT, Exported, TinyCheckpoint, require_dry_run
 from tests.test_cli import child_environment
 
-SECONDS = 60
+SECONDS = 300
 GENERATE = ("generate", "PACKAGE", "1,2", "--token-ids", "--max-new-tokens", "60")
 VERBS: dict[str, tuple[str, ...]] = {
     "export": ("export", str(DEMO_CHECKPOINT), "OUT"),
@@ -83,7 +83,7 @@ def test_a_signal_clears_away_what_was_begun(
     assert process.returncode == 128 + number, err.decode()
     assert err.decode().rstrip().endswith(f"partita: ended by {number.name}") and b"Traceback" not in err, err.decode()
     assert left_in(temporary) == [] and [p.name for p in tmp_path.iterdir()] == ["temporary"]
-    assert psutil.wait_procs(below, timeout=10)[1] == []
+    assert psutil.wait_procs(below, timeout=60)[1] == []
 
 
 def test_an_ignored_signal_stays_ignored(package: Path, tmp_path: Path) -> None:

@@ -77,17 +77,17 @@ def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Pat
         start_new_session=True,
     )  # fmt: skip
     child = psutil.Process(running.pid)
-    for _ in range(100):
+    for _ in range(600):
         time.sleep(0.2)
         if grandchildren := child.children():
             break
     assert grandchildren, "the run was not supervised"
     time.sleep(1)
     running.terminate()
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 128 + signal.SIGTERM
     assert "Traceback" not in err
-    assert psutil.wait_procs(grandchildren, timeout=10)[1] == []
+    assert psutil.wait_procs(grandchildren, timeout=60)[1] == []
 
 
 def test_signals_that_are_no_crash() -> None:

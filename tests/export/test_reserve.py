@@ -184,7 +184,7 @@ def test_of_many_exports_at_once_one_wins_and_no_lock_is_left(tmp_path: Path) ->
     for child in children:
         child.start()
     go.touch()
-    told = dict(queue.get(timeout=60) for _ in children)
+    told = dict(queue.get(timeout=300) for _ in children)
     for child in children:
         child.join()
     winners = [text for text, error in told.items() if not error]

@@ -23,7 +23,7 @@ from partita.providers.cuda_dry_run.devices import CAPABILITIES, DEFAULT_DEVICE,
 from partita.providers.cuda_dry_run.standins import StandIns, child_environment, ensure_child, ensure_real, prepare
 from tests.conftest import REPOSITORY, require
 
-CHILD_SECONDS = 60
+CHILD_SECONDS = 300
 OUT_OF_MEMORY, NO_DEVICE, INVALID_VALUE, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_IMPLICIT = (
     2,
     100,
