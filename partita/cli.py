@@ -7,13 +7,15 @@ a usage error and `report show` stay fast and load neither torch nor onnxruntime
 from __future__ import annotations
 
 import atexit
+import difflib
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
@@ -26,44 +28,103 @@ from partita.signals import TerminatedError, ended_by_exception, received
 if TYPE_CHECKING:
     from partita.commands.chain_options import ChainOptions
 
+HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="partita",
     help="Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=HELP,
 )
-report_app = typer.Typer(help="Look at a partition report.", no_args_is_help=True, rich_markup_mode=None)
+report_app = typer.Typer(help="Look at a partition report.", invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(report_app, name="report")
 
+PROGRAM = "partita"
+"""However it was started: `python -m partita` is told to go on with the same commands."""
+COMPLETE_VARIABLE = "_PARTITA_COMPLETE"
+"""Set by a shell that asks what could be typed next."""
+USAGE = 2
+"""Exit code of a command line that makes no sense."""
 BY_SIGNAL = 128
 """Exit codes above it stand for a signal that ended the command."""
 
 _OWN_PROCESS = False
 """Set by `main`: the process is ours alone."""
 
+COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
+
+
+def read_path(text: str) -> Path:
+    """A path as it was written; every option and argument that names a file or folder is read by this."""
+    return Path(not_empty(text))
+
+
+def not_empty(text: str) -> str:
+    """The text itself. An empty path would be the current folder, which nobody means by an unset variable."""
+    if not text:
+        raise typer.BadParameter("it is empty; name a file or folder, or leave it out")
+    return text
+
+
+def read_pair(text: str) -> str:
+    """NAME=FILE as it was written, with a file behind the name."""
+    name, equals, file = text.partition("=")
+    if equals and not file:
+        raise typer.BadParameter(f"the file of {name!r} is empty; name one behind {name}=")
+    return text
+
+
+def complete(kind: str) -> Callable[[str], list[Any]]:
+    """A function that completes values, by its name in `partita.commands.completion`."""
+
+    def ask(incomplete: str) -> list[Any]:
+        from partita.commands import completion
+
+        found: list[Any] = getattr(completion, kind)(incomplete)
+        return found
+
+    return ask
+
+
 PackageArgument = Annotated[
-    Path, typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False)
+    Path,
+    typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False, parser=read_path),
 ]
 ProviderOption = Annotated[
     str | None,
     typer.Option(
+        "--provider",
+        "-e",
+        metavar="CHAIN",
+        autocompletion=complete("chains"),
         help="Execution providers in order, comma-separated; these and no others may run a node. Default: the best "
-        "usable one, then cpu."
+        "usable one, then cpu.",
     ),
 ]
 ProviderOptionsOption = Annotated[
     list[str] | None,
-    typer.Option("--provider-option", metavar="PROVIDER.NAME=VALUE", help="Option of a provider: cuda.device_id=1."),
+    typer.Option(
+        "--provider-option",
+        metavar="PROVIDER.NAME=VALUE",
+        autocompletion=complete("provider_options"),
+        help="Option of a provider: cuda.device_id=1.",
+    ),
 ]
 ProviderLibraryOption = Annotated[
     list[str] | None,
-    typer.Option("--provider-library", metavar="NAME=PATH", help="Library file of a plugin provider."),
+    typer.Option(
+        "--provider-library", metavar="NAME=PATH", parser=read_pair, help="Library file of a plugin provider."
+    ),
 ]
 PinOption = Annotated[
     list[str] | None,
-    typer.Option("--pin", metavar="PROVIDER:MODULE", help="Run a module there: cpu:lm_head or webgpu:layers.0-11."),
+    typer.Option(
+        "--pin",
+        metavar="PROVIDER:MODULE",
+        autocompletion=complete("pins"),
+        help="Run a module there: cpu:lm_head or webgpu:layers.0-11.",
+    ),
 ]
 MaxCpuNodesOption = Annotated[
     int | None, typer.Option(help="Exit code 3 when more nodes than this are on the CPU provider.")
@@ -88,14 +149,66 @@ def _show_version(wanted: bool) -> None:
         raise Exit
 
 
+def _show_completion(shell: str | None) -> None:
+    if shell is not None:
+        from partita.commands import completion
+
+        typer.echo(completion.script(shell))
+        raise Exit
+
+
+def _install_completion(shell: str | None) -> None:
+    if shell is not None:
+        from partita.commands import completion
+
+        name, file = completion.install(shell)
+        typer.echo(f"{file}: completion for {name}; a new shell has it")
+        raise Exit
+
+
+def _help_alone(context: typer.Context) -> None:
+    """Without a verb, the help is the answer; nothing was done, and scripts hear of that."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise Exit(USAGE)
+
+
 @app.callback()
 def common(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    install_completion: Annotated[
+        str | None,
+        typer.Option(
+            "--install-completion",
+            metavar="[SHELL]",
+            callback=_install_completion,
+            is_eager=True,
+            help="Let bash, zsh or fish complete this command; by default the shell it is started from.",
+        ),
+    ] = None,
+    show_completion: Annotated[
+        str | None,
+        typer.Option(
+            "--show-completion",
+            metavar="[SHELL]",
+            callback=_show_completion,
+            is_eager=True,
+            help="Print the completion script, to install it yourself.",
+        ),
+    ] = None,
 ) -> None:
     """Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where."""
+    _help_alone(context)
+
+
+@report_app.callback()
+def common_report(context: typer.Context) -> None:
+    """Look at a partition report."""
+    _help_alone(context)
 
 
 @app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 4096")
@@ -104,11 +217,22 @@ def export(
     checkpoint: Annotated[
         str,
         typer.Argument(
-            metavar="CHECKPOINT", help="Checkpoint folder, or a hub id such as owner/name.", show_default=False
+            metavar="CHECKPOINT",
+            help="Checkpoint folder, or a hub id such as owner/name.",
+            show_default=False,
+            parser=not_empty,
         ),
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write the package to.", show_default=False)],
-    precision: Annotated[str, typer.Option(help="Type of weights, cache and arithmetic: fp32, fp16 or bf16.")] = "fp32",
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="Folder to write the package to.", show_default=False, parser=read_path),
+    ],
+    precision: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete("precisions"), help="Type of weights, cache and arithmetic: fp32, fp16 or bf16."
+        ),
+    ] = "fp32",
     max_length: Annotated[
         int | None,
         typer.Option(
@@ -119,13 +243,15 @@ def export(
     attention: Annotated[
         str,
         typer.Option(
-            help="How attention and cache are written: gqa, onnx24, primitives, or auto, which asks the target."
+            autocompletion=complete("attentions"),
+            help="How attention and cache are written: gqa, onnx24, primitives, or auto, which asks the target.",
         ),
     ] = "auto",
     target: Annotated[
         str | None,
         typer.Option(
             metavar="PROVIDER",
+            autocompletion=complete("providers"),
             help="The provider the package is for: it is asked which way of writing attention it takes whole. Default: "
             "the best usable one.",
         ),
@@ -147,7 +273,7 @@ def export(
         bool,
         typer.Option("--no-verify", help="Do not compare with the original model; the package says it is unverified."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a package that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace a package that is there already.")] = False,
     opset: Annotated[
         int | None, typer.Option(help="ONNX operator set. Default: what the attention lowering asks for.")
     ] = None,
@@ -186,12 +312,18 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PROMPT]...", help="The prompt; - reads it from stdin. One per row when the batch size is above 1."
+            metavar="PROMPT", help="The prompt; - reads it from stdin. One per row when the batch size is above 1."
         ),
     ] = None,
+    more_prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt, after those without an option."),
+    ] = None,
     provider: ProviderOption = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 picks the likeliest token; higher is more varied.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", "--temp", "-t", help="0 picks the likeliest token; higher is more varied.")
+    ] = 0.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 is off.")] = 0,
     top_p: Annotated[
         float, typer.Option(help="Sample from the likeliest tokens that make up this probability; 1 is off.")
@@ -202,11 +334,15 @@ def generate(
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: tokens that were there already become less likely.")
     ] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampler; the same seed gives the same text.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", "-s", help="Seed of the sampler; the same seed gives the same text.")
+    ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop when this text appears; may be given several times.")
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the tokenizer's chat template.")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", "-c", help="Put the prompt through the tokenizer's chat template.")
+    ] = False,
     system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
@@ -219,7 +355,12 @@ def generate(
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
     threads: ThreadsOption = None,
-    report: Annotated[Path | None, typer.Option(help="Write the partition report of this run to a file.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", "-r", metavar="FILE", parser=read_path, help="Write the partition report of this run to a file."
+        ),
+    ] = None,
     probe_seconds: ProbeSecondsOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -232,7 +373,7 @@ def generate(
         verb.run(
             GenerateOptions(
                 package=package,
-                prompts=tuple(prompts or ()),
+                prompts=(*(prompts or ()), *(more_prompts or ())),
                 where=_where(provider, provider_option, provider_library, pin, threads),
                 limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 max_new_tokens=max_new_tokens,
@@ -276,7 +417,10 @@ def place(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="An ONNX file, or a folder that `partita export` wrote.", show_default=False
+            metavar="MODEL",
+            help="An ONNX file, or a folder that `partita export` wrote.",
+            show_default=False,
+            parser=read_path,
         ),
     ],
     provider: ProviderOption = None,
@@ -289,13 +433,20 @@ def place(
     ] = None,
     values: Annotated[
         list[str] | None,
-        typer.Option("--input", metavar="NAME=FILE.npy", help="Values of an input; those of the others are made up."),
+        typer.Option(
+            "--input",
+            metavar="NAME=FILE.npy",
+            parser=read_pair,
+            help="Values of an input; those of the others are made up.",
+        ),
     ] = None,
     runs: Annotated[int, typer.Option(help="Session runs per phase.")] = 3,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Place on CUDA without a GPU; needs --provider cuda or cuda,cpu.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="GPU that the dry run plays, e.g. h100.")] = None,
+    device: Annotated[
+        str | None, typer.Option(autocompletion=complete("devices"), help="GPU that the dry run plays, e.g. h100.")
+    ] = None,
     graph_capture: Annotated[
         bool, typer.Option("--graph-capture", help="In a dry run: say whether CUDA graphs could be captured.")
     ] = False,
@@ -304,7 +455,10 @@ def place(
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
     threads: ThreadsOption = None,
-    report: Annotated[Path | None, typer.Option(help="Write the partition report to a file.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", "-r", metavar="FILE", parser=read_path, help="Write the partition report to a file."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
@@ -337,14 +491,20 @@ def bench(
     package: PackageArgument,
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CHAIN]...", help="Further chains, as words after those of --provider."),
+        typer.Argument(
+            metavar="CHAIN",
+            autocompletion=complete("chains"),
+            help="Further chains, as words after those of --provider.",
+        ),
     ] = None,
     provider: Annotated[
         list[str] | None,
         typer.Option(
             "--provider",
             "--providers",
+            "-e",
             metavar="CHAIN",
+            autocompletion=complete("chains"),
             help="A chain to measure, e.g. cpu or webgpu,cpu; may be given several times, and further chains may "
             "follow as words: --providers webgpu cpu. Default: the best usable provider, then cpu.",
         ),
@@ -353,19 +513,26 @@ def bench(
         list[Path] | None,
         typer.Option(
             metavar="PACKAGE",
+            parser=read_path,
             help="Another package of the same model, to compare with; may be given several times.",
         ),
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="CHAIN", help="Ratios are against PACKAGE on this one. Default: cpu, else the first."),
+        typer.Option(
+            metavar="CHAIN",
+            autocompletion=complete("chains"),
+            help="Ratios are against PACKAGE on this one. Default: cpu, else the first.",
+        ),
     ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help="The prompt; - reads it from stdin. Default: made-up tokens.")
+        str | None, typer.Option("--prompt", "-p", help="The prompt; - reads it from stdin. Default: made-up tokens.")
     ] = None,
     token_ids: Annotated[bool, typer.Option("--token-ids", help="--prompt is token ids, e.g. 1,45,7.")] = False,
     prompt_tokens: Annotated[int | None, typer.Option(help="Length of a made-up prompt. Default: 64.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate, greedily; at least 2.")] = 32,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", help="Tokens to generate, greedily; at least 2.")
+    ] = 32,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds that count; one more, a warm-up, comes first.")] = 5,
     provider_option: ProviderOptionsOption = None,
@@ -375,11 +542,24 @@ def bench(
         float, typer.Option(metavar="SECONDS", help="A provider that takes longer to load or for a turn has failed.")
     ] = 600.0,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the partition report of each contender to this folder.")
+        Path | None,
+        typer.Option(
+            "--report",
+            "-r",
+            metavar="DIR",
+            parser=read_path,
+            help="Write the partition report of each contender to this folder.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the result as JSON, for report show and report html; - is stdout."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            parser=read_path,
+            help="Write the result as JSON, for report show and report html; - is stdout.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -422,10 +602,23 @@ def providers(provider_library: ProviderLibraryOption = None, as_json: JsonOptio
     verb.run(tuple(provider_library or ()), as_json=as_json)
 
 
+ReportArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="Report that `--report FILE` wrote.", show_default=False, parser=read_path),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="F", parser=read_path, help="File to write to. Default: stdout."),
+]
+
+
 @report_app.command(epilog="Example: partita report show run.json")
 def show(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Report that `generate --report` wrote.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Report that `generate --report` wrote.", show_default=False, parser=read_path
+        ),
     ],
     brief: Annotated[bool, typer.Option("--brief", help="In at most ten lines.")] = False,
     as_json: JsonOption = False,
@@ -438,10 +631,16 @@ def show(
 
 @report_app.command("html", epilog="Example: partita report html run.json --out run.html")
 def report_html(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --report wrote.", show_default=False)],
+    file: ReportArgument,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="PAGE", help="File for the page; - is stdout. Default: FILE with the suffix .html."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PAGE",
+            parser=read_path,
+            help="File for the page; - is stdout. Default: FILE with the suffix .html.",
+        ),
     ] = None,
 ) -> None:
     """Write a report as one HTML page that works offline."""
@@ -452,18 +651,13 @@ def report_html(
 
 @report_app.command("markdown", epilog="Example: partita report markdown run.json >> $GITHUB_STEP_SUMMARY")
 def report_markdown(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Report that --report wrote.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(metavar="F", help="File to write to. Default: stdout.")] = None,
+    file: ReportArgument,
+    out: OutOption = None,
 ) -> None:
     """Write a report as Markdown, for a comment of CI or a pull request: the answer first, the rest folded."""
     from partita.commands import report as verb
 
     verb.markdown(file, out)
-
-
-ReportArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="Report that `--report FILE` wrote.", show_default=False)
-]
 
 
 @report_app.command(epilog="Example: partita report explain run.json layers.0.self_attn/Softmax")
@@ -484,8 +678,10 @@ def explain(
 
 @report_app.command(epilog="Example: partita report diff last-week.json today.json")
 def diff(
-    before: Annotated[Path, typer.Argument(metavar="A", help="The earlier report.", show_default=False)],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The later report.", show_default=False)],
+    before: Annotated[
+        Path, typer.Argument(metavar="A", help="The earlier report.", show_default=False, parser=read_path)
+    ],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The later report.", show_default=False, parser=read_path)],
     force: Annotated[
         bool, typer.Option("--force", help="Compare reports of different models, too, which is else exit code 1.")
     ] = False,
@@ -531,7 +727,11 @@ def check(
     ] = None,
     baseline: Annotated[
         Path | None,
-        typer.Option(metavar="A", help="A report: no node may have left its provider, no reason, copy or byte be new."),
+        typer.Option(
+            metavar="A",
+            parser=read_path,
+            help="A report: no node may have left its provider, no reason, copy or byte be new.",
+        ),
     ] = None,
     max_slowdown: Annotated[
         float | None,
@@ -562,7 +762,7 @@ def check(
 @report_app.command(epilog="Example: partita report trace run.json --out trace.json")
 def trace(
     file: ReportArgument,
-    out: Annotated[Path | None, typer.Option(metavar="F", help="File to write to. Default: stdout.")] = None,
+    out: OutOption = None,
 ) -> None:
     """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
     from partita.commands import report as verb
@@ -591,6 +791,10 @@ def main() -> None:
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
+    if os.environ.get(COMPLETE_VARIABLE):
+        from partita.commands import completion
+
+        completion.begin()
     with ended_by_exception():
         code = run([a for a in options if a != "--debug"] + rest, debug="--debug" in options)
     if code == INTERRUPTED:
@@ -629,7 +833,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 def _run(arguments: list[str], *, debug: bool) -> int:
     """Run one command line. Raises what is no error of ours."""
     try:
-        result = app(arguments, standalone_mode=False)
+        result = app(_with_shell(arguments), standalone_mode=False, prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
             return _fail("interrupted", INTERRUPTED)
         return result if isinstance(result, int) else 0
@@ -651,10 +855,31 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     except PartitaError as error:
         return _fail(str(error), error.exit_code, debug=debug, details=getattr(error, "details", ""))
     except TyperException as error:
-        return _fail(f"{error.format_message()} (see --help)", error.exit_code, debug=debug)
+        return _fail(_usage_error(error), error.exit_code, debug=debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the disk and its permissions", 1, debug=debug)
+
+
+def _with_shell(arguments: list[str]) -> list[str]:
+    """The arguments, with `auto` behind an option about completion that no shell follows: typer has no option whose
+    value may be left out.
+    """
+    if len(arguments) == 1 and arguments[0] in COMPLETION_OPTIONS:
+        return [*arguments, "auto"]
+    return arguments
+
+
+def _usage_error(error: TyperException) -> str:
+    """What typer says of a command line, the nearest option instead of all that are like it, and where help is."""
+    message = error.format_message()
+    possible = getattr(error, "possibilities", None)
+    if possible:
+        name = getattr(error, "option_name", "")
+        near = difflib.get_close_matches(name, possible, n=1, cutoff=0) or list(possible)
+        message = f"{getattr(error, 'message', message)}. Did you mean {near[0]}?"
+    context = getattr(error, "ctx", None)
+    return f"{message} (see {context.command_path if context else PROGRAM} --help)"
 
 
 def _fail_unforeseen(error: Exception, *, debug: bool) -> int:

@@ -1,0 +1,125 @@
+"""What the shell offers for a value that is being typed, and the scripts by which bash, zsh and fish ask for it.
+
+Loads no ONNX Runtime and no torch: the answer has to come while a key is pressed. Every function takes what has been
+typed of the value and returns what it could become.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from partita.errors import UsageError
+
+PROGRAM = "partita"
+VARIABLE = "_PARTITA_COMPLETE"
+"""Set by the scripts when they ask."""
+SHELLS = ("bash", "zsh", "fish")
+DETECT = "auto"
+PRECISIONS = ("fp32", "fp16", "bf16")
+"""As `partita.export.options` has them, which cannot be imported without torch; a test compares the two."""
+ATTENTIONS = ("auto", "gqa", "onnx24", "primitives")
+
+
+def begin() -> None:
+    """Tell typer the protocols of the shells, before it looks for a question of theirs."""
+    from typer.completion import get_completion_inspect_parameters
+
+    get_completion_inspect_parameters()
+
+
+def script(shell: str) -> str:
+    """The script that makes `shell` ask. Raises UsageError for another shell, or one that cannot be told."""
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    return str(get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=known(shell)))
+
+
+def install(shell: str) -> tuple[str, Path]:
+    """Write the script where `shell` reads it at its start; the shell and the file. Raises UsageError, OSError."""
+    from typer.completion import install as write  # type: ignore[attr-defined]
+
+    name, file = write(shell=known(shell), prog_name=PROGRAM, complete_var=VARIABLE)
+    return str(name), Path(file)
+
+
+def known(shell: str) -> str:
+    """The name of a shell that has a script: the one given, or the one that this was started from."""
+    name = running() if shell == DETECT else shell
+    if name not in SHELLS:
+        what = f"{name} has no completion script" if name else "the shell cannot be told"
+        raise UsageError(f"--install-completion: {what}; add one of {', '.join(SHELLS)} behind the option")
+    return name
+
+
+def running() -> str:
+    """The shell that started this, else the user's login shell; empty when neither can be told."""
+    shellingham: Any = import_module("shellingham")  # it has no types
+
+    try:
+        return str(shellingham.detect_shell()[0])
+    except (shellingham.ShellDetectionFailure, OSError):
+        return Path(os.environ.get("SHELL", "")).name
+
+
+def chains(typed: str) -> list[str]:
+    """Provider chains: what stands before the last comma, and a provider that is not in it yet."""
+    from partita.providers.resolve import known_providers
+
+    before, comma, begun = typed.rpartition(",")
+    taken = before.split(",") if comma else []
+    return [before + comma + name for name in beginning(begun, known_providers()) if name not in taken]
+
+
+def providers(typed: str) -> list[str]:
+    """Names of single providers."""
+    from partita.providers.resolve import known_providers
+
+    return beginning(typed, known_providers())
+
+
+def pins(typed: str) -> list[str]:
+    """The provider of a pin; its modules are known only to the model."""
+    return [] if ":" in typed else [f"{name}:" for name in providers(typed)]
+
+
+def provider_options(typed: str) -> list[tuple[str, str]]:
+    """PROVIDER.NAME=VALUE: names with what they mean, and the values of those that have few."""
+    from partita.providers.resolve import known_providers
+
+    name, equals, _ = typed.partition("=")
+    every = {
+        f"{provider.name}.{option.name}": option
+        for provider in known_providers().values()
+        for option in provider.options
+    }
+    if not equals:
+        return [(f"{key}=", option.meaning) for key, option in every.items() if key.startswith(typed)]
+    option = every.get(name)
+    choices = () if option is None else option.choices or (option.off_on if option.kind == "bool" else ())
+    return [(value, "") for value in beginning(typed, (f"{name}={choice}" for choice in choices))]
+
+
+def devices(typed: str) -> list[tuple[str, str]]:
+    """GPUs that a dry run can play."""
+    from partita.providers.cuda_dry_run.devices import DEVICES
+
+    return [(device.key, device.name) for device in DEVICES if device.key.startswith(typed)]
+
+
+def precisions(typed: str) -> list[str]:
+    """Types of weights."""
+    return beginning(typed, PRECISIONS)
+
+
+def attentions(typed: str) -> list[str]:
+    """Lowerings of attention."""
+    return beginning(typed, ATTENTIONS)
+
+
+def beginning(typed: str, names: Iterable[str]) -> list[str]:
+    """The names that begin as typed."""
+    return [name for name in names if name.startswith(typed)]

@@ -1,0 +1,131 @@
+"""The command line itself: help, short options, unknown ones, and paths that are empty. The tree of verbs is walked, so
+that an option of tomorrow is tested, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from partita.cli import app, run
+
+VERBS = ("export", "generate", "verify", "place", "bench", "providers", "report")
+NAMED_FILE = re.compile(r"=(PATH|FILE)")
+"""In a metavar: an option that takes a name and a file."""
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every verb with the words that lead to it."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield path, command
+        return
+    for name, child in inner.items():
+        yield from commands(child, (*path, name))
+
+
+EVERY = list(commands(typer.main.get_command(app)))
+
+
+def holds_path(hint: Any) -> bool:
+    """Whether a type is a path, or a list of them, or one that may be missing."""
+    return hint is Path or any(holds_path(part) for part in typing.get_args(hint))
+
+
+def path_parameters() -> Iterator[tuple[tuple[str, ...], Any, Any, str]]:
+    """Verb, command, parameter and the empty value of everything that names a file or folder."""
+    for path, command in EVERY:
+        hints = typing.get_type_hints(inspect.unwrap(command.callback))
+        for parameter in command.params:
+            metavar = parameter.metavar or ""
+            if holds_path(hints.get(parameter.name)) or metavar == "CHECKPOINT":
+                yield path, command, parameter, ""
+            elif NAMED_FILE.search(metavar):
+                yield path, command, parameter, "x="
+
+
+PATHS = list(path_parameters())
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that does not make sense."""
+    assert run(list(arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("partita: ") and err.count("\n") == 1, err
+    return err
+
+
+def test_the_walk_finds_the_paths():
+    found = {(" ".join(path), parameter.name) for path, _, parameter, _ in PATHS}
+    assert {("export", "checkpoint"), ("export", "out"), ("bench", "against"), ("report diff", "before")} <= found
+    assert {("generate", "provider_library"), ("place", "values"), ("report check", "baseline")} <= found
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "parameter", "empty"), PATHS, ids=[f"{'-'.join(p)}-{q.name}" for p, _, q, _ in PATHS]
+)
+def test_an_empty_path_is_an_error_and_not_this_folder(path, command, parameter, empty, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = []
+    for argument in command.params:
+        if argument.param_type_name == "argument" and argument.required:
+            words.append(empty if argument is parameter else "x")
+    if parameter.param_type_name == "option":
+        words += [parameter.opts[0], empty]
+        if "provider" in {other.name for other in command.params} - {parameter.name}:
+            words += ["--provider", "cpu"]
+    error = fails(capsys, *path, *words)
+    assert "empty" in error, error
+    assert (parameter.metavar or "") in error or parameter.opts[0] in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("group", [(), ("report",)], ids=["partita", "report"])
+def test_without_a_verb_the_help_is_shown_as_it_is(group, capsys):
+    assert run(list(group)) == 2, "nothing was done"
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert run([*group, "--help"]) == 0
+    assert out == capsys.readouterr().out
+    assert len(out.splitlines()) > 10
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [*EVERY, ((), None)], ids=["-".join(p) or "partita" for p, _ in [*EVERY, ((), None)]]
+)
+def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, capsys):
+    assert run([*path, "-h"]) == 0
+    assert f"Usage: partita {' '.join(path)}".strip() in capsys.readouterr().out
+    names = [name for parameter in (command.params if command else ()) for name in parameter.opts]
+    assert len(names) == len(set(names))
+
+
+SHORT = {
+    "-e": "provider", "-p": "prompt", "-n": "max_new_tokens", "-t": "temperature", "-s": "seed", "-r": "report",
+    "-o": "out", "-f": "force", "-c": "chat",
+}  # fmt: skip
+
+
+def test_a_short_option_means_the_same_in_every_verb():
+    for path, command in EVERY:
+        for parameter in command.params:
+            for name in parameter.opts:
+                if len(name) == 2:
+                    assert SHORT[name] in parameter.name, (path, name)
+                    assert len(parameter.opts) > 1, "a short option has a long one"
+
+
+def test_a_verb_or_option_that_is_not_there_names_the_nearest_and_where_help_is(capsys):
+    assert "Did you mean --provider? (see partita generate --help)" in fails(capsys, "generate", "x", "--provder", "c")
+    assert "Did you mean 'export'? (see partita --help)" in fails(capsys, "exprot")
+    assert "Did you mean 'show'? (see partita report --help)" in fails(capsys, "report", "shw")
+    assert "(see partita export --help)" in fails(capsys, "export", "a")
+    assert "(see partita verify --help)" in fails(capsys, "verify", "x", "--threads", "many")
+    assert "(see partita place --help)" in fails(capsys, "place", "x", "--zzzzzz")

@@ -1,0 +1,192 @@
+"""Completion, asked as the shells ask: what they are offered, and that the answer comes while a key is pressed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita.commands import completion
+from tests.conftest import REPOSITORY
+
+LIMIT_SECONDS = 0.4
+PROVIDERS = ("cpu", "cuda", "openvino", "webgpu")
+
+
+def asked(shell: str, line: str, *, python: tuple[str, ...] = ("-m", "partita")) -> subprocess.CompletedProcess[str]:
+    """The command as a shell's script asks it about a line; a blank at the end begins a new word."""
+    words = line.split(" ")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "_PARTITA_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": "\n".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_ARGS": line,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    command = [sys.executable, *python]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def offered(line: str) -> list[str]:
+    done = asked("bash", line)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+@pytest.fixture
+def partita(tmp_path: Path) -> dict[str, str]:
+    """An environment in which `partita` is the command of this tree, and HOME is empty."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "partita"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m partita "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    home = tmp_path / "home"
+    home.mkdir()
+    path = f"{program.parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY), "HOME": str(home)}
+
+
+def found(shell: str) -> str:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"no {shell} on this machine; its protocol is tested all the same")
+    return path
+
+
+def test_verbs_and_options():
+    assert offered("partita ex") == ["export"]
+    assert {"show", "html", "diff", "check"} <= set(offered("partita report "))
+    assert set(offered("partita generate p --te")) == {"--temperature", "--temp"}
+
+
+def test_values_of_choices():
+    assert offered("partita export c o --precision ") == ["fp32", "fp16", "bf16"]
+    assert offered("partita export c o --attention p") == ["primitives"]
+    assert set(PROVIDERS) <= set(offered("partita export c o --target "))
+    assert set(PROVIDERS) <= set(offered("partita generate p --provider "))
+    assert offered("partita verify p -e webg") == ["webgpu"]
+    assert offered("partita place m --device h1") == ["h100"]
+    assert offered("partita place m --provider-option cuda.device") == ["cuda.device_id="]
+    assert set(PROVIDERS) <= set(offered("partita bench p --providers webgpu "))
+
+
+def test_a_chain_goes_on_with_what_is_not_in_it_yet():
+    chains = offered("partita generate p --provider webgpu,")
+    assert "webgpu,cpu" in chains and "webgpu,webgpu" not in chains
+    assert offered("partita generate p --provider webgpu,cp") == ["webgpu,cpu"]
+
+
+def test_a_path_is_left_to_the_shell():
+    assert offered("partita generate ") == []
+    assert offered("partita report show ru") == []
+    assert "_files" in asked("zsh", "partita report show ru").stdout
+
+
+def test_the_words_are_those_that_the_verbs_take():
+    from partita.export.options import PRECISIONS
+    from partita.export.target import ORDER
+
+    assert tuple(PRECISIONS) == completion.PRECISIONS
+    assert set(completion.ATTENTIONS) == {"auto", *ORDER}
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_every_protocol_has_the_words_with_their_meaning(shell: str):
+    done = asked(shell, "partita export c o --prec")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--precision" in done.stdout
+    if shell != "bash":
+        assert "Type of weights" in done.stdout
+
+
+@pytest.mark.parametrize("shell", completion.SHELLS)
+def test_the_script_of_a_shell_asks_this_command(partita: dict[str, str], shell: str):
+    done = subprocess.run(["partita", "--show-completion", shell], env=partita, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{completion.VARIABLE}=complete_{shell}" in done.stdout
+
+
+def test_bash_completes(partita: dict[str, str]):
+    script = (
+        'eval "$(partita --show-completion bash)"\n'
+        'ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _partita_completion partita; echo ${COMPREPLY[@]}; }\n'
+        "ask partita gen; ask partita generate p --provider webgpu,c; ask partita report sh"
+    )
+    done = subprocess.run([found("bash"), "-c", script], env=partita, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "generate"
+    assert "webgpu,cpu" in done.stdout.splitlines()[1].split()
+    assert done.stdout.splitlines()[2] == "show"
+
+
+def test_fish_completes(partita: dict[str, str]):
+    script = (
+        "partita --show-completion fish | source; complete -C 'partita gen'; complete -C 'partita verify p -e webg'"
+    )
+    done = subprocess.run([found("fish"), "-c", script], env=partita, capture_output=True, text=True)
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == ["generate", "webgpu"], done.stderr
+
+
+def test_zsh_completes(partita: dict[str, str]):
+    script = (
+        "compdef() { }\n_arguments() { print -r -- $@ }\n"
+        'eval "$(partita --show-completion zsh)"\n'
+        "words=(partita gen); CURRENT=2; _partita_completion"
+    )
+    done = subprocess.run([found("zsh"), "-f", "-c", script], env=partita, capture_output=True, text=True)
+    assert '"generate":' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"),
+    [
+        ("bash", ".bash_completions/partita.sh"),
+        ("zsh", ".zfunc/_partita"),
+        ("fish", ".config/fish/completions/partita.fish"),
+    ],
+)
+def test_installing_writes_the_script_and_says_where(partita: dict[str, str], shell: str, file: str):
+    done = subprocess.run(["partita", "--install-completion", shell], env=partita, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    written = Path(partita["HOME"]) / file
+    assert str(written) in done.stdout
+    assert f"complete_{shell}" in written.read_text(encoding="utf-8")
+
+
+def test_the_shell_that_asks_is_found(partita: dict[str, str]):
+    done = subprocess.run(
+        [found("bash"), "-c", "partita --show-completion; exit $?"], env=partita, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "complete_bash" in done.stdout, done.stderr
+
+
+def test_an_unknown_shell_is_named(partita: dict[str, str]):
+    done = subprocess.run(["partita", "--show-completion", "ksh"], env=partita, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("partita: ") and "ksh" in done.stderr and "bash, zsh, fish" in done.stderr
+
+
+def test_the_answer_is_quick_and_loads_nothing_heavy():
+    tell = (
+        "import atexit, json, sys\n"
+        "heavy = ('torch', 'onnxruntime', 'transformers', 'numpy')\n"
+        "atexit.register(lambda: print(json.dumps([m for m in heavy if m in sys.modules]), file=sys.stderr))\n"
+        "from partita.cli import main\nmain()"
+    )
+    seconds = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = asked("bash", "partita generate p --provider ", python=("-c", tell))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert "webgpu" in done.stdout.split()
+        assert json.loads(done.stderr) == []
+    assert min(seconds) < LIMIT_SECONDS, seconds
