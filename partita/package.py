@@ -159,6 +159,10 @@ class Verification(Record):
     detail: str
     """How it was verified, or why it was not."""
     provider: str | None = None
+    twin: str | None = None
+    """What was replayed in place of the package's own graphs, where the provider has no kernels for those; null when
+    it was the package itself.
+    """
     reference: str | None = None
     """What was run for the known answer."""
     tolerance: float | None = None
@@ -178,7 +182,7 @@ class AskedLowering(Record):
     left: dict[str, int]
     """Nodes that it does not take, by operator."""
     fails: str
-    """What it said when it was given the whole graph and failed; empty otherwise."""
+    """What was said when the whole graph was opened or run there and failed; empty otherwise."""
     unasked: int
     """Nodes for which there was no answer."""
     disagrees: str
@@ -202,6 +206,16 @@ class TargetRecord(Record):
     detail: str
 
 
+class SmokeRecord(Record):
+    """Whether the written package opens, reads a chunk of a prompt and then one token, and gives finite logits."""
+
+    chain: str
+    """The providers, as --provider takes them."""
+    status: Literal["ran", "failed", "not_run"]
+    detail: str
+    """What was run, or what failed, or why nothing could be run here."""
+
+
 class Manifest(Record):
     """Everything the runtime has to know about a package."""
 
@@ -218,6 +232,8 @@ class Manifest(Record):
     verification: Verification
     target: TargetRecord | None = None
     """Null for a package of an earlier Partita, and when no provider was to be asked."""
+    smoke: tuple[SmokeRecord, ...] = ()
+    """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

@@ -10,8 +10,9 @@ from partita.commands.target import find_target
 from partita.commands.terminal import Bars, note, print_json, size, write_stdout
 from partita.errors import UsageError
 from partita.export.pipeline import ExportOptions, Summary, check_options, export
+from partita.export.running import BY_REPLAY
 from partita.export.target import Target
-from partita.package import Manifest, Verification
+from partita.package import Manifest, SmokeRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None
     check_options(options)
     target = choose_target(options, wanted)
     with Bars() as bars:
-        summary = export(options, replay=replay, target=target, progress=bars)
+        summary = export(options, replay=replay, smoke=smoke, target=target, progress=bars)
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
@@ -58,6 +59,14 @@ def replay(folder: Path, manifest: Manifest) -> Verification:
     from partita.runtime.verify import replay as replay_on
 
     return replay_on(folder, parse_chain("cpu"), manifest=manifest)
+
+
+def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
+    """Open the package on the CPU provider and run a chunk and a token."""
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.smoke import smoke as smoke_on
+
+    return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:
@@ -111,10 +120,21 @@ def describe(summary: Summary) -> list[str]:
         f"  weights     {size(graph.weight_bytes)}",
         f"  cache       {_cache(manifest)}",
         f"  verified    {_verification(manifest.verification)}",
+        *_smoke(manifest),
         *_target(manifest),
         f"  peak RSS    {size(summary.peak_rss_bytes)}",
         "  seconds     " + ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items()),
     ]
+
+
+def _smoke(manifest: Manifest) -> list[str]:
+    """Where it was run; a line only where that says more than the verification does."""
+    told = [
+        f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
+        for entry in manifest.smoke
+        if entry.detail != BY_REPLAY
+    ]
+    return [f"  smoke run   {line}" for line in told]
 
 
 def _target(manifest: Manifest) -> list[str]:

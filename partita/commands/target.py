@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from partita.commands.terminal import note
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.export.target import Answer, Ask, ReplayTarget, Target
-from partita.package import Manifest, Verification
+from partita.export.target import Answer, Ask, ReplayTarget, Smoke, Target
+from partita.package import Manifest, SmokeRecord, Verification
 from partita.partition_reports.facts import CPU
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
@@ -45,14 +46,18 @@ def find_target(name: str | None, options: tuple[str, ...], *, default_allowed: 
         named = parse_options(options, (provider,))
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
     if provider.ort_name == CPU:
-        return Target(provider.name, source, provider.preferred_attention, "by itself", asker(resolution), as_verified)
-    (tried,) = check([resolution])
-    if tried.usable:
-        return Target(
+        target = Target(
             provider.name, source, provider.preferred_attention, "by itself",
-            asker(tried.resolution), replayer(provider, named),
+            asker(resolution), as_verified(provider), smoker(provider, {}),
         )  # fmt: skip
-    return not_usable(provider, source, tried.resolution, default_allowed)
+    elif (tried := check([resolution])[0]).usable:
+        target = Target(
+            provider.name, source, provider.preferred_attention, "by itself",
+            asker(tried.resolution), replayer(provider, named), smoker(provider, named),
+        )  # fmt: skip
+    else:
+        target = not_usable(provider, source, tried.resolution, default_allowed)
+    return replace(target, by_default=name is None)
 
 
 def one_provider(name: str) -> Provider:
@@ -67,6 +72,7 @@ def one_provider(name: str) -> Provider:
 
 def not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool) -> Target:
     """A target that does not run here: asked over stand-ins, or taken by default, or refused."""
+    cause = f"{why.reason}: {why.evidence}"
     if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
         try:
             environment, played = dry_run_environment()
@@ -75,15 +81,14 @@ def not_usable(provider: Provider, source: str, why: Resolution, default_allowed
         else:
             how = f"over stand-ins for its libraries, as {played}: {why.reason} here"
             ask = asker(resolve_one(provider, (provider.ort_name,)), environment)
-            return Target(provider.name, source, provider.preferred_attention, how, ask)
-    cause = f"{why.reason}: {why.evidence}"
+            return Target(provider.name, source, provider.preferred_attention, how, ask, not_here=cause)
     if not default_allowed:
         raise ProviderError(
             f"{FLAG} {provider.name}: it cannot be asked here: {cause}; {why.remedy}; or add {DEFAULT_FLAG} to take "
             f"--attention {provider.preferred_attention} without asking, or name an --attention and no {FLAG}"
         )
     how = f"which could not be asked: {cause}"
-    return Target(provider.name, source, provider.preferred_attention, how)
+    return Target(provider.name, source, provider.preferred_attention, how, not_here=cause)
 
 
 def dry_run_environment() -> tuple[dict[str, str], str]:
@@ -125,6 +130,27 @@ def replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Re
     return replay
 
 
-def as_verified(folder: Path, manifest: Manifest) -> Verification:
-    """Every package is verified on the CPU provider."""
-    return manifest.verification
+def smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smoke:
+    """A function that opens and runs a package on the provider, with the CPU provider after it where it must be."""
+
+    def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
+        from partita.runtime.smoke import smoke as run
+
+        try:
+            return run(folder, (provider,), manifest=manifest, options=options)
+        except ProviderError:
+            if provider.ort_name == CPU:
+                raise
+            return run(folder, (provider, *parse_chain("cpu")), manifest=manifest, options=options)
+
+    return smoke
+
+
+def as_verified(provider: Provider) -> ReplayTarget:
+    """Every package is verified on the CPU provider, unless that was a twin of it: then it is replayed itself."""
+    itself = replayer(provider, {})
+
+    def replay(folder: Path, manifest: Manifest) -> Verification:
+        return manifest.verification if manifest.verification.twin is None else itself(folder, manifest)
+
+    return replay

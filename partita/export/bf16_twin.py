@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -20,21 +21,28 @@ from partita.package import KNOWN_ANSWER, WEIGHTS, FileRecord, Manifest, Verific
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
+Result = TypeVar("Result")
 
 
 def replay(
     folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Verification]
 ) -> Verification:
-    """Build the twin of every graph beside the package and replay the known answer on it with `run`."""
+    """Replay the known answer on the twin with `run`."""
+    result = beside(folder, manifest, files, run)
+    return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}", "twin": DETAIL})
+
+
+def beside(folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Result]) -> Result:
+    """Build the twin of every graph beside the package, and give it to `run`."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
         twin_folder = Path(name)
         for shared in (WEIGHTS, KNOWN_ANSWER):
-            os.link(folder / shared, twin_folder / shared)
+            if (folder / shared).is_file():  # without --verify there is no known answer
+                os.link(folder / shared, twin_folder / shared)
         for file in files:
             ir.save(widen(ir.load(folder / file)), twin_folder / file)
         graphs = tuple(record_file(twin_folder, file) for file in files)
-        result = run(twin_folder, _widen_manifest(manifest, graphs))
-    return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}"})
+        return run(twin_folder, _widen_manifest(manifest, graphs))
 
 
 def widen(model: ir.Model) -> ir.Model:

@@ -5,17 +5,48 @@ What it takes it may still compute wrongly. Such a lowering is set aside, and th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from partita.errors import UnsupportedModelError
-from partita.export.attention import Lowering, lowering
+from partita.export.attention import lowering
 from partita.export.drafts import Draft
 from partita.export.fake_model import FakeModel
-from partita.export.options import ExportOptions
 from partita.export.progress import stage
-from partita.export.target import Answer, Target, asked, candidates, describe, rank, skeleton
+from partita.export.target import ORDER, Answer, Target, asked, candidates, describe, rank, skeleton
 from partita.export.tracing import Traced
 from partita.package import TargetRecord, Verification
+
+
+class Choices(Protocol):
+    """Which lowering is tried next, and what is said of the one that is taken."""
+
+    @property
+    def target(self) -> Target | None:
+        """The provider that the package is for; None when nobody is asked."""
+
+    @property
+    def wanted(self) -> str:
+        """A lowering by name, or auto."""
+
+    def best(self) -> str | None:
+        """The lowering to try next; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+
+    def set_aside(self, name: str, detail: str, *, ran: bool) -> None:
+        """Do not try a lowering again: it does not run, or it `ran` and computed something else."""
+
+    def left_out(self) -> list[str]:
+        """Every lowering that was not taken, with its reason."""
+
+    def reason(self, name: str) -> str:
+        """Why it is `name`, in one sentence."""
+
+    def record(self, result: Verification | None) -> TargetRecord:
+        """What the manifest keeps of the target. `result`: of the known answer on it."""
+
+    def instead(self, name: str) -> Choices:
+        """The same for the lowering `name`."""
 
 
 @dataclass(slots=True)
@@ -31,9 +62,11 @@ class Choosing:
     """Lowerings that the model does not fit."""
     disagrees: dict[str, str] = field(default_factory=dict)
     """Lowerings that the target takes and computes wrongly, and what the replay said."""
+    stopped: dict[str, str] = field(default_factory=dict)
+    """Lowerings that did not open or run, and what was said."""
 
     def best(self) -> str | None:
-        """The lowering to try next; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+        """The lowering to try next."""
         names = candidates(self.target, self.wanted)
         for name in names:
             left = self.left()
@@ -48,7 +81,23 @@ class Choosing:
     def left(self) -> list[str]:
         """Lowerings with an answer that are still to be tried, best first."""
         names = candidates(self.target, self.wanted)
-        return [name for name in rank(self.answers, names) if name not in self.disagrees]
+        return [name for name in rank(self.answers, names) if name not in {*self.disagrees, *self.stopped}]
+
+    def set_aside(self, name: str, detail: str, *, ran: bool) -> None:
+        """Do not try a lowering again."""
+        if ran:
+            self.disagrees[name] = detail
+            return
+        self.stopped[name] = detail
+        self.answers[name] = replace(self.answers[name], fails=detail)
+
+    def left_out(self) -> list[str]:
+        """Every lowering that was not taken, with its reason."""
+        return [*told(self.stopped), *told({name: str(error) for name, error in self.unfit.items()})]
+
+    def instead(self, name: str) -> Choosing:
+        """The same for the lowering `name`."""
+        return Choosing(self.draft, self.target, name, {name: Answer(0, {}, "")})
 
     def ask(self, name: str) -> None:
         """Ask the target about one lowering."""
@@ -69,10 +118,12 @@ class Choosing:
         """Why it is `name`, in one sentence."""
         head = "asked for" if self.wanted != "auto" else "auto"
         if self.target.ask is None:
-            return f"{head}: the default for {self.target.provider}, {self.target.how}"
+            default = f"the default for {self.target.provider}"
+            first = default if not self.stopped else f"the next after {default}"
+            return "; ".join([f"{head}: {first}, {self.target.how}", *told(self.stopped)])
         others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != name]
         others += [f"{other} disagrees: {detail}" for other, detail in self.disagrees.items()]
-        others += [f"{other}: {error}" for other, error in self.unfit.items()]
+        others += [*told(self.stopped), *(f"{other}: {error}" for other, error in self.unfit.items())]
         return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[name])}", *others])
 
     def record(self, result: Verification | None) -> TargetRecord:
@@ -95,10 +146,64 @@ def one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
     return {**ports, **{state.past: state.shape for state in traced.states}}
 
 
-def without_target(options: ExportOptions, fake: FakeModel) -> tuple[Lowering, str]:
+def told(reasons: Mapping[str, str]) -> list[str]:
+    """Lowerings and their reasons, for a sentence."""
+    return [f"{name} {reason}" for name, reason in reasons.items()]
+
+
+@dataclass(slots=True)
+class Unasked:
+    """Lowerings of one draft where there is no target to ask: as on the CPU provider."""
+
+    draft: Draft
+    wanted: str
+    unfit: dict[str, UnsupportedModelError] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
+    target: None = None
+
+    def best(self) -> str | None:
+        """The lowering to try next."""
+        first, _ = without_target(self.wanted, self.draft.fake)
+        names = [first, *(name for name in ORDER if name != first and self.wanted == "auto")]
+        for name in names:
+            if name in self.stopped or name in self.unfit:
+                continue
+            try:
+                self.draft.graphs(name)
+            except UnsupportedModelError as error:
+                if not self.stopped:
+                    raise
+                self.unfit[name] = error
+            else:
+                return name
+        return None
+
+    def set_aside(self, name: str, detail: str, *, ran: bool) -> None:
+        """Do not try a lowering again."""
+        self.stopped[name] = detail
+
+    def left_out(self) -> list[str]:
+        """Every lowering that was not taken, with its reason."""
+        return [*told(self.stopped), *(f"{name}: {error}" for name, error in self.unfit.items())]
+
+    def reason(self, name: str) -> str:
+        """Why it is `name`, in one sentence."""
+        first, why = without_target(self.wanted, self.draft.fake)
+        return why if name == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
+
+    def record(self, result: Verification | None) -> TargetRecord:
+        """Never asked for: there is no target."""
+        raise NotImplementedError
+
+    def instead(self, name: str) -> Unasked:
+        """The same for the lowering `name`."""
+        return Unasked(self.draft, name)
+
+
+def without_target(wanted: str, fake: FakeModel) -> tuple[str, str]:
     """The lowering where nobody is to be asked, and why."""
-    if options.attention != "auto":
-        return lowering(options.attention), "asked for"
+    if wanted != "auto":
+        return lowering(wanted).name, "asked for"
     if any(layer.key_width != layer.value_width for layer in fake.probed.layers):
-        return lowering("onnx24"), "auto: keys and values differ in width, which gqa would pad"
-    return lowering("gqa"), "auto: one fused node per layer, in place, on the CPU provider"
+        return "onnx24", "auto: keys and values differ in width, which gqa would pad"
+    return "gqa", "auto: one fused node per layer, in place, on the CPU provider"

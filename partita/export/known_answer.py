@@ -53,7 +53,7 @@ def check_memory(parameters: int, cache_bytes: int) -> None:
 
     The two are not in memory at the same time.
     """
-    free = min(psutil.virtual_memory().available, _cgroup_bytes_left())
+    free = free_bytes()
     needed = int(parameters * 4 * MEMORY_MARGIN)
     if needed > free:
         raise ResourceError(
@@ -69,12 +69,34 @@ def check_memory(parameters: int, cache_bytes: int) -> None:
         )
 
 
+def check_run_memory(parameters: int, cache_bytes: int) -> None:
+    """Raise ResourceError when running a package of so many weights will not fit into memory.
+
+    The CPU provider computes in float32 where it has no narrower kernel, and then has a second copy of the weights.
+    """
+    free, needed = free_bytes(), parameters * 4 + cache_bytes
+    if needed > free:
+        raise ResourceError(f"running it takes about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free")
+
+
+def free_bytes() -> float:
+    """Memory that can be had, in this container where there is one."""
+    return min(psutil.virtual_memory().available, _cgroup_bytes_left())
+
+
 def _cgroup_bytes_left() -> float:
-    """What a container's memory limit leaves (Linux cgroup v2); infinite without a limit."""
+    """What a container's memory limit leaves (Linux cgroup v2); infinite without a limit.
+
+    Cached files count as used, the weights among them that were written a moment ago, and are given up when needed.
+    """
     root = Path("/sys/fs/cgroup")
     try:
         limit = (root / "memory.max").read_text().strip()
-        return float("inf") if limit == "max" else int(limit) - int((root / "memory.current").read_text())
+        if limit == "max":
+            return float("inf")
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        cached = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+        return int(limit) - int((root / "memory.current").read_text()) + cached
     except (OSError, ValueError):
         return float("inf")
 

@@ -1,35 +1,42 @@
 """The export itself, stage by stage: describe, trace, choose a lowering, write, verify, publish.
 
 Everything is written to a hidden folder next to the target and renamed at the end, the manifest last: a killed or
-failed export leaves nothing that looks like a package. Replaying the known answer needs the runtime, which this folder
-may not import: the caller passes a function.
+failed export leaves nothing that looks like a package. Running what was written needs the runtime, which this folder
+may not import: the caller passes functions.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 
-from partita.errors import ResourceError
+from partita.errors import PartitaError, ResourceError
 from partita.export.checkpoint import open_checkpoint
-from partita.export.choosing import Choosing, without_target
+from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.drafts import Draft, Work
 from partita.export.fake_model import build_fake_model
 from partita.export.options import PRECISIONS, ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
-from partita.export.target import Target
+from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
+from partita.export.target import ORDER, Smoke, Target
 from partita.export.weights import translate_space
-from partita.export.writing import Replay, Summary, TargetParityError, write
+from partita.export.writing import Summary, write
 
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
 
 
 def export(
-    options: ExportOptions, *, replay: Replay, target: Target | None = None, progress: Progress | None = None
+    options: ExportOptions,
+    *,
+    replay: Replay,
+    smoke: Smoke | None = None,
+    target: Target | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
-    Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
+    `replay` and `smoke` run what was written on the CPU provider. Raises a PartitaError that names what is wrong;
+    nothing that looks like a package is left behind.
     """
     check_options(options)
     with ExitStack() as cleanup:
@@ -39,7 +46,7 @@ def export(
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes)
-            summary = _run(work, replay, target)
+            summary = _run(work, Runtime(replay, smoke), target)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -51,7 +58,7 @@ def export(
     return summary
 
 
-def _run(work: Work, replay: Replay, target: Target | None) -> Summary:
+def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
     options = work.options
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(options.checkpoint)
@@ -59,23 +66,43 @@ def _run(work: Work, replay: Replay, target: Target | None) -> Summary:
     with stage(work.progress, "trace", work.seconds):
         fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
     draft = Draft(work, checkpoint, fake, length)
-    if target is None:
-        chosen, reason = without_target(options, fake)
-        return write(draft.graphs(chosen.name), replay, reason, None)
-    return _run_for(draft, replay, Choosing(draft, target, options.attention))
+    choosing = Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
+    return _first_that_runs(draft, runtime, choosing)
 
 
-def _run_for(draft: Draft, replay: Replay, choosing: Choosing) -> Summary:
-    """Write the best lowering that its target computes rightly. Raises TargetParityError when there is none."""
-    failed: TargetParityError | None = None
+def _first_that_runs(draft: Draft, runtime: Runtime, choosing: Choices) -> Summary:
+    """Write the best lowering that opens, runs, and computes what it should. Raises what was wrong if there is none."""
+    failed: list[NotRunningError | TargetParityError] = []
     while (name := choosing.best()) is not None:
         try:
-            return write(draft.graphs(name), replay, choosing.reason(name), choosing)
-        except TargetParityError as error:
-            failed = error
-            choosing.disagrees[name] = error.detail
+            return write(draft.graphs(name), runtime, choosing)
+        except (NotRunningError, TargetParityError) as error:
+            failed.append(error)
+            choosing.set_aside(name, error.detail, ran=isinstance(error, TargetParityError))
             draft.work.notes.append(f"--attention {name} was tried and left: {error.detail}")
-            for path in draft.work.folder.iterdir():
-                path.unlink()
-    assert failed is not None
-    raise failed
+            _empty(draft)
+    wrong = next((error for error in failed if isinstance(error, TargetParityError)), None)
+    if wrong is not None:
+        raise wrong
+    stopped = [error for error in failed if isinstance(error, NotRunningError)]
+    raise nothing_runs(draft.work.options.checkpoint, stopped, choosing.left_out(), _instead(draft, runtime, choosing))
+
+
+def _instead(draft: Draft, runtime: Runtime, choosing: Choices) -> str:
+    """What to do about a lowering that was asked for and does not run, as the end of a sentence: others are tried."""
+    others = [] if choosing.wanted == "auto" else [name for name in ORDER if name != choosing.wanted]
+    for name in others:
+        try:
+            write(draft.graphs(name), runtime, choosing.instead(name))
+        except PartitaError:
+            continue
+        finally:
+            _empty(draft)
+        return f"; --attention {name} runs there, and --attention auto finds it"
+    return "; name another --target" + (" or --precision" if draft.work.options.precision != "fp32" else "")
+
+
+def _empty(draft: Draft) -> None:
+    """Remove what was written of a lowering that is not taken."""
+    for path in draft.work.folder.iterdir():
+        path.unlink()

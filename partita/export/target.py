@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from partita.export.weights import CheckpointWeight
-from partita.package import AskedLowering, Manifest, Verification
+from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
 
 ORDER = ("gqa", "onnx24", "primitives")
 """Lowerings by what they are worth where a provider takes all of them: fewest nodes, most in place."""
@@ -27,7 +27,7 @@ class Answer:
     left: Mapping[str, int]
     """Nodes that it does not take, by operator."""
     fails: str
-    """What it says when it is given the whole graph and fails; empty when it opens it, or was not given it."""
+    """What is said when the whole graph is opened or run there and fails; empty when it is not, or was not tried."""
     unasked: int = 0
     """Nodes for which there was no answer."""
 
@@ -43,6 +43,8 @@ Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
 
 ReplayTarget = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on its target."""
+Smoke = Callable[[Path, Manifest], SmokeRecord]
+"""Opens an unpublished package and runs a chunk and a token. Raises a PartitaError when that fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,12 @@ class Target:
     """None when it cannot be asked."""
     replay: ReplayTarget | None = None
     """Replays the known answer on it; None when it cannot run here."""
+    smoke: Smoke | None = None
+    """Opens and runs a package on it; None when it cannot run here."""
+    not_here: str = ""
+    """Why it cannot run here; empty when it can."""
+    by_default: bool = False
+    """Nobody asked for this provider."""
 
 
 def candidates(target: Target, wanted: str) -> list[str]:

@@ -6,22 +6,22 @@ import datetime
 import importlib.metadata
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 import partita
-from partita.errors import ParityError, ProviderError, ResourceError
+from partita.errors import ParityError, ResourceError
 from partita.export import bf16_twin, known_answer, weights
 from partita.export.attention import Lowering
 from partita.export.checkpoint import Checkpoint, source_files
-from partita.export.choosing import Choosing
+from partita.export.choosing import Choices
 from partita.export.drafts import Draft, Graphs, Phase, Work
 from partita.export.fake_model import FakeModel
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
+from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.tracing import Traced
 from partita.package import (
@@ -32,7 +32,6 @@ from partita.package import (
     GraphFile,
     Manifest,
     Source,
-    TargetRecord,
     TokenizerKind,
     Verification,
     record_file,
@@ -42,18 +41,6 @@ from partita.package import (
 from partita.process import peak_rss_bytes
 
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
-
-Replay = Callable[[Path, Manifest], Verification]
-"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
-
-
-class TargetParityError(ParityError):
-    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
-
-    def __init__(self, message: str, detail: str) -> None:
-        super().__init__(message)
-        self.detail = detail
-        """What the replay said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +56,10 @@ class Summary:
     notes: tuple[str, ...]
 
 
-def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None) -> Summary:
-    """Write the package into the work folder, and verify it. Raises ParityError; TargetParityError when only the target
-    that was chosen disagrees.
+def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
+    """Write the package into the work folder, run it, and verify it.
+
+    Raises ParityError; TargetParityError when only the target disagrees; NotRunningError when it does not open or run.
     """
     draft, chosen, traced = graphs.draft, graphs.chosen, graphs.traced
     work, checkpoint, max_length = draft.work, draft.checkpoint, draft.max_length
@@ -95,11 +83,15 @@ def write(graphs: Graphs, replay: Replay, reason: str, choosing: Choosing | None
     files = _graph_files(files_of, traced)
     graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
     manifest = _manifest(work, source, graph, data, tokenizer)
-    manifest = _verify(draft, manifest, files_of, replay)
-    if choosing is not None:
-        manifest = manifest.model_copy(update={"target": _verify_target(work, manifest, choosing)})
+    manifest = _verify(draft, manifest, files_of, runtime.replay)
+    result, smoke = run_all(work, manifest, runtime.smoke, choosing.target)
+    record = choosing.record(result) if choosing.target is not None else None
+    manifest = manifest.model_copy(update={"target": record, "smoke": smoke})
     write_manifest(work.folder, manifest)
-    return Summary(options.out, manifest, reason, graphs.passes, work.seconds, peak_rss_bytes(), tuple(work.notes))
+    return Summary(
+        options.out, manifest, choosing.reason(chosen.name), graphs.passes, work.seconds, peak_rss_bytes(),
+        tuple(dict.fromkeys(work.notes)),
+    )  # fmt: skip
 
 
 def _graph_files(files_of: list[Phase], traced: list[Traced]) -> tuple[GraphFile, ...]:
@@ -115,26 +107,6 @@ def _graph_files(files_of: list[Phase], traced: list[Traced]) -> tuple[GraphFile
         )
         for (file, phase, length), t in zip(files_of, traced, strict=True)
     )
-
-
-def _verify_target(work: Work, manifest: Manifest, choosing: Choosing) -> TargetRecord:
-    """Replay the known answer on the target, where it can run. Raises TargetParityError when it disagrees."""
-    target = choosing.target
-    if target.replay is None or not work.options.verify:
-        return choosing.record(None)
-    with stage(work.progress, "verify target", work.seconds):
-        try:
-            result = target.replay(work.folder, manifest)
-        except ProviderError as error:
-            work.notes.append(f"not verified on {target.provider}: {error}")
-            return choosing.record(None)
-    if result.status != "verified":
-        raise TargetParityError(
-            f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
-            "nothing was written; name another --attention or another --target",
-            result.detail,
-        )
-    return choosing.record(result)
 
 
 def _check_space(parent: Path, needed: int) -> None:
@@ -225,7 +197,7 @@ def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Rep
     with stage(work.progress, "known answer", work.seconds):
         known_answer.save(draft.known_answer(files_of), work.folder)
         manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
-    with stage(work.progress, "verify", work.seconds):
+    with stage(work.progress, "verify", work.seconds), opened_and_run(CPU):
         if work.options.precision == "bf16":
             result = bf16_twin.replay(work.folder, manifest, [file for file, _, _ in files_of], replay)
         else:

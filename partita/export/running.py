@@ -1,0 +1,198 @@
+"""The smoke run of a written graph: it is opened, and reads a chunk of a prompt and one token, before it is published.
+
+A lowering that fails when it is opened or run, for whatever reason, is set aside, as is one that a provider computes
+wrongly. Running needs the runtime, which this folder may not import: the caller passes functions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
+from partita.export import bf16_twin, known_answer
+from partita.export.drafts import Work, tell
+from partita.export.progress import stage
+from partita.export.target import Smoke, Target
+from partita.package import Manifest, SmokeRecord, Verification
+
+Replay = Callable[[Path, Manifest], Verification]
+"""Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+CPU = "cpu"
+BY_REPLAY = "the known answer was replayed on it"
+TWIN = "its twin in float32 ran"
+LONGEST = 400
+FOLDER = re.compile(r"(?<!\S)/\S*/(?=[\w-]+\.onnx\b)")
+"""The hidden folder that a package is written to, before a file of it."""
+ADVICE = re.compile(r"; (export (the checkpoint|with) |no provider of the chain ).*$")
+"""What an error says is to be done about a package that is published; this one is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What the caller lends to run what was written, all on the CPU provider."""
+
+    replay: Replay
+    smoke: Smoke | None = None
+    """None: nothing is run but the known answer."""
+
+
+class NotRunningError(GenerationError):
+    """A graph that was written does not open or does not run where it is to run."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+        """What was said, without where and what to do."""
+
+    @property
+    def refused_by_provider(self) -> bool:
+        """The provider says that it does not take all of the graph, or has no kernel for it."""
+        return isinstance(self.__cause__, ProviderError)
+
+
+class TargetParityError(ParityError):
+    """The graph computes what its model computes on the CPU provider, and not on the provider that it is for."""
+
+    def __init__(self, message: str, detail: str) -> None:
+        super().__init__(message)
+        self.detail = detail
+        """What the replay said."""
+
+
+@contextmanager
+def opened_and_run(provider: str) -> Iterator[None]:
+    """Turn whatever opening and running a graph raises into NotRunningError.
+
+    What says nothing about the graph passes: a result that differs, memory and disk that are not enough.
+    """
+    try:
+        yield
+    except (ParityError, ResourceError, NotRunningError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a lowering may fail for reasons that nobody has seen yet
+        said = ADVICE.sub("", FOLDER.sub("", " ".join(str(error).split()))) or "no message"
+        said = said if isinstance(error, PartitaError) else f"{type(error).__name__}: {said}"
+        detail = f"does not run on {provider}: {said[:LONGEST]}"
+        raise NotRunningError(detail, detail) from error
+
+
+def run_all(
+    work: Work, manifest: Manifest, smoke: Smoke | None, target: Target | None
+) -> tuple[Verification | None, tuple[SmokeRecord, ...]]:
+    """The smoke run on the CPU provider and on the target, and the known answer on the target, where it can run here.
+
+    Raises TargetParityError and NotRunningError.
+    """
+    twin = work.options.precision == "bf16"
+    verified = manifest.verification.status == "verified"
+    same = target is not None and target.provider == CPU and not twin
+    first = () if same and not verified else (on_cpu(work, manifest, smoke),)
+    if target is None:
+        return None, first
+    try:
+        result, record = on_target(work, manifest, target)
+    except NotRunningError as error:
+        result, record = None, for_others(work, target, error)
+    return result, (record,) if same else (*first, record)
+
+
+def on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
+    """The smoke run on the CPU provider, of the float32 twin where that speaks for the package; the replay of the known
+    answer counts as one. Raises NotRunningError.
+    """
+    twin = work.options.precision == "bf16"
+    if manifest.verification.status == "verified":
+        detail = f"{BY_REPLAY}, with its twin in float32" if twin else BY_REPLAY
+        return SmokeRecord(chain=CPU, status="ran", detail=detail)
+    if smoke is None:
+        return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
+    with stage(work.progress, "smoke run", work.seconds):
+        return tried(work, manifest, on_twin(smoke) if twin else smoke, CPU)
+
+
+def on_twin(smoke: Smoke) -> Smoke:
+    """A smoke run of the float32 twin of a bfloat16 package."""
+
+    def run(folder: Path, manifest: Manifest) -> SmokeRecord:
+        record = bf16_twin.beside(folder, manifest, [graph.file for graph in manifest.graph.files], smoke)
+        return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
+
+    return run
+
+
+def tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
+    """A smoke run, or why there is no memory for it. Raises NotRunningError."""
+    try:
+        if not work.options.verify:  # else it was looked at before the original model ran
+            known_answer.check_run_memory(manifest.source.parameters, manifest.graph.cache_bytes)
+        with opened_and_run(provider):
+            return smoke(work.folder, manifest)
+    except ResourceError as error:
+        tell(work, f"not run on {provider} here: {error}")
+        return SmokeRecord(chain=provider, status="not_run", detail=f"not run here: {error}")
+
+
+def on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
+    """The known answer replayed on the target and its smoke run, as far as it can run here.
+
+    Raises TargetParityError when it computes something else, NotRunningError when it does not open or run.
+    """
+    alone = None
+    if target.replay is not None and work.options.verify:
+        with stage(work.progress, "verify target", work.seconds):
+            try:
+                with opened_and_run(target.provider):
+                    result = target.replay(work.folder, manifest)
+            except NotRunningError as error:
+                if not error.refused_by_provider:
+                    raise
+                alone = error
+            else:
+                _refuse_other_results(work, target, result)
+                return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY)
+    if target.smoke is None:
+        if alone is not None:
+            tell(work, f"not verified on {target.provider}: {alone.__cause__}")
+        why = f"not run here: {target.not_here or 'no runtime was given'}"
+        return None, SmokeRecord(chain=target.provider, status="not_run", detail=why)
+    with stage(work.progress, "smoke target", work.seconds):
+        record = tried(work, manifest, target.smoke, target.provider)
+    if alone is not None:
+        tell(work, f"not verified on {target.provider}: {alone.__cause__}")
+    return None, record
+
+
+def _refuse_other_results(work: Work, target: Target, result: Verification) -> None:
+    if result.status != "verified":
+        raise TargetParityError(
+            f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
+            "nothing was written; name another --attention or another --target",
+            result.detail,
+        )
+
+
+def for_others(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
+    """What is recorded of a package that is sound by its twin and does not run on a target that nobody asked for.
+
+    Raises the error again for any other.
+    """
+    if work.options.precision != "bf16" or not target.by_default or not error.refused_by_provider:
+        raise error
+    tell(
+        work,
+        f"this bf16 package {error.detail}; it is sound by its float32 twin, and runs where a provider has bfloat16 "
+        f"kernels (--target asks one); for {target.provider}, export with --precision fp16 or fp32",
+    )
+    return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
+
+
+def nothing_runs(checkpoint: str, failed: Sequence[NotRunningError], told: Sequence[str], hint: str) -> PartitaError:
+    """The error when every lowering that could be tried was set aside. `told`: each with its reason."""
+    message = f"{checkpoint}: {'; '.join(told)}; nothing was written{hint}"
+    if all(error.refused_by_provider for error in failed):
+        return ProviderError(message)
+    return NotRunningError(message, failed[0].detail)
