@@ -40,7 +40,9 @@ def save_random_model(
 
 def _new_model(config: Any) -> Any:
     """The model that a checkpoint of this config is saved from: with its vision tower, where the type has one."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForMultimodalLM
 
-    model = AutoModelForCausalLM.from_config(config)
-    return model if type(model.config) is type(config) else AutoModelForImageTextToText.from_config(config)
+    from partita.export.original import auto_class
+
+    model = auto_class(config).from_config(config)
+    return model if type(model.config) is type(config) else AutoModelForMultimodalLM.from_config(config)

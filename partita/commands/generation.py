@@ -27,6 +27,7 @@ from partita.runtime.chain import ChainError, idle_providers
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
 from partita.runtime.optimised import with_optimised
 from partita.runtime.pins import Pin, parse_pins
+from partita.runtime.placeholders import placeholder_note
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
 from partita.runtime.runner import Runner, Step, load_runner
 from partita.runtime.sampling import Sampler
@@ -94,6 +95,9 @@ def run_generation(
             note(f"note: {name} is in the chain and took no node; place shows why")
         if runner.manifest.verification.status == "unverified":
             note(f"note: this package is unverified: {runner.manifest.verification.detail}")
+        for_text = placeholder_note(options.package, ids)
+        if for_text:
+            note(f"note: {for_text}")
         ignored = chunk_note(options, runner, max(map(len, ids)))
         if ignored:
             note(f"note: {ignored}")

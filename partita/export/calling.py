@@ -18,9 +18,14 @@ def call(
 ) -> torch.Tensor:
     """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: which of the S are wanted.
 
-    Raises UnsupportedModelError for a model without a cache.
+    Raises UnsupportedModelError for a model without a cache, and for one that does not answer to text alone.
     """
     known = inspect.signature(model.forward).parameters
+    asked = [key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if needed := [key for key in asked if key != "input_ids"]:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} does not answer to text alone: it asks for {' and '.join(needed)}, too"
+        )
     name = next((name for name in CACHE_ARGUMENTS if name in known), None)
     if name is None:
         raise UnsupportedModelError(f"{type(model).__name__} takes no cache; it cannot be traced with a static one")

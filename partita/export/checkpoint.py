@@ -16,11 +16,11 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export import rope_settings
 from partita.export.fake_model import quiet
+from partita.export.original import classes
 from partita.export.quantised import BESIDE, refuse_by_config, refuse_by_tensors, refuse_gguf
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
 
@@ -186,13 +186,7 @@ def _architecture(config: PreTrainedConfig) -> str:
     names = getattr(config, "architectures", None)
     if isinstance(names, list | tuple) and names:
         return str(names[0])
-    return next(iter(_expected(config)), "")
-
-
-def _expected(config: PreTrainedConfig) -> tuple[str, ...]:
-    """The classes with a language-model head that transformers has for this model type."""
-    expected = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, ())
-    return (expected,) if isinstance(expected, str) else tuple(expected)
+    return next(iter(classes(config.model_type)), "")
 
 
 def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
@@ -202,11 +196,11 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(
             f"{folder}: {architecture or kind} is an encoder-decoder; Partita exports decoders only"
         )
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    accepted, auto_map = classes(kind), getattr(config, "auto_map", None)
+    if not accepted:
         raise UnsupportedModelError(
             f"{folder}: {architecture or kind} (model type {kind!r}) is not a causal language model"
         )
-    accepted, auto_map = _expected(config), getattr(config, "auto_map", None)
     if architecture in accepted:
         return
     if isinstance(auto_map, dict) and "AutoModelForCausalLM" in auto_map and not hasattr(transformers, architecture):

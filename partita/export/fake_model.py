@@ -17,12 +17,13 @@ import torch
 import transformers.utils.logging
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.initialization import no_init_weights
 
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export import experts
 from partita.export.hooks import IMPLEMENTATION, register
+from partita.export.original import auto_class
 from partita.export.rope import rereads_at, rope_by_length, static_up_to
 from partita.export.state import Probed, probe, text_config
 
@@ -124,11 +125,11 @@ def _from_config(config: PreTrainedConfig, dtype: str, attention: str) -> torch.
         "attn_implementation": attention, "dtype": TORCH_DTYPES[dtype], "trust_remote_code": False
     }  # fmt: skip
     try:
-        return AutoModelForCausalLM.from_config(config, **arguments)  # type: ignore[no-any-return]
+        return auto_class(config).from_config(config, **arguments)  # type: ignore[no-any-return]
     except DataDependentOutputException:
         # Some ways to draw weights at random look at what they have drawn. These weights are replaced anyway.
         with no_init_weights():
-            model: Any = AutoModelForCausalLM.from_config(config, **arguments)
+            model: Any = auto_class(config).from_config(config, **arguments)
         model.tie_weights()
         return model  # type: ignore[no-any-return]
 

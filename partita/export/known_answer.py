@@ -18,11 +18,12 @@ import psutil
 import torch
 import transformers
 from safetensors.numpy import save as serialised
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
+from partita.export.original import auto_class
 from partita.package import KNOWN_ANSWER
 
 SCHEMA = "partita.known_answer/1"
@@ -110,7 +111,7 @@ def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: in
     steps = min(DECODE_STEPS, max(1, max_length // 4))
     prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
     with quiet(), translated("loading the original model"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = auto_class(checkpoint.config).from_pretrained(
             str(checkpoint.folder),
             dtype=torch.float32,
             attn_implementation="eager",

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partita.errors import GenerationError, PackageError, UsageError
+from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind
+from partita.runtime.chat import Message, conversation, rendered, template_of_processor
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -74,19 +75,21 @@ class Text:
         Raises UsageError when the package has no chat template, GenerationError when the template refuses the
         messages.
         """
-        from jinja2 import TemplateError
-
         full = self._tokenizer if isinstance(self._tokenizer, FullTokenizer) else loaded(FullTokenizer, self._folder)
-        if not full.native.chat_template:
+        other = None if full.native.chat_template else template_of_processor(self._folder)
+        if not full.native.chat_template and other is None:
             raise UsageError(f"{self._folder}: --chat needs a chat template, which the tokenizer lacks; leave it out")
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": prompt})
-        try:
-            rendered = full.native.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, ValueError) as error:
-            raise GenerationError(f"{self._folder}: the chat template refuses these messages: {error}") from error
+
+        def render(messages: Sequence[Message]) -> str:
+            return str(
+                full.native.apply_chat_template(
+                    list(messages), chat_template=other, add_generation_prompt=True, tokenize=False
+                )
+            )
+
         # The template writes the special tokens itself.
-        return self._tokenizer.encode(rendered, special=False)
+        whole = rendered(render, conversation(prompt, system), self._folder)
+        return self._tokenizer.encode(whole, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out."""

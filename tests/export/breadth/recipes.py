@@ -13,6 +13,8 @@ from tests.checkpoints import save_random_model
 
 LINEAR, FULL, SLIDING = "linear_attention", "full_attention", "sliding_attention"
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+THREE_ROWS = {"rope_parameters": {**DEFAULT_ROPE, "mrope_section": [2, 3, 3]}}
+"""A position has three numbers, which share the 8 frequencies of a head of 16 among them."""
 
 # Settings that win over those of `shrinking`, for a sub-config of that type, too. `...`: as transformers has it.
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -71,6 +73,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h": {"layers_block_type": [LINEAR, "moe", FULL, "mlp"]},
+    "qwen2_vl": {"image_token_id": 287},
+    "qwen2_vl_vision": {"depth": 2, "embed_dim": 64},
+    **dict.fromkeys(
+        (
+            "cosmos3_edge_text", "glm4v_text", "glm_ocr_text", "paddleocr_vl_text", "qwen2_5_omni_text",
+            "qwen2_5_vl_text", "qwen2_vl_text",
+        ),
+        THREE_ROWS,
+    ),
+    "glm4v_moe_text": {
+        "rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 2]}
+    },
     "qwen4_exp_text": {
         "eos_token_id": 2,
         "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,

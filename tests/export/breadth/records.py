@@ -53,8 +53,20 @@ class Results:
         return Results(value["versions"], value["date"], tuple(Outcome(**entry) for entry in value["outcomes"]))
 
 
-def all_types() -> list[str]:
+def causal_types() -> list[str]:
     """Every causal-LM type of the installed transformers, sorted."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def multimodal_types() -> list[str]:
+    """Every image- or audio-text-to-text type that is no causal-LM type, sorted."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    return sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(causal_types()))
+
+
+def all_types() -> list[str]:
+    """Every type that is tried: the causal ones first."""
+    return [*causal_types(), *multimodal_types()]

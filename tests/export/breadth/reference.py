@@ -35,9 +35,11 @@ class Reference:
 def load(folder: Path) -> Any:
     """The original model. Raises ValueError when transformers finds no weights for a part of it."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    from partita.export.original import auto_class
+
+    loaded: Any = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
     )
     model, info = loaded

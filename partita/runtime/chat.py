@@ -1,0 +1,84 @@
+"""A conversation as the text that a chat template makes of it.
+
+Templates take the content of a message as a string, or as a list of parts, as those of models that also see or hear do:
+`[{"type": "text", "text": ...}]`. Which of them a template takes shows in what it makes of them: one that takes parts
+leaves out a string without a word.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from partita.errors import GenerationError, PackageError
+
+Message = dict[str, Any]
+"""role and content."""
+Render = Callable[[Sequence[Message]], str]
+OTHER = "other words"
+"""What nobody quotes or trims: it shows whether a template takes what a message says, whatever it makes of it."""
+OF_PROCESSORS = "chat_template.json"
+"""Where processors kept their template before chat_template.jinja; tokenizers do not look there."""
+
+
+def conversation(prompt: str, system: str | None) -> list[Message]:
+    """One user message, after one of the system where there is one."""
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return [*messages, {"role": "user", "content": prompt}]
+
+
+def in_parts(messages: Sequence[Message]) -> list[Message]:
+    """The same messages, each with a list of one part of text."""
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
+
+def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
+    """What `render` makes of the messages, whose contents are strings.
+
+    Raises GenerationError when the template refuses them, or leaves out what one of them says.
+    """
+    from jinja2 import TemplateError
+
+    refusal: Exception | None = None
+    lost = ""
+    for form in (list, in_parts):
+        try:
+            text = render(form(messages))
+            left_out = [m["role"] for i, m in enumerate(messages) if not _is_said(render, form, messages, i, text)]
+        except (TemplateError, ValueError, TypeError) as error:
+            refusal = refusal or error
+            continue
+        if not left_out:
+            return text
+        lost = lost or left_out[0]
+    if refusal is not None:
+        raise GenerationError(f"{where}: the chat template refuses these messages: {refusal}") from refusal
+    raise GenerationError(f"{where}: the chat template leaves out what the {lost} message says")
+
+
+def _is_said(
+    render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], index: int,
+    text: str,
+) -> bool:  # fmt: skip
+    """Whether `text` has what a message says: as it is, or in another form that changes with it."""
+    content = messages[index]["content"].strip()
+    if not content or content in text:
+        return True
+    changed = [{**m, "content": OTHER} if i == index else m for i, m in enumerate(messages)]
+    return OTHER in render(form(changed))
+
+
+def template_of_processor(folder: Path) -> str | None:
+    """The template in `OF_PROCESSORS`; None when there is no such file. Raises PackageError when it is damaged."""
+    path = folder / OF_PROCESSORS
+    if not path.is_file():
+        return None
+    try:
+        template = json.loads(path.read_text(encoding="utf-8"))["chat_template"]
+        if not isinstance(template, str):
+            raise TypeError("chat_template is not a text")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+    return template

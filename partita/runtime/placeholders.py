@@ -1,0 +1,44 @@
+"""Tokens that stand for an image, a video or sound: a package has the decoder alone, which reads them as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
+"""Keys of config.json, by transformers' conventions."""
+
+
+def placeholders(folder: Path) -> dict[int, str]:
+    """Token id -> what it stands for, by config.json; empty where that has no such token, or cannot be read."""
+    try:
+        config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    found: dict[int, str] = {}
+    for part in (config, config.get("thinker_config")) if isinstance(config, dict) else ():
+        for key, value in part.items() if isinstance(part, dict) else ():
+            known = STANDS_FOR.fullmatch(key)
+            if known and isinstance(value, int) and not isinstance(value, bool):
+                found[value] = known[1]
+    return found
+
+
+def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | None:
+    """What a user has to know of prompts that hold such a token; None when none does."""
+    known = placeholders(folder)
+    held = {token for prompt in prompts for token in prompt if token in known}
+    if not held:
+        return None
+    kinds = sorted({known[token] for token in held})
+    return (
+        f"the prompt holds token {', '.join(map(str, sorted(held)))}, which stands for {_listed(kinds)}: this package "
+        "has the text decoder alone and reads it as text"
+    )
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    return " and ".join({"image": "an image", "video": "a video"}.get(kind, "sound") for kind in kinds)

@@ -1,0 +1,120 @@
+"""Models that also see or hear: the package has their text decoder, and says what it leaves out.
+
+What is compared is the whole class of transformers, asked about text alone by its own `generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.cli import run
+from partita.errors import UnsupportedModelError
+from partita.package import read_manifest
+from tests.conftest import Exported, require
+from tests.export.breadth import recipes
+from tests.export.test_parity import NEW_TOKENS, PROMPT, our_tokens
+
+LOWERINGS = {"llava": "gqa", "qwen2_vl": "onnx24", "gemma3": "primitives", "qwen2_audio": "gqa"}
+"""An image projected into the tokens; positions in three rows; two rotations and windows; sound."""
+LEFT_OUT = {
+    "llava": ("vision_tower", "multi_modal_projector"),
+    "qwen2_vl": ("visual",),
+    "gemma3": ("vision_tower", "multi_modal_projector"),
+    "qwen2_audio": ("audio_tower", "multi_modal_projector"),
+}
+
+Tiny = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Checkpoints with towers, one per type."""
+    require("torch")
+    made: dict[str, Path] = {}
+
+    def factory(model_type: str) -> Path:
+        if model_type not in made:
+            made[model_type] = tmp_path_factory.mktemp(f"whole-{model_type}-")
+            recipes.save(made[model_type], model_type)
+        return made[model_type]
+
+    return factory
+
+
+def generated(checkpoint: Path) -> list[int]:
+    """Greedy tokens of `generate` of the class that the checkpoint was saved from, given tokens alone."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    model: Any = getattr(transformers, config.architectures[0]).from_pretrained(checkpoint, dtype=torch.float32)
+    out = model.generate(
+        torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return [int(token) for token in out[0, len(PROMPT) :]]
+
+
+@pytest.mark.parametrize("model_type", LOWERINGS)
+def test_text_is_what_transformers_generates_of_text_alone(tiny: Tiny, exported: Exported, model_type: str) -> None:
+    checkpoint = tiny(model_type)
+    package = exported(checkpoint, attention=LOWERINGS[model_type])
+    assert read_manifest(package).verification.status == "verified"
+    expected = generated(checkpoint)
+    assert len(set(expected)) > 3, "the reference repeats itself: the comparison would prove little"
+    assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
+    assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
+
+
+@pytest.mark.parametrize("model_type", LOWERINGS)
+def test_no_weight_of_a_tower_is_in_the_package(tiny: Tiny, exported: Exported, model_type: str) -> None:
+    """Every weight of the checkpoint is used, but for those in the modules that are left out."""
+    from partita.export.checkpoint import open_checkpoint
+
+    checkpoint = tiny(model_type)
+    package = exported(checkpoint, attention=LOWERINGS[model_type])
+    sizes = {name: info.size_bytes for name, info in open_checkpoint(str(checkpoint)).tensors.items()}
+    towers = sum(size for name, size in sizes.items() if _outside(name, model_type))
+    assert towers > 0
+    assert read_manifest(package).source.parameters * 4 == sum(sizes.values()) - towers
+
+
+def _outside(name: str, model_type: str) -> bool:
+    return name.startswith(tuple(f"{prefix}." for prefix in LEFT_OUT[model_type]))
+
+
+def test_what_is_left_out_is_said(tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["export", str(tiny("llava")), str(tmp_path / "out"), "--max-length", "32", "--attention", "gqa"]
+    assert run([*arguments, "--no-verify"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "left out" in line]
+    for name in LEFT_OUT["llava"]:
+        assert f"{name} (" in line, line
+    assert "language_model" not in line and "lm_head" not in line
+
+
+def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    from partita.commands.export import replay
+    from partita.export.pipeline import ExportOptions, export
+
+    with pytest.raises(UnsupportedModelError, match="does not answer to text alone: it asks for pixel_values"):
+        export(ExportOptions(str(tiny("blip-2")), tmp_path / "out", max_length=64), replay=replay)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_placeholder_in_the_prompt_is_told(
+    tiny: Tiny, exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoConfig
+
+    checkpoint = tiny("qwen2_vl")
+    package = exported(checkpoint, attention=LOWERINGS["qwen2_vl"])
+    token = AutoConfig.from_pretrained(checkpoint).image_token_id
+    base = ["generate", str(package), "--token-ids", "--max-new-tokens", "2", "--provider", "cpu"]
+    for prompt, told in (("1,5,9", False), (f"1,{token},9", True)):
+        assert run([*base, prompt]) == 0
+        note = f"the prompt holds token {token}, which stands for an image: this package has the text decoder alone"
+        assert (note in capsys.readouterr().err) is told

@@ -1,0 +1,60 @@
+"""Chat templates: those that take strings, and those of processors, which take lists of parts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from partita.errors import GenerationError, PackageError
+from partita.runtime.text import load_text
+
+STRINGS = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}{{ m['role'] }}: {% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+QUOTED = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] | tojson }}\n{% endfor %}"
+USER_ONLY = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
+
+
+def said(package_copy, template, prompt="Hello", system=None):
+    folder = package_copy()
+    (folder / "chat_template.jinja").write_text(template)
+    text = load_text(folder)
+    return text.decode(text.encode_chat(prompt, system))
+
+
+@pytest.mark.parametrize("template", [STRINGS, PARTS])
+def test_what_the_messages_say_is_in_the_prompt(package_copy, template):
+    expected = "system: Be brief.\nuser: Hello\nassistant: "
+    assert said(package_copy, template, system="Be brief.") == expected
+
+
+def test_a_template_may_write_a_message_in_another_form(package_copy):
+    assert said(package_copy, QUOTED, 'say "x"') == 'user: "say \\"x\\""\n'
+
+
+def test_a_message_that_would_get_lost_is_an_error(package_copy):
+    with pytest.raises(GenerationError, match="leaves out what the system message says"):
+        said(package_copy, USER_ONLY, system="Be brief.")
+
+
+def test_the_template_of_a_processor_is_read(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    text = load_text(folder)
+    assert text.decode(text.encode_chat("Hello")) == "user: Hello\nassistant: "
+
+
+def test_a_damaged_template_of_a_processor_is_reported(package_copy):
+    folder = package_copy()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text("[]")
+    with pytest.raises(PackageError, match=r"chat_template.json: damaged"):
+        load_text(folder).encode_chat("Hello")
