@@ -44,6 +44,11 @@ class FakeModel:
     rereads_at: int | None
     """As in `package.Graph`."""
 
+    @property
+    def parameters(self) -> int:
+        """Elements of all weights, those of towers that text does not pass through among them."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
     def stored_buffers(self) -> dict[str, torch.Tensor]:
         """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))

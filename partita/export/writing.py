@@ -69,7 +69,7 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
     if options.verify:
         cache = sum(_nbytes(state.shape, state.dtype) for state in traced[0].states)
         # The bfloat16 twin keeps its cache in float32.
-        known_answer.check_memory(parameters, cache * 2 if options.precision == "bf16" else cache)
+        known_answer.check_memory(draft.fake.parameters, cache * 2 if options.precision == "bf16" else cache)
     _check_space(options.out.parent, planned)
     with stage(work.progress, "write weights", work.seconds, planned) as current:
         data = weights.write_data(models, work.folder, current)

@@ -17,7 +17,7 @@ from tests.conftest import REPOSITORY, require
 from tests.export.breadth import recipes
 from tests.export.breadth.goals import LEAST, NAMED, complaints
 from tests.export.breadth.page import page
-from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types
+from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types
 from tests.export.breadth.running import run, run_type
 
 # What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,
@@ -108,7 +108,7 @@ def test_every_kind_of_layer_is_in_the_tiny_model() -> None:
     assert set(recipes.SPECIAL) | set(recipes.SEEDS) | set(recipes.STDS) | set(recipes.IMPOSSIBLE) <= {
         *all_types(), "dots3_note_audio_encoder", "dots3_note_vision_encoder", "mllama_text_model",
     }  # fmt: skip
-    for model_type in all_types():
+    for model_type in causal_types():
         if model_type in recipes.IMPOSSIBLE:
             continue
         default = AutoConfig.for_model(model_type).get_text_config()
@@ -149,4 +149,4 @@ def test_the_page_lists_the_installed_types() -> None:
     require("torch")
     text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| ([\w-]+) \|", text.split("| type |")[1], re.MULTILINE)
-    assert listed == all_types(), "docs/models.md is of another transformers: run `make breadth`"
+    assert listed == causal_types(), "docs/models.md is of another transformers: run `make breadth`"
