@@ -71,6 +71,8 @@ class Source(Record):
     parameters: int
     """Number of weights the graph uses; a tied weight counts once."""
     files: tuple[FileRecord, ...]
+    unused: tuple[str, ...] = ()
+    """What the weight files hold and no graph uses, by module, with the number of tensors and their size."""
 
 
 class Port(Record):

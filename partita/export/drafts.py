@@ -45,6 +45,8 @@ class Graphs:
     traced: list[Traced]
     """One for each phase."""
     passes: dict[str, int]
+    unused: list[str] = field(default_factory=list)
+    """Tensors of the checkpoint that no graph uses, by module."""
 
 
 @dataclass(slots=True)
@@ -186,7 +188,7 @@ def rewrite(graphs: Graphs) -> None:
         for name, count in run_all(item.model).items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         name_nodes(item.model)
-    unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
+    graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
         told = f"left out, as the model does not use it: {', '.join(unused[:5])}{more}"

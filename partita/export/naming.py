@@ -7,6 +7,7 @@ computes some parameters from several (`conversions`). Both are done here as `co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 
 from partita.export.conversions import convert
 from partita.export.origins import Origin, Stored
-from partita.export.weight_files import TensorInfo
+from partita.export.weight_files import SAFETENSORS_DTYPES, TensorInfo
+
+FLOATS = frozenset(SAFETENSORS_DTYPES.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class Sources:
     """Name in the model -> every name of the same tensor."""
     unmatched: tuple[str, ...]
     """Tensors of the checkpoint that have no name in the model, sorted."""
+    ignored: frozenset[str]
+    """Those of them that transformers ignores on purpose; they are not among `unmatched`."""
 
     def of(self, name: str) -> Origin | None:
         """What holds `name`, under that or a tied name; None when there is nothing."""
@@ -55,13 +60,15 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     state = model.state_dict()
     found: dict[str, Origin] = {}
     collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
-    unmatched = []
+    unmatched: list[str] = []
+    ignored: list[str] = []
+    ignores = ignored_names(model)
     for source in sorted(stored, key=dot_natural_key):  # as transformers collects them: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
             name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
         if name not in state:
-            unmatched.append(source)
+            (ignored if is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
         elif pattern is None:
             found.setdefault(name, Stored(stored[source]))
         else:
@@ -72,7 +79,18 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
             found |= convert(deepcopy(converter), name, tensors, model)
         except ValueError as error:
             failed[name] = str(error)
-    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)))
+    return Sources(found, failed, _tied(model), tuple(sorted(unmatched)), frozenset(ignored))
+
+
+def ignored_names(model: PreTrainedModel) -> re.Pattern[str]:
+    """Names that transformers leaves out on purpose when it loads this model (`_keys_to_ignore_on_load_unexpected`)."""
+    patterns = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    return re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in patterns))))
+
+
+def is_buffer(info: TensorInfo) -> bool:
+    """Whether it looks like a buffer of an older transformers, a mask or a table, and not like a layer left out."""
+    return len(info.shape) < 2 or info.dtype not in FLOATS
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:

@@ -19,6 +19,7 @@ from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
 from partita.export.target import ORDER, Smoke, Target
+from partita.export.ties import untie
 from partita.export.weights import translate_space
 from partita.export.writing import Summary, write
 
@@ -65,6 +66,7 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
         length = max_length(options, checkpoint)
     with stage(work.progress, "trace", work.seconds):
         fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
+        work.notes += untie(fake, checkpoint)
     draft = Draft(work, checkpoint, fake, length)
     choosing = Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     return _first_that_runs(draft, runtime, choosing)

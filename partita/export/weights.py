@@ -201,6 +201,7 @@ def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: 
     `vision_tower (312 tensors, 0.4 GB)`. Second names and what transformers computes itself are not told.
     """
     used = {name for m in models for w in _weights(m) for name in w.tensors} | sources.second_names()
+    used |= sources.ignored
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
     modules = {prefix for name in used for prefix in _modules(name)}
     groups: dict[str, list[TensorInfo]] = {}

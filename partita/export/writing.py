@@ -78,7 +78,7 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
             ir.save(model, work.folder / file)
         for name in checkpoint.companions():
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
-        source = _source(checkpoint, parameters)
+        source = _source(checkpoint, parameters, graphs.unused)
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
     files = _graph_files(files_of, traced)
     graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
@@ -117,7 +117,7 @@ def _check_space(parent: Path, needed: int) -> None:
         )
 
 
-def _source(checkpoint: Checkpoint, parameters: int) -> Source:
+def _source(checkpoint: Checkpoint, parameters: int, unused: list[str]) -> Source:
     files = tuple(
         FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name))
         for name, size in source_files(checkpoint)
@@ -129,6 +129,7 @@ def _source(checkpoint: Checkpoint, parameters: int) -> Source:
         dtype=checkpoint.dtype,
         parameters=parameters,
         files=files,
+        unused=tuple(unused),
     )
 
 
