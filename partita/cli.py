@@ -23,6 +23,7 @@ from typer.exceptions import Abort, Exit, TyperException
 import partita
 from partita import extras
 from partita.errors import INTERRUPTED, PartitaError
+from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 
 if TYPE_CHECKING:
@@ -856,9 +857,15 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return _fail(str(error), error.exit_code, debug=debug, details=getattr(error, "details", ""))
     except TyperException as error:
         return _fail(_usage_error(error), error.exit_code, debug=debug)
+    except PermissionError as error:
+        if not isinstance(error.filename, str):
+            return _fail(f"{error.strerror or error}", 1, debug=debug)
+        path = Path(error.filename)
+        remedy = permission(path, write=os.access(path, os.R_OK))
+        return _fail(f"{path}: {error.strerror}; {remedy}", 1, debug=debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}; check the disk and its permissions", 1, debug=debug)
+        return _fail(f"{where}{error.strerror or error}; check the disk", 1, debug=debug)
 
 
 def _with_shell(arguments: list[str]) -> list[str]:

@@ -13,22 +13,31 @@
     ├── ParityError                 4   the exported graph does not compute what its model computes
     └── ReportCheckError            5   a report does not meet the limits it was checked against
 
-The message is one line: what is wrong, where, and what to do. A foreign exception is translated at one boundary
-and kept as ``__cause__``; ``--debug`` shows it.
+The message is one line: what is wrong, where, and what to do; the last as a `Remedy` where it is a command. A foreign
+exception is translated at one boundary and kept as ``__cause__``; ``--debug`` shows it.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from partita.remedies import Remedy
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as shells have it."""
 
 
 class PartitaError(Exception):
-    """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with."""
+    """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with.
+
+    `remedy`: what to do about it, which ends the message; None where the message says so itself, or nothing helps.
+    """
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, remedy: Remedy | None = None) -> None:
+        super().__init__(message if remedy is None else f"{message}; {remedy}")
+        self.remedy = remedy
 
 
 class UsageError(PartitaError):
@@ -70,8 +79,8 @@ class ProviderError(PartitaError):
 
     exit_code: ClassVar[int] = 3
 
-    def __init__(self, message: str, *, details: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, remedy: Remedy | None = None, details: str = "") -> None:
+        super().__init__(message, remedy=remedy)
         self.details = details
 
 

@@ -13,10 +13,13 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from partita import strangers
 from partita.errors import PackageError
+from partita.remedies import is_lfs_pointer, lfs_pull, permission
 
 SCHEMA: Final = "partita.package/1"
-MANIFEST = "manifest.json"
+MANIFEST = strangers.MANIFEST
+MANIFEST = strangers.MANIFEST
 WEIGHTS = "model.onnx.data"
 KNOWN_ANSWER = "known_answer.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
@@ -275,12 +278,13 @@ def read_manifest(folder: Path) -> Manifest:
     Raises PackageError when the folder is no package, the manifest is damaged, or a newer Partita wrote it.
     """
     path = folder / MANIFEST
-    if not folder.is_dir():
-        raise PackageError(
-            f"{folder}: no such folder; export a checkpoint first with: partita export CHECKPOINT {folder}"
-        )
-    if not path.is_file():
-        raise PackageError(f"{folder}: not a Partita package, it has no {MANIFEST}")
+    try:
+        if not folder.is_dir() or not path.is_file():
+            stranger = strangers.recognise(folder)
+            raise PackageError(f"{folder}: {stranger.what}", remedy=stranger.remedy)
+    except PermissionError as error:
+        raise unreadable(folder) from error
+    refuse_absent(path)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -304,11 +308,14 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     Raises PackageError naming the first file that is not as recorded, or when a verified package does not list the
     known answer that it was verified with.
     """
+    needed = {WEIGHTS, *(graph.file for graph in manifest.graph.files)}
     for record in manifest.files:
         path = inside(folder, record.name)
         if not path.is_file():
             refuse_replaced(folder, manifest)
             raise PackageError(f"{path}: missing from the package; export the checkpoint again")
+        if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
+            refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
             refuse_replaced(folder, manifest)
@@ -318,6 +325,22 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
             raise PackageError(f"{path}: altered since export, its SHA-256 is not the recorded one; export again")
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         raise PackageError(f"{folder}: verified, but its manifest does not list {KNOWN_ANSWER}; export again")
+
+
+def refuse_absent(path: Path) -> None:
+    """Raise PackageError when the file may not be read, or Git LFS has left a pointer in its place."""
+    try:
+        with path.open("rb"):
+            pass
+    except PermissionError as error:
+        raise unreadable(path) from error
+    if is_lfs_pointer(path):
+        raise PackageError(f"{path}: not the file itself", remedy=lfs_pull(path))
+
+
+def unreadable(path: Path) -> PackageError:
+    """The error for a file or folder of a package that this process is not permitted to read."""
+    return PackageError(f"{path}: permission denied", remedy=permission(path))
 
 
 def refuse_replaced(folder: Path, manifest: Manifest) -> None:

@@ -11,9 +11,10 @@ import pytest
 import typer.main
 
 from partita import cli
+from partita.partition_reports.actions import CHECKPOINT, provider_name
 from partita.partition_reports.reasons.base import Step, load_reasons
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.actions import CHECKPOINT, for_reason, provider_name, top_actions
+from partita.partition_reports.sections.actions import for_reason, top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
@@ -52,10 +53,10 @@ STEPS = {(reason.code, step.title): step for reason in load_reasons() for step i
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=["-".join(key) for key in STEPS])
 def test_every_command_is_one_that_the_command_line_understands(step: Step) -> None:
-    words = [word.format(**BLANKS) for word in step.command.split()]
-    given = parsed(words)
+    filled = step.remedy.filled(**BLANKS)
+    given = parsed(list(filled.command))
     assert "owner/name" in given.values() if step.exports else True
-    assert step.does.format(**BLANKS) and step.title.format(**BLANKS)
+    assert filled.text and step.title.format(**BLANKS)
 
 
 def test_a_provider_goes_by_a_name_that_the_chain_takes() -> None:

@@ -102,7 +102,7 @@ def build(
     asked: str | None, *, interrupted: bool,
 ) -> Bench:  # fmt: skip
     """The record of a bench."""
-    from partita.commands.run_report import package_facts
+    from partita.runtime.advice import package_facts
 
     lanes = [racer.lane(files.get(racer.entry.name)) for racer in racers]
     baseline = choose_baseline(lanes, asked)

@@ -26,6 +26,7 @@ from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import ChainError, idle_providers
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
 from partita.runtime.optimised import with_optimised
+from partita.runtime.ort_errors import NoKernelError
 from partita.runtime.pins import Pin, parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
@@ -117,7 +118,7 @@ def open_package(options: GenerateOptions, target: Target, manifest: Manifest, p
             options.package, target.chain, threads=options.where.threads, observe=options.report is not None,
             manifest=manifest, options=target.options, pins=pins,
         )  # fmt: skip
-    except ChainError as error:
+    except (ChainError, NoKernelError) as error:
         raise package_refused(error, options.probe_seconds) from error
 
 

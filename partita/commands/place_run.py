@@ -8,16 +8,18 @@ from dataclasses import replace
 from partita.commands.chain_options import Target
 from partita.commands.place_options import PlaceOptions
 from partita.commands.probing import decode_sizes, why_refused, with_probes
-from partita.commands.run_report import Asked, join, package_facts
+from partita.commands.run_report import Asked, join
 from partita.errors import PartitaError
 from partita.package import read_manifest, sha256_of
 from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
 from partita.partition_reports.limits import repeated_phase
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, PackageFacts, Report
 from partita.partition_reports.wording import listing, plural
+from partita.runtime.advice import package_facts
 from partita.runtime.chain import ChainError
 from partita.runtime.inputs import Shape, input_shapes, read_values
 from partita.runtime.onnx_model import OnnxModel, read_onnx
+from partita.runtime.ort_errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.place import (
     Attempt,
@@ -58,7 +60,7 @@ def place(
         manifest = read_manifest(options.model)
         try:
             placed = place_package(options.model, where)
-        except ChainError as error:
+        except (ChainError, NoKernelError) as error:
             refused = read_onnx(error.path)
             raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds) from error
         package = package_facts(options.model, manifest)
@@ -70,7 +72,7 @@ def place(
         sizes = input_shapes(opened.inputs, options.shapes, {name: array.shape for name, array in values.items()})
         try:
             placed = place_model(opened, sizes, replace(where, values=values))
-        except ChainError as error:
+        except (ChainError, NoKernelError) as error:
             raise why_refused(error, opened, sizes, options.probe_seconds) from error
         model = model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}

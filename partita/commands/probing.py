@@ -9,9 +9,10 @@ from pathlib import Path
 from partita.commands.terminal import note, stderr
 from partita.errors import ProviderError
 from partita.partition_reports.facts import CPU, RunFacts
-from partita.providers.resolve import Resolution
+from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
+from partita.runtime.ort_errors import NoKernelError
 
 REFUSAL_SECONDS = 20.0
 """Most time for experiments before a chain is refused: somebody waits for an answer."""
@@ -58,18 +59,23 @@ def probe_package(
 
 
 def why_refused(
-    error: ChainError, model: OnnxModel, sizes: Mapping[str, tuple[int, ...]], seconds: float
+    error: ChainError | NoKernelError, model: OnnxModel, sizes: Mapping[str, tuple[int, ...]], seconds: float
 ) -> ProviderError:
     """A refusal with what experiments tell of it; as it was when there is no time for them, or they are interrupted."""
-    from partita.runtime.probes.engine import probe_refusal
+    from partita.runtime.probes.engine import probe_missing_kernel, probe_refusal
+
+    def explained() -> ProviderError:
+        if isinstance(error, ChainError):
+            return probe_refusal(error, model, sizes, seconds)
+        return probe_missing_kernel(error, Resolution(known_providers()["cpu"], "active"), model, sizes, seconds)
 
     if seconds <= 0:
         return error
     try:
         if not stderr.is_terminal:
-            return probe_refusal(error, model, sizes, seconds)
+            return explained()
         with stderr.status(SPINNER):
-            return probe_refusal(error, model, sizes, seconds)
+            return explained()
     except KeyboardInterrupt:
         note("note: experiments were interrupted, so the refusal says only what was logged")
     except OSError as failed:
@@ -77,7 +83,7 @@ def why_refused(
     return error
 
 
-def package_refused(error: ChainError, seconds: float = REFUSAL_SECONDS) -> ProviderError:
+def package_refused(error: ChainError | NoKernelError, seconds: float = REFUSAL_SECONDS) -> ProviderError:
     """The refusal of a package's graph, explained within `seconds`, and in no more than somebody waits for."""
     refused = read_onnx(error.path)
     return why_refused(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS))

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import partita
 from partita.errors import ProviderError
-from partita.package import MANIFEST, Manifest, sha256_of
+from partita.package import Manifest
 from partita.partition_reports.build import build_report
 from partita.partition_reports.facts import RunFacts
 from partita.partition_reports.limits import Limits
 from partita.partition_reports.records import DryRunFacts, ModelFacts, PackageFacts, Report, Request
 from partita.providers.resolve import Resolution
+from partita.runtime.advice import package_facts
 from partita.runtime.chain import chain_entry
 from partita.runtime.environment import environment
 
@@ -83,21 +84,3 @@ def join(
 def limits_error(report: Report) -> ProviderError | None:
     """The error for the limits that a report does not meet; None when it meets all."""
     return ProviderError("; ".join(report.exceeded)) if report.exceeded else None
-
-
-def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
-    """What a report says of the package that was run."""
-    graph, verification = manifest.graph, manifest.verification
-    return PackageFacts(
-        name=folder.resolve().name,
-        manifest_sha256=sha256_of(folder / MANIFEST),
-        model_type=manifest.source.model_type,
-        attention=graph.attention,
-        precision=graph.precision,
-        batch_size=graph.batch_size,
-        max_length=graph.max_length,
-        verification=verification.status,
-        verification_detail=verification.detail,
-        checkpoint=manifest.source.checkpoint,
-        target=manifest.target.provider if manifest.target is not None else "",
-    )

@@ -29,6 +29,7 @@ def check(package: Path, target: Target, threads: int | None, *, as_json: bool) 
     """Replay and print."""
     from partita.commands.probing import package_refused
     from partita.runtime.chain import ChainError
+    from partita.runtime.ort_errors import NoKernelError
     from partita.runtime.pins import parse_pins
     from partita.runtime.verify import replay
 
@@ -36,7 +37,7 @@ def check(package: Path, target: Target, threads: int | None, *, as_json: bool) 
     told = partial(say_chain, target)
     try:
         result = replay(package, target.chain, threads=threads, options=target.options, pins=pins, told=told)
-    except ChainError as error:
+    except (ChainError, NoKernelError) as error:
         raise package_refused(error) from error
     if as_json:
         print_json(result.model_dump(mode="json"))

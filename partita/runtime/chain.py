@@ -24,6 +24,8 @@ from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
 from partita.providers.start import Failure, explain
+from partita.remedies import Remedy
+from partita.runtime.advice import ALLOW_CPU, export_anew
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.native_log import captured_output, complaints, headless
 from partita.runtime.ort_buffers import NATIVE_ERRORS
@@ -43,9 +45,9 @@ class ChainError(ProviderError):
 
     def __init__(
         self, message: str, *, path: Path, chain: tuple[Resolution, ...], facts: SessionFacts | None = None,
-        details: str = "",
+        remedy: Remedy | None = None, details: str = "",
     ) -> None:  # fmt: skip
-        super().__init__(message, details=details)
+        super().__init__(message, remedy=remedy, details=details)
         self.path, self.chain = path, chain
         self.facts = facts
         """Of a session with the CPU provider behind the chain; None when a provider failed and none was opened."""
@@ -374,9 +376,12 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])
     more = ", …" if len(counted) > MOST_NAMED else ""
+    reasons = [code for code, _ in Counter(row.reason for row in rows).most_common()]
+    anew = export_anew(path, reasons, chain[0].provider.ort_name)
+    written = ",".join(resolution.provider.name for resolution in chain)
     return ChainError(
-        f"{path}: not all on {names}: {plural(len(rows), 'node')} would run on the CPU provider: {shown}{more}; add "
-        "cpu at the end of --provider to allow it",
+        f"{path}: not all on {names}: {plural(len(rows), 'node')} would run on the CPU provider: {shown}{more}",
+        remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=anew),
         path=path,
         chain=chain,
         facts=facts,

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from partita.errors import PackageError
-from partita.package import inside
+from partita.package import inside, refuse_absent
 from partita.partition_reports.facts import GraphNode
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+    refuse_absent(path)
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, OSError) as error:
@@ -60,9 +61,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
         inner=inner_nodes(model.graph),
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
-        data_files=frozenset(
-            entry.value for tensor in all_tensors(model) for entry in tensor.external_data if entry.key == "location"
-        ),
+        data_files=data_files(model),
     )
 
 
@@ -71,10 +70,17 @@ def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> Non
 
     ONNX takes a location as relative to the ONNX file; both lie flat in the package.
     """
-    for tensor in all_tensors(model):
-        for entry in tensor.external_data:
-            if entry.key == "location" and not inside(folder, entry.value).is_file():
-                raise PackageError(f"{path}: its weights file {entry.value!r} is missing; export the checkpoint again")
+    for location in sorted(data_files(model)):
+        data = inside(folder, location)
+        if not data.is_file():
+            raise PackageError(f"{path}: its weights file {location!r} is missing; export the checkpoint again")
+        refuse_absent(data)
+
+
+def data_files(model: onnx.ModelProto) -> frozenset[str]:
+    """Files that hold tensors outside of the model, by the name it uses."""
+    entries = (entry for tensor in all_tensors(model) for entry in tensor.external_data)
+    return frozenset(entry.value for entry in entries if entry.key == "location")
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.errors import PackageError
-from partita.package import inside
+from partita.package import inside, refuse_absent, unreadable
 from partita.partition_reports.facts import GraphNode
 from partita.partition_reports.wording import plural
 from partita.runtime.model_file import all_nodes, all_tensors, graph_node, inner_nodes
+from partita.strangers import recognise
 
 if TYPE_CHECKING:
     import onnx
@@ -135,20 +136,25 @@ def parse(path: Path) -> onnx.ModelProto:
 
     try:
         if path.is_dir():
-            raise PackageError(
-                f"{path}: a folder without a manifest.json, so no package; name an ONNX file or a package"
-            )
+            stranger = recognise(path)
+            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
         if path.exists() and not path.is_file():
             raise PackageError(f"{path}: no regular file; name an ONNX file or a package")
         size = path.stat().st_size
+        refuse_absent(path)
         if size > PROTOBUF_LIMIT_BYTES:
             raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights beside it")
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except FileNotFoundError as error:
         raise PackageError(f"{path}: no such file; name an ONNX file or a package") from error
+    except PermissionError as error:
+        raise unreadable(path) from error
     except OSError as error:
         raise PackageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DecodeError as error:
+        stranger = recognise(path)
+        if stranger.remedy.command and path.suffix != ".onnx":
+            raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy) from error
         raise PackageError(f"{path}: not an ONNX file, or cut off: it cannot be parsed; {AGAIN}") from error
     if not proto.HasField("graph") or not proto.ir_version or not proto.opset_import:
         raise PackageError(f"{path}: not an ONNX model: it has no graph, no IR version or no operator set; {AGAIN}")
@@ -168,6 +174,7 @@ def check_data_files(proto: onnx.ModelProto, path: Path) -> None:
             ) from error
         if not data.is_file():
             raise PackageError(f"{path}: its weights file {location!r} is missing; put it beside the model")
+        refuse_absent(data)
 
 
 def data_locations(proto: onnx.ModelProto) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
 from partita.package import MANIFEST
+from partita.remedies import Remedy
 from partita.runtime.native_log import complaints
 
 OUR_OWN = "Could not write a profile"
@@ -18,23 +19,37 @@ OUR_OWN = "Could not write a profile"
 STRICT = "fallback to CPU EP has been explicitly disabled"
 HEAD = re.compile(r"^(Error in execution: )?(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Error in execution: )?")
 SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
+SIGNATURE = re.compile(r"/\S*/onnxruntime/core/\S+\.cc:\d+ .*?(?=/\S*/onnxruntime/core/\S+\.cc:\d+ |\[[A-Z][\w-]*\] )")
+"""Source line and C++ signature, up to the next one or to what is said: OpenVINO's wheel is built elsewhere."""
 MEMORY = re.compile(r"bad_alloc|out of memory|failed to allocate|BFCArena.*(fail|not enough)", re.IGNORECASE)
 FILE_TROUBLE = re.compile(
     r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset|"
     r"ShapeInferenceError|TypeInferenceError|is not a registered function/op|Failed to load model",
     re.IGNORECASE,
 )
+NAMED_NODE = re.compile(r"Could not find an implementation for \S+ node with name '(?P<node>.*)'")
 LONGEST = 400
 
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
 PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
 NO_KERNEL = "NotImplemented"
 LACKS = re.compile(r"device does not support|shader_helper|not supported by the device|not implemented", re.IGNORECASE)
-OTHER_PRECISION = "export with another --precision, or name another provider"
-OTHER_NODE = (
+OTHER_NODE = Remedy(
     "no provider of the chain has a kernel for it: give this node another type or opset, or name another provider"
 )
+OTHER_PRECISION = "export with another --precision, or name another provider"
 AGAIN = "export the checkpoint again, and if that does not help, report it with the package's manifest"
+
+
+class NoKernelError(ProviderError):
+    """No provider of the chain has an implementation of a node, for whatever about it.
+
+    `node` is empty when ONNX Runtime did not name it.
+    """
+
+    def __init__(self, what: str, path: Path, node: str, *, remedy: Remedy | None = None) -> None:
+        super().__init__(what, remedy=OTHER_NODE if remedy is None else remedy)
+        self.what, self.path, self.node = what, path, node
 
 
 def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
@@ -46,8 +61,8 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     if MEMORY.search(text):
         return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free some, or export it smaller")
     if kind == NO_KERNEL:
-        advice = "export with another --precision" if packaged else OTHER_NODE
-        return ProviderError(f"{path}: {names} cannot run it: {text}{extra}; {advice}")
+        node = NAMED_NODE.search(text)
+        return NoKernelError(f"{path}: {names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
         advice = "export the checkpoint again" if packaged else "check it with onnx.checker, or make it anew"
         return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; {advice}")
@@ -88,5 +103,5 @@ def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -
 
 def one_line(text: str, longest: int = LONGEST) -> str:
     """A message of ONNX Runtime on one line of at most `longest` characters, without status head and source paths."""
-    flat = HEAD.sub("", " ".join(SOURCE_PATH.sub("", text).split())).rstrip(". ")
+    flat = HEAD.sub("", SIGNATURE.sub("", " ".join(SOURCE_PATH.sub("", text).split()))).rstrip(". ")
     return flat if len(flat) <= longest else f"{flat[: longest - 1]}…"

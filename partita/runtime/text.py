@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
-from partita.package import TokenizerKind
+from partita.package import TokenizerKind, refuse_absent
 from partita.runtime.chat import Message, conversation, rendered, template_of_processor
 
 INCOMPLETE = "\ufffd"
@@ -210,6 +210,9 @@ Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)
 
 def loaded(reader: type[Loaded], folder: Path) -> Loaded:
     """Load a tokenizer; PackageError when it does not."""
+    for name in TOKENIZER_FILES:
+        if (folder / name).is_file():
+            refuse_absent(folder / name)
     try:
         return reader(folder)
     except Exception as error:  # `tokenizers` raises plain Exception

@@ -19,6 +19,7 @@ from partita.partition_reports.facts import FAILED, LogPattern, NodeProbe, Rejec
 from partita.partition_reports.nameless import NODE_GROUP, with_blank
 from partita.partition_reports.probes import conclude
 from partita.partition_reports.records import ChainEntry
+from partita.remedies import Remedy
 
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 STRENGTH: tuple[EvidenceKind, ...] = ("logged", "probed", "derived", "none")
@@ -86,63 +87,71 @@ class Step:
 
     title: str
     """In three words."""
-    command: str
-    """In braces what a report fills in: `checkpoint`, `out` (a new package), `path` (what was run), `provider` (the one
-    that was wanted), `chain`."""
-    does: str
-    """What comes of it."""
+    remedy: Remedy
+    """The command, and what comes of it. In braces what a report fills in: `checkpoint`, `out` (a new package), `path`
+    (what was run), `provider` (the one that was wanted), `chain`."""
     exports: bool = False
     """It makes the package anew, so there has to be one."""
     chooses_lowering: bool = False
     """It asks the provider which lowering it takes: nothing new for a package that was made so."""
-    unless: tuple[str, str] = ("", "")
-    """A field of the package, and the value with which the command changes nothing."""
+    unless: tuple[tuple[str, str], ...] = ()
+    """Fields of the package, and values with which the command changes nothing."""
     probes: bool = False
     """It makes the experiments that are missing; without any missing it tells nothing new."""
 
 
+EXPORT = ("partita", "export", "{checkpoint}", "{out}")
+PLACE = ("partita", "place", "{path}", "--provider", "{chain}")
 RETARGET = Step(
     "Export it for {provider}",
-    "partita export {checkpoint} {out} --target {provider}",
-    "asks {provider}, where it is installed, which attention lowering it takes most of, and writes that one",
+    Remedy(
+        "asks {provider}, where it is installed, which attention lowering it takes most of, and writes that one",
+        (*EXPORT, "--target", "{provider}"),
+    ),
     exports=True,
     chooses_lowering=True,
 )
 STATIC = Step(
     "Fix all sizes",
-    "partita export {checkpoint} {out} --target {provider} --static-shapes",
-    "fixes every size, so that shapes need not be computed",
+    Remedy(
+        "fixes every size, so that shapes need not be computed", (*EXPORT, "--target", "{provider}", "--static-shapes")
+    ),
     exports=True,
 )
 HALF = Step(
     "Export in float16",
-    "partita export {checkpoint} {out} --target {provider} --precision fp16",
-    "writes the package in float16",
+    Remedy("writes the package in float16", (*EXPORT, "--target", "{provider}", "--precision", "fp16")),
     exports=True,
-    unless=("precision", "fp16"),
+    unless=(("precision", "fp16"), ("precision", "bf16")),
+)
+SINGLE = Step(
+    "Export in float32",
+    Remedy("writes the package in float32", (*EXPORT, "--target", "{provider}", "--precision", "fp32")),
+    exports=True,
+    unless=(("precision", "fp32"),),
 )
 STANDARD = Step(
     "Use standard operators",
-    "partita export {checkpoint} {out} --attention primitives",
-    "writes attention and cache in operators of opset 17, without asking a provider",
+    Remedy(
+        "writes attention and cache in operators of opset 17, without asking a provider",
+        (*EXPORT, "--attention", "primitives"),
+    ),
     exports=True,
-    unless=("attention", "primitives"),
+    unless=(("attention", "primitives"),),
 )
 PROBE = Step(
     "Find out why",
-    "partita place {path} --provider {chain} --probe-seconds 600 --report again.json",
-    "makes the experiments that are missing",
+    Remedy("makes the experiments that are missing", (*PLACE, "--probe-seconds", "600", "--report", "again.json")),
     probes=True,
 )
-WITHOUT_OPTIONS = Step(
-    "Place it freely", "partita place {path} --provider {chain}", "places it without pins and without a memory budget"
-)
+WITHOUT_OPTIONS = Step("Place it freely", Remedy("places it without pins and without a memory budget", PLACE))
 ASK_PROVIDER = Step(
     "Ask the provider",
-    "partita providers",
-    "tries {provider} in a process of its own and says what keeps it from running",
+    Remedy("tries {provider} in a process of its own and says what keeps it from running", ("partita", "providers")),
 )
-ASK_OPTIONS = Step("Look up its options", "partita providers --json", "lists the options of every provider")
+ASK_OPTIONS = Step(
+    "Look up its options", Remedy("lists the options of every provider", ("partita", "providers", "--json"))
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import NodeProbe, Trial
-from partita.partition_reports.reasons.base import HALF, RETARGET, Context, Finding, Reason, probed
+from partita.partition_reports.reasons.base import HALF, RETARGET, SINGLE, Context, Finding, Reason, probed
 from partita.partition_reports.records import ChainEntry
 
 
@@ -42,5 +42,6 @@ REASON = Reason(
     steps=(
         RETARGET,
         HALF,
+        SINGLE,
     ),
 )

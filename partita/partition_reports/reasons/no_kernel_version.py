@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partita.partition_reports.facts import NodeProbe, Trial
-from partita.partition_reports.reasons.base import RETARGET, Context, Finding, Reason, probed
+from partita.partition_reports.reasons.base import RETARGET, STANDARD, Context, Finding, Reason, probed
 from partita.partition_reports.records import ChainEntry
 
 
@@ -38,5 +38,5 @@ REASON = Reason(
         ),
     ),
     decide=decide,
-    steps=(RETARGET,),
+    steps=(RETARGET, STANDARD),
 )

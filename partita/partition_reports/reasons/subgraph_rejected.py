@@ -7,6 +7,7 @@ from partita.partition_reports.probes import conclude
 from partita.partition_reports.reasons.base import (
     FINER,
     RETARGET,
+    STANDARD,
     Context,
     Finding,
     Reason,
@@ -89,5 +90,5 @@ REASON = Reason(
         ),
     ),
     decide=decide,
-    steps=(RETARGET,),
+    steps=(RETARGET, STANDARD),
 )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from partita.partition_reports.actions import Action, steps_for_provider
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.reasons.base import load_reasons
 from partita.partition_reports.records import Fallback, FallbackCost, Phase, Probing, Report, Trial
-from partita.partition_reports.sections.actions import Action, for_provider, for_reason
+from partita.partition_reports.sections.actions import for_reason
 from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
 from partita.partition_reports.sections.model import (
     Block,
@@ -99,7 +100,7 @@ def unavailable(report: Report) -> Iterator[Group]:
         if entry.status == "unavailable":
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
-            blocks += commands(for_provider(entry))
+            blocks += commands(steps_for_provider(entry.reason, entry.provider))
             yield Group(f"{entry.provider} is not available: {entry.reason or 'no reason known'}", tuple(blocks))
 
 

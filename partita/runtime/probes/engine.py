@@ -24,13 +24,15 @@ from partita.partition_reports.facts import (
 )
 from partita.partition_reports.fallbacks import explain_node, nodes_to_probe
 from partita.partition_reports.groups import UNKNOWN
-from partita.partition_reports.probes import helps
-from partita.partition_reports.records import ChainEntry
+from partita.partition_reports.probes import conclude, helps
+from partita.partition_reports.records import ChainEntry, Fallback
 from partita.partition_reports.session_index import SessionIndex, index_session
 from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
+from partita.runtime.advice import export_anew
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.ort_errors import NoKernelError
 from partita.runtime.probes.bisect import find_rejected
 from partita.runtime.probes.cache import cache_for
 from partita.runtime.probes.cases import (
@@ -142,16 +144,49 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     if session.rejected is None:
         if entry.reason == first.reason:
             return error
-        return ProviderError(f"{error.path}: {first.provider.name}: {entry.reason}: {entry.evidence}; {entry.remedy}")
-    why = refusal_reason(session, entry)
-    return ProviderError(f"{error.path}: {first.provider.name}: {entry.reason}: {why}; {entry.remedy}")
+        return refused(error, entry, entry.reason or "", entry.evidence or "")
+    why = explained(session, entry)
+    return refused(error, entry, why.reason, why.evidence)
 
 
-def refusal_reason(session: SessionFacts, wanted: ChainEntry) -> str:
+def refused(error: ChainError, entry: ChainEntry, code: str, evidence: str) -> ProviderError:
+    """The refusal in other words, with how a package can be made anew, where that helps, before the general remedy."""
+    anew = export_anew(error.path, (code, entry.reason or ""), entry.provider)
+    told = f"{error.path}: {error.chain[0].provider.name}: {entry.reason}: {evidence}"
+    return ProviderError(told if anew is not None else f"{told}; {entry.remedy}", remedy=anew)
+
+
+def probe_missing_kernel(
+    error: NoKernelError, asked: Resolution, model: OnnxModel, sizes: Sizes, seconds: float
+) -> ProviderError:
+    """The same error with the remedy for what is missing: the operator, its version, or the type it is wanted in.
+
+    ONNX Runtime does not tell these apart, so the node is tried alone on `asked`, then with one thing changed.
+    """
+    if seconds <= 0 or not error.node:
+        return error
+    lab = Lab(asked, cache_for(asked), time.monotonic() + seconds)
+    try:
+        subject = Subject(node_case(cut_graph(model, sizes), error.node), [(0, error.node)])
+    except CannotProbeError:
+        return error
+    try:
+        explore([subject], lab)
+    finally:
+        lab.cache.save()
+    shown = conclude(NodeProbe(error.node, tuple(subject.trials), subject.unprobed))
+    if shown is None:
+        return error
+    remedy = export_anew(error.path, (shown.code,), asked.provider.ort_name, asking=False)
+    what = error.what if shown.code == "no_kernel_op" else f"{error.what}; {shown.evidence}"
+    return NoKernelError(what, error.path, error.node, remedy=remedy)
+
+
+def explained(session: SessionFacts, wanted: ChainEntry) -> Fallback:
     """What is to be said of the part that is rejected."""
     assert session.rejected is not None
     node = session.rejected.nodes[0]
-    return explain_node(index_session(session), "run", node, None, UNKNOWN, wanted).evidence
+    return explain_node(index_session(session), "run", node, None, UNKNOWN, wanted)
 
 
 def probe_nodes(

@@ -1,0 +1,98 @@
+"""What to do about something, as data: words, and the command line or the options that do it.
+
+Every remedy of the house is a constant of its module, with blanks in braces for what only the moment knows, so that a
+test can find each of them and try it. Whoever shows one quotes it for the shell here, and nowhere else. Knows what a
+file's permissions say of who may read it; knows nothing of models or providers.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+LFS_HEAD = b"version https://git-lfs.github.com/spec/v1"
+"""How the text begins that Git LFS leaves in place of a file it has not downloaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """What to do. `command` and `options` are words, unquoted; at most one of the two is given."""
+
+    text: str
+    """In words, without a full stop and without commands."""
+    command: tuple[str, ...] = ()
+    """A command line that does it, by itself and as it stands once the blanks are filled in."""
+    options: tuple[str, ...] = ()
+    """What to add to the command line that was given."""
+    otherwise: Remedy | None = None
+    """Something else that helps as well."""
+
+    def filled(self, **blanks: object) -> Remedy:
+        """This remedy with its blanks filled in. Raises KeyError when one is left."""
+        return Remedy(
+            self.text.format(**blanks),
+            tuple(word.format(**blanks) for word in self.command),
+            tuple(word.format(**blanks) for word in self.options),
+            self.otherwise.filled(**blanks) if self.otherwise is not None else None,
+        )
+
+    def __str__(self) -> str:
+        """All of it on one line, quoted for a shell: `let it be read: chmod u+r 'my model'`."""
+        own = ": ".join(part for part in (self.text, shell(self.command or self.options)) if part)
+        return own if self.otherwise is None else f"{own}, or {self.otherwise}"
+
+
+def shell(words: tuple[str, ...]) -> str:
+    """Words of a command line as a shell takes them."""
+    return shlex.join(words)
+
+
+MAY_READ = Remedy("let it be read", ("chmod", "u+r", "{path}"))
+MAY_ENTER = Remedy("let the folder be read", ("chmod", "u+rx", "{path}"))
+MAY_WRITE = Remedy("let it be written", ("chmod", "u+w", "{path}"))
+OWNERS = Remedy("it belongs to another user, who has to allow it")
+ELSEWHERE = Remedy(
+    "its permissions allow it, so something else forbids it: an access control list, SELinux or how the disk is mounted"
+)
+LFS_PULL = Remedy(
+    "a pointer that Git LFS left in place of the file, which was not downloaded; in {folder} run",
+    ("git", "lfs", "pull"),
+)
+
+
+def permission(path: Path, *, write: bool = False) -> Remedy:
+    """What to do about a file or folder that this process is not permitted to open; folders above it come first."""
+    for folder in reversed(path.absolute().parents):
+        if not os.access(folder, os.X_OK):
+            return permission_of(folder, MAY_ENTER)
+    if write:
+        return permission_of(path if path.exists() else path.absolute().parent, MAY_WRITE)
+    return permission_of(path, MAY_ENTER if path.is_dir() else MAY_READ)
+
+
+def permission_of(path: Path, remedy: Remedy) -> Remedy:
+    """The remedy for this very path, where its owner is who asks."""
+    asked = {MAY_READ: 0o400, MAY_ENTER: 0o500, MAY_WRITE: 0o200}[remedy]
+    try:
+        status = path.stat()
+    except OSError:
+        return remedy.filled(path=path)
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return OWNERS
+    return ELSEWHERE if status.st_mode & asked == asked else remedy.filled(path=path)
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether Git LFS has left a pointer in place of this file; False where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_HEAD)) == LFS_HEAD
+    except OSError:
+        return False
+
+
+def lfs_pull(path: Path) -> Remedy:
+    """What to do about a pointer."""
+    return LFS_PULL.filled(folder=path.parent)

@@ -1,0 +1,76 @@
+"""What to do where a chain refuses a package: the step of the reason that makes sense for this very package.
+
+A model that is no package can only be changed where it came from, so there is no command for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from partita.errors import PackageError
+from partita.package import MANIFEST, Manifest, read_manifest, sha256_of
+from partita.partition_reports.actions import Action, Situation, steps_for
+from partita.partition_reports.records import PackageFacts
+from partita.remedies import Remedy
+
+ALLOW_CPU = Remedy("add cpu at the end of --provider to allow it", options=("--provider", "{chain},cpu"))
+OTHER_PROVIDER = Remedy("name another provider")
+
+
+def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
+    """What a report says of the package that was run."""
+    graph, verification = manifest.graph, manifest.verification
+    return PackageFacts(
+        name=folder.resolve().name,
+        manifest_sha256=sha256_of(folder / MANIFEST),
+        model_type=manifest.source.model_type,
+        attention=graph.attention,
+        precision=graph.precision,
+        batch_size=graph.batch_size,
+        max_length=graph.max_length,
+        verification=verification.status,
+        verification_detail=verification.detail,
+        checkpoint=manifest.source.checkpoint,
+        target=manifest.target.provider if manifest.target is not None else "",
+    )
+
+
+def of_package(graph: Path) -> PackageFacts | None:
+    """The package that the ONNX file `graph` belongs to; None when it is a file by itself."""
+    if not (graph.parent / MANIFEST).is_file():
+        return None
+    try:
+        return package_facts(graph.parent, read_manifest(graph.parent))
+    except PackageError:  # a folder with a manifest of something else
+        return None
+
+
+def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool = True) -> Remedy | None:
+    """How to make the package anew so that nodes lost for these reasons (most frequent first) go to `wanted`.
+
+    `asking`: also by asking the provider, which has to be installed where the package is made; what does without stands
+    second then. None when it is no package, or nothing else is known that would help.
+    """
+    package = of_package(graph)
+    if package is None:
+        return None
+    situation = Situation(package, str(graph.parent), (wanted,))
+    for code in codes:
+        asks, knows = split(action for action in steps_for(situation, code, wanted) if action.exports)
+        certain = knows[0] if knows else None
+        if asks and asking:
+            return replace(asks[0], otherwise=certain)
+        if certain is not None:
+            return certain
+    return None
+
+
+def split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
+    """Remedies that ask a provider which lowering it takes, and the others, by their titles."""
+    found: tuple[list[Remedy], list[Remedy]] = ([], [])
+    for action in actions:
+        title = action.title[:1].lower() + action.title[1:]
+        found[not action.asks].append(Remedy(title, action.words))
+    return found

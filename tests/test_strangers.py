@@ -1,0 +1,204 @@
+"""What is given in place of a package is called by its name, and the command that is named takes it as it is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita import cli
+from partita.package import MANIFEST, WEIGHTS, read_manifest
+from partita.remedies import LFS_HEAD, Remedy, permission
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.remedy_of import remedy_of
+
+POINTER = LFS_HEAD + b"\noid sha256:" + b"0" * 64 + b"\nsize 10498464\n"
+VERBS = (("generate", "hi"), ("verify",), ("place",))
+
+
+@pytest.fixture
+def package(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A package that a test may damage, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(exported(tiny_checkpoint("llama")), "pkg")
+    return Path("pkg")
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one line of a command that fails."""
+    assert cli.run([*map(str, arguments)]) == 1
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if not line.startswith("note: ")]
+    return line
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+def test_a_checkpoint_is_to_be_exported_first(
+    verb: tuple[str, ...], tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_checkpoint("llama"), "my checkpoint")
+    line = told(capsys, verb[0], "my checkpoint", *verb[1:], "--provider", "cpu")
+    assert "a checkpoint, not a package" in line and "partita export 'my checkpoint' 'my checkpoint-package'" in line
+    if verb[0] == "generate":  # one export is enough
+        command = remedy_of(verb[0], "my checkpoint", *verb[1:], "--provider", "cpu").command
+        assert cli.run([*command[1:], "--max-length", "32", "--no-verify"]) == 0
+        assert cli.run([verb[0], command[3], *verb[1:], "--provider", "cpu"]) == 0
+
+
+def test_files_go_to_the_verb_that_reads_them(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["place", "pkg", "--provider", "cpu", "--report", "run.json"]) == 0
+    shutil.copy(package / "model.onnx", "alone.onnx")
+    shutil.copy(package / WEIGHTS, WEIGHTS)
+    capsys.readouterr()
+    sizes = ("--provider", "cpu", "--shape", "s66=1", "--shape", "s70=1")
+    for file, what, more in (("run.json", "the report of a run", ()), ("alone.onnx", "an ONNX file", sizes)):
+        assert what in told(capsys, "generate", file, "hi", "--provider", "cpu")
+        command = remedy_of("generate", file, "hi", "--provider", "cpu").command
+        assert command[-1] == file
+        assert cli.run([*command[1:], *more]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert "the report of a run" in told(capsys, "place", "run.json", "--provider", "cpu")
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "model.onnx", "tokenizer.json"])
+def test_a_file_of_a_package_names_its_folder(package: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "name pkg instead" in told(capsys, "generate", package / name, "hi", "--provider", "cpu")
+
+
+def test_a_folder_of_packages_names_the_package(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"name {Path().resolve() / 'pkg'} instead" in told(capsys, "generate", Path().resolve(), "hi")
+
+
+def test_a_name_of_the_hub_is_to_be_exported(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert remedy_of("generate", "owner/name", "hi").command == ("partita", "export", "owner/name", "name-package")
+    assert remedy_of("generate", "nothing", "hi").command == ("partita", "export", "CHECKPOINT", "nothing")
+    assert "no such folder" in told(capsys, "generate", "nothing", "hi")
+
+
+# Git LFS
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "model.onnx", WEIGHTS, "tokenizer.json", "known_answer.safetensors"])
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
+def test_a_pointer_of_git_lfs_is_to_be_pulled(
+    package: Path, name: str, verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = (package / name).read_bytes()
+    (package / name).write_bytes(POINTER)
+    line = told(capsys, verb[0], package, *verb[1:], "--provider", "cpu")
+    assert str(package / name) in line and "in pkg run: git lfs pull" in line
+    (package / name).write_bytes(kept)  # which is what the command does
+    assert cli.run([verb[0], "pkg", *verb[1:], "--provider", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("name", ["model.onnx", WEIGHTS])
+def test_a_pointer_in_place_of_a_model_is_to_be_pulled(
+    package: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (package / MANIFEST).unlink()
+    (package / name).write_bytes(POINTER)
+    line = told(capsys, "place", package / "model.onnx", "--provider", "cpu")
+    assert str(package / name) in line and "in pkg run: git lfs pull" in line
+
+
+# permissions
+
+
+def unprivileged(*arguments: object) -> tuple[int, str]:
+    """Exit code and stderr of a command that may not read what its permissions forbid; root may, unless told not to."""
+    words = [sys.executable, "-m", "partita", *map(str, arguments)]
+    if os.geteuid() == 0:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            pytest.skip("root reads everything, and there is no setpriv to give that up")
+        words = [setpriv, "--bounding-set=-dac_override,-dac_read_search", *words]
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        ("generate", MANIFEST), ("generate", "model.onnx"), ("generate", WEIGHTS), ("generate", "tokenizer.json"),
+        ("generate", "generation_config.json"), ("verify", "known_answer.safetensors"), ("generate", "."),
+        ("place", "model.onnx"), ("place", WEIGHTS),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_read_is_to_be_made_readable(package: Path, verb: str, name: str) -> None:
+    """The command that is named is run, and the complaint is gone."""
+    path, mode = package / name, (package / name).stat().st_mode
+    words = [verb, "pkg", *(["hi"] if verb == "generate" else []), "--provider", "cpu"]
+    path.chmod(0o400 if name == "." else 0)
+    try:
+        code, err = unprivileged(*words)
+        remedy = permission(path) if os.geteuid() else None
+    finally:
+        path.chmod(mode & ~(0o500 if name == "." else 0o400))
+    assert code == 1 and "ermission denied" in err and "export" not in err and "disk" not in err, err
+    given = "u+rx" if name == "." else "u+r"
+    assert err.rstrip().endswith(f"chmod {given} {path}") or err.rstrip().endswith(
+        f"chmod {given} {path.absolute()}"
+    ), err
+    assert remedy is None or remedy.command[:2] == ("chmod", given)
+    subprocess.run(["chmod", given, str(path)], check=True)
+    code, err = unprivileged(*words)
+    assert code == 0, err
+
+
+def test_what_belongs_to_another_user_is_his_to_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert permission(tmp_path / "file").command == ()
+
+
+def test_what_is_permitted_is_forbidden_by_something_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert permission(tmp_path / "file").command == ()
+
+
+# remedies themselves
+
+
+def test_a_remedy_is_quoted_for_the_shell_and_says_what_else_helps() -> None:
+    remedy = Remedy(
+        "let {path} be read", ("chmod", "u+r", "{path}"), otherwise=Remedy("allow it", options=("--x", "a b"))
+    )
+    filled = remedy.filled(path="my model")
+    assert str(filled) == "let my model be read: chmod u+r 'my model', or allow it: --x 'a b'"
+    assert filled.command == ("chmod", "u+r", "my model")
+    with pytest.raises(KeyError):
+        remedy.filled()
+
+
+def test_what_is_filled_in_is_not_read_for_blanks() -> None:
+    assert Remedy("see", ("cat", "{path}")).filled(path="{0}").command == ("cat", "{0}")
+
+
+# a package that its runtime has no kernels for
+
+
+def test_a_type_without_kernels_is_to_be_exported_in_another(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The CPU provider has no kernels for bfloat16: the command is about precision, and its package runs."""
+    checkpoint = tiny_checkpoint("llama")
+    package = exported(checkpoint, precision="bf16")
+    monkeypatch.chdir(tmp_path)
+    for words in (("generate", package, "hi", "--provider", "cpu"), ("verify", package, "--provider", "cpu")):
+        command = remedy_of(*words).command
+        assert command[-2:] == ("--precision", "fp32") and "--attention" not in command
+    given = [str(checkpoint) if word == "CHECKPOINT" else word for word in command]
+    assert cli.run([*given[1:], "--max-length", "32", "--no-verify"]) == 0
+    assert read_manifest(Path(given[3])).graph.precision == "fp32"
+    assert cli.run(["generate", given[3], "hi", "--provider", "cpu", "--max-new-tokens", "2"]) == 0
