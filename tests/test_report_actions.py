@@ -81,7 +81,8 @@ def test_a_package_is_not_to_be_made_again_as_it_is() -> None:
     assert [words[-2:] for words in commands(with_package(report, target="webgpu"))] == [("--attention", "primitives")]
     assert commands(with_package(report, target="webgpu", attention="primitives")) == []
     assert [words[-1] for words in commands(with_package(report, target="webgpu"), "no_kernel_type")] == ["fp16"]
-    assert commands(with_package(report, target="webgpu", precision="fp16"), "no_kernel_type") == []
+    half = commands(with_package(report, target="webgpu", precision="fp16"), "no_kernel_type")
+    assert [words[-1] for words in half] == ["fp32"]
 
 
 def test_a_model_that_is_no_package_is_not_to_be_exported() -> None:
