@@ -321,22 +321,45 @@ def generate(
         typer.Option("--prompt", "-p", metavar="TEXT", help="A prompt, after those without an option."),
     ] = None,
     provider: ProviderOption = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate.")] = 128,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", "-n", help="Most tokens to generate. Default: 128.")
+    ] = None,
     temperature: Annotated[
-        float, typer.Option("--temperature", "--temp", "-t", help="0 picks the likeliest token; higher is more varied.")
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k likeliest tokens; 0 is off.")] = 0,
+        float | None,
+        typer.Option(
+            "--temperature",
+            "--temp",
+            "-t",
+            help="0, the default, takes the likeliest token; higher is more varied.",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k likeliest tokens; 0, the default, is off.")
+    ] = None,
     top_p: Annotated[
-        float, typer.Option(help="Sample from the likeliest tokens that make up this probability; 1 is off.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Sample from the likeliest tokens that make up this probability; 1, the default, is off."),
+    ] = None,
     min_p: Annotated[
-        float, typer.Option(help="Drop tokens below this part of the likeliest one's probability; 0 is off.")
-    ] = 0.0,
+        float | None,
+        typer.Option(help="Drop tokens below this part of the likeliest one's probability; 0, the default, is off."),
+    ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: tokens that were there already become less likely.")
-    ] = 1.0,
+        float | None, typer.Option(help="Above 1, the default: tokens that were there already become less likely.")
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", "-s", help="Seed of the sampler; the same seed gives the same text.")
+        int | None,
+        typer.Option(
+            "--seed", "-s", help="Seed of the sampler: the same one gives the same text. Default: drawn, and said."
+        ),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="checkpoint",
+            autocompletion=complete("samplings"),
+            help="Sample as the checkpoint's generation_config.json suggests; options given beside it come first.",
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop when this text appears; may be given several times.")
@@ -367,7 +390,7 @@ def generate(
 ) -> None:
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
     from partita.commands import generate as verb
-    from partita.commands.generate_options import GenerateOptions
+    from partita.commands.generate_options import GenerateOptions, Sampling
     from partita.partition_reports.limits import Limits
 
     raise Exit(
@@ -377,13 +400,9 @@ def generate(
                 prompts=(*(prompts or ()), *(more_prompts or ())),
                 where=_where(provider, provider_option, provider_library, pin, threads),
                 limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
-                min_p=min_p,
-                repetition_penalty=repetition_penalty,
-                seed=seed,
+                sampling=Sampling(
+                    temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens, source=sampling
+                ),
                 stop=tuple(stop or ()),
                 chat=chat or system is not None,
                 system=system,

@@ -120,6 +120,11 @@ def attentions(typed: str) -> list[str]:
     return beginning(typed, ATTENTIONS)
 
 
+def samplings(typed: str) -> list[str]:
+    """Whose settings are sampled with."""
+    return beginning(typed, ("checkpoint",))
+
+
 def beginning(typed: str, names: Iterable[str]) -> list[str]:
     """The names that begin as typed."""
     return [name for name in names if name.startswith(typed)]

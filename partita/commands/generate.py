@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from partita.commands.chain_options import Target, read_chain_options
 from partita.commands.generate_options import GenerateOptions, check_options, read_prompts
@@ -10,27 +11,28 @@ from partita.commands.outputs import Sink, claim_output, read_by, refuse_two_on_
 from partita.commands.supervise import supervised
 from partita.package import Manifest, read_manifest
 from partita.partition_reports.limits import check_limits
-from partita.runtime.sampling import Sampler
 
 
 def run(options: GenerateOptions) -> int:
     """Check everything that can be checked, then generate; returns the exit code."""
-    sampler = check_options(options)
+    check_options(options)
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
+    sampling, notes = options.sampling.resolved(options.package)
+    options = replace(options, sampling=sampling)
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)
         sink = claim_output(options.report, "report", read_by(options.where, options.package), option="--report")
-    return supervised(lambda: _generate(options, target, prompts, manifest, sampler, sink), target)
+    target = replace(target, notes=(*target.notes, *notes))
+    return supervised(lambda: _generate(options, target, prompts, manifest, sink), target)
 
 
 def _generate(
-    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler,
-    sink: Sink | None,
-) -> int:  # fmt: skip
+    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
+) -> int:
     from partita.commands.generation import run_generation
 
-    return run_generation(options, target, prompts, manifest, sampler, sink)
+    return run_generation(options, target, prompts, manifest, sink)

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from partita.commands.chain_options import Target, say_chain
-from partita.commands.generate_options import GenerateOptions
+from partita.commands.generate_options import MAX_NEW_TOKENS, GenerateOptions
 from partita.commands.outputs import STDOUT, Sink
 from partita.commands.probing import package_refused, probe_package, was_interrupted
 from partita.commands.run_report import Asked, limits_error, make_report
@@ -31,11 +31,7 @@ from partita.runtime.pins import Pin, parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
 from partita.runtime.runner import Runner, Step, load_runner
-from partita.runtime.sampling import Sampler
 from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
-
-MAX_TOKENS = 1 << 24
-
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
 LIMIT_RUNS = 2
@@ -78,9 +74,8 @@ class Outcome:
 
 
 def run_generation(
-    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sampler: Sampler,
-    sink: Sink | None,
-) -> int:  # fmt: skip
+    options: GenerateOptions, target: Target, prompts: Sequence[str], manifest: Manifest, sink: Sink | None
+) -> int:
     """Load, generate, write the report to `sink`; returns the exit code."""
     pins = parse_pins(target.pins, target.chain)
     check_placement(options, target)
@@ -102,7 +97,7 @@ def run_generation(
         ignored = chunk_note(options, runner, max(map(len, ids)))
         if ignored:
             note(f"note: {ignored}")
-        outcome = _drive(options, runner, rows, sampler, stop_token_ids(options.package))
+        outcome = _drive(options, runner, rows, stop_token_ids(options.package))
         _finish_output(options, outcome, runner.steps)
         _say_timings(runner, outcome)
         cut_short = sink is not None and _write_report(options, sink, runner, outcome, target, tokenizer_seconds)
@@ -159,16 +154,14 @@ def _parse_ids(prompt: str) -> list[int]:
         raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7") from error
 
 
-def _drive(
-    options: GenerateOptions, runner: Runner, rows: list[Row], sampler: Sampler, stop_ids: Collection[int]
-) -> Outcome:
+def _drive(options: GenerateOptions, runner: Runner, rows: list[Row], stop_ids: Collection[int]) -> Outcome:
     """Run the loop and hand its tokens to the rows, until it ends by itself or otherwise."""
     outcome = Outcome(rows)
     loop = generate(
         runner,
         [row.prompt for row in rows],
-        max_new_tokens=options.max_new_tokens,
-        sampler=sampler,
+        max_new_tokens=options.sampling.max_new_tokens or MAX_NEW_TOKENS,
+        sampler=options.sampling.sampler(),
         stop_ids=stop_ids,
         prefill_chunk=_wanted_chunk(options),
     )
@@ -232,15 +225,16 @@ def _finish_output(options: GenerateOptions, outcome: Outcome, steps: Sequence[S
     if outcome.closed:
         return
     if options.as_json:
-        print_json(_as_dict(outcome, steps))
+        print_json(_as_dict(options, outcome, steps))
     elif len(outcome.rows) == 1:
         _say(options, "\n")
     else:
         _say(options, "".join(f"[{number}] {row.text()}\n" for number, row in enumerate(outcome.rows, start=1)))
 
 
-def _as_dict(outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
+def _as_dict(options: GenerateOptions, outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
     return {
+        "options": options.sampling.figures(),
         "rows": [
             {
                 "text": row.text() if row.stream is not None else None,
@@ -310,6 +304,11 @@ def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
     return f"--prefill-chunk {options.prefill_chunk} is ignored: a run of this package takes {taken}, for {why}"
 
 
+def told(value: float | str | None) -> str:
+    """An option for the report."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _write_report(
     options: GenerateOptions, sink: Sink, runner: Runner, outcome: Outcome, target: Target, tokenizer_seconds: float
 ) -> bool:
@@ -331,18 +330,14 @@ def _write_report(
         chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
         chain_source=target.source,
         options={
-            "temperature": f"{options.temperature:g}",
-            "top_k": str(options.top_k),
-            "top_p": f"{options.top_p:g}",
-            "min_p": f"{options.min_p:g}",
-            "repetition_penalty": f"{options.repetition_penalty:g}",
-            "seed": str(options.seed),
+            **{name: told(value) for name, value in options.sampling.figures().items() if name != "max_new_tokens"},
+            **({"sampling": options.sampling.source} if options.sampling.source else {}),
             **{f"{name}.{key}": value for name, given in target.options.items() for key, value in given.items()},
             **({"pin": ", ".join(target.pins)} if target.pins else {}),
         },
         threads=options.where.threads,
         prompt_tokens=longest,
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=options.sampling.max_new_tokens or MAX_NEW_TOKENS,
         limits=options.limits,
         prefill_chunk_tokens=_effective_chunk(options, runner, longest),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ Ids = npt.NDArray[np.int64]
 Sampler = Callable[[Logits, Ids], int]
 """Next token of a row from its logits and all its tokens so far, prompt included; both are only read."""
 
+LOWEST = -2300
+"""Below the exponent of every score but 0: float32 begins at 2**-149, and penalties span 2**-1074 to 2**1024."""
 NUCLEUS_GUESS = 256
 """The likeliest tokens that are sorted at first to find the nucleus; sorting a whole vocabulary takes milliseconds."""
 
@@ -33,15 +36,15 @@ def make_sampler(
 
     `seed` makes draws repeatable; None draws differently every time. Raises UsageError naming the option and its range.
     """
-    check("--temperature", temperature, 0 <= temperature <= 100, "from 0 (greedy) to 100")
+    check("--temperature", temperature, 0 <= temperature < math.inf, "0 (greedy) or more, and finite")
     check("--top-k", top_k, top_k >= 0, "0 (off) or more")
     check("--top-p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (off)")
     check("--min-p", min_p, 0 <= min_p <= 1, "from 0 (off) to 1")
-    check("--repetition-penalty", repetition_penalty, 0 < repetition_penalty <= 100, "above 0 and at most 100 (1: off)")
+    check("--repetition-penalty", repetition_penalty, 0 < repetition_penalty < math.inf, "above 0 (1: off), and finite")
     check("--seed", seed, seed is None or seed >= 0, "0 or more")
     if temperature == 0:
-        return greedy if repetition_penalty == 1 else lambda logits, history: greedy(
-            penalised(logits, history, repetition_penalty), history
+        return greedy if repetition_penalty == 1 else lambda logits, history: int(
+            scores(logits, history, repetition_penalty)[0].argmax()
         )  # fmt: skip
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -79,32 +82,67 @@ class Filters:
 
     def candidates(self, logits: Logits, history: Ids) -> tuple[Ids, npt.NDArray[np.float64]]:
         """Token ids that can be drawn, and the probability of each. Sums to 1."""
-        scores = penalised(logits, history, self.repetition_penalty) / np.float32(self.temperature)
-        ids = np.arange(len(scores))
-        if 0 < self.top_k < len(scores):
-            ids = np.flatnonzero(scores >= np.partition(scores, -self.top_k)[-self.top_k])
+        divisor, exponent = math.frexp(self.temperature)
+        score, scale = scores(logits, history, self.repetition_penalty, least=exponent)
+        ids = np.arange(len(score))
+        if 0 < self.top_k < len(score):
+            ids = np.flatnonzero(score >= np.partition(score, -self.top_k)[-self.top_k])
+        with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
+            weight = np.exp(shifted((score[ids] - score.max()) / divisor, scale - exponent))
         if self.top_p < 1:
-            ids = ids[nucleus(weights(scores[ids]), self.top_p)]
+            chosen = nucleus(weight, self.top_p)
+            ids, weight = ids[chosen], weight[chosen]
         if self.min_p > 0:
-            ids = ids[weights(scores[ids]) >= self.min_p]
-        chosen = weights(scores[ids])
-        return ids, chosen / math.fsum(chosen)
+            likely = weight >= self.min_p  # the largest weight is 1
+            ids, weight = ids[likely], weight[likely]
+        return ids, weight / weight.sum()
 
 
-def penalised(logits: Logits, history: Ids, penalty: float) -> Logits:
-    """Logits with the tokens of `history` made less likely by `penalty` > 1, or likelier by one < 1."""
-    if penalty == 1:
-        return logits
-    seen = logits[history]
-    lower = logits.copy()
-    lower[history] = np.where(seen < 0, seen * np.float32(penalty), seen / np.float32(penalty))
-    return lower
+def scores(
+    logits: Logits, history: Ids, penalty: float, *, least: int | None = None
+) -> tuple[npt.NDArray[np.float64], int]:
+    """Logits with the tokens of `history` made less likely by `penalty` > 1, or likelier by one < 1; and a scale.
+
+    float64 [vocab], to be multiplied by two to the power of the scale. A penalty of 1e-320 makes scores that no float
+    can hold, so they come in units of the largest one, or of two to the power of `least` where that is larger: what is
+    too far below the largest one to be told in such units is minus infinity or equal to its like.
+    """
+    if penalty == 1 or not len(history):
+        return logits.astype(np.float64), 0
+    seen = logits[history].astype(np.float64)
+    rest = logits.astype(np.float64)
+    rest[history] = -np.inf
+    factor, power = math.frexp(penalty)
+    fraction, exponents = np.frexp(seen)
+    negative = seen < 0
+    fraction = np.where(negative, fraction * factor, fraction / factor)
+    exponents = np.where(negative, exponents + power, exponents - power)
+    # Larger logits have larger scores among those of the history, so one of these two is the largest of all.
+    place, other = int(seen.argmax()), float(rest.max())
+    mine = (float(fraction[place]), int(exponents[place]))
+    scale = exponent_of(other) if mine[0] == -math.inf or below(mine, other) else exponent_of(mine[0]) + mine[1]
+    scale = scale if least is None else max(scale, least)
+    with np.errstate(over="ignore", under="ignore"):
+        score: npt.NDArray[np.float64] = shifted(rest, -scale)
+        score[history] = np.ldexp(fraction, exponents - scale)
+    return score, scale
 
 
-def weights(scores: Logits) -> npt.NDArray[np.float64]:
-    """Probabilities up to a common factor; the largest is 1."""
-    relative: npt.NDArray[np.float64] = np.exp(scores - scores.max(), dtype=np.float64)
-    return relative
+def shifted(values: npt.NDArray[np.float64], power: int) -> npt.NDArray[np.float64]:
+    """The values times two to the power of `power`; a product is quicker, where the power is a float."""
+    return values * 2.0**power if abs(power) < 1000 else np.ldexp(values, power)
+
+
+def below(score: tuple[float, int], other: float) -> bool:
+    """Whether fraction * 2**exponent is less than `other`, however large or small it is."""
+    if other == -math.inf:
+        return False
+    return Fraction(score[0]) * Fraction(2) ** score[1] < Fraction(other)
+
+
+def exponent_of(value: float) -> int:
+    """The power of two just above `value`. Of zero it is so low that everything below zero is told from it."""
+    return math.frexp(value)[1] if value else LOWEST
 
 
 def nucleus(weight: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import zlib
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -107,7 +110,8 @@ def test_logits_and_history_are_left_alone():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", 101), ("top_k", -1), ("top_p", 0.0),
+        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")),
+        ("top_k", -1), ("top_p", 0.0),
         ("top_p", 1.5), ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0.0),
         ("repetition_penalty", float("inf")), ("seed", -1),
     ],
@@ -115,3 +119,84 @@ def test_logits_and_history_are_left_alone():
 def test_absurd_values_name_the_option_and_its_range(option, value):
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value}; it must be"):
         make_sampler(**{"temperature": 1.0, option: value})
+
+
+def exact(logits, history, temperature, penalty) -> list[float]:
+    """The distribution in rational numbers: what is left of rounding is the exponential."""
+    scores = [Fraction(float(value)) for value in logits]
+    for token in set(history.tolist()):
+        scores[token] = scores[token] * Fraction(penalty) if scores[token] < 0 else scores[token] / Fraction(penalty)
+    best = max(scores)
+    distances = [(score - best) / Fraction(temperature) for score in scores]
+    weights = [math.exp(float(distance)) if distance > -1000 else 0.0 for distance in distances]
+    return [weight / math.fsum(weights) for weight in weights]
+
+
+TEMPERATURES = (5e-324, 1e-320, 1e-300, 1e-45, 1e-38, 1e-30, 1e-3, 0.7, 1.0, 100.0, 1e30, 1e38, 1e300, 1.7e308)
+PENALTIES = (5e-324, 1e-320, 1e-308, 1e-45, 1e-38, 0.5, 1.0, 1.3, 1e38, 1e300, 1.7e308)
+SHAPES = {
+    "ordinary": lambda draw, size: 3 * draw.standard_normal(size),
+    "all negative": lambda draw, size: -abs(draw.standard_normal(size)) - 1,
+    "all positive": lambda draw, size: abs(draw.standard_normal(size)) + 1,
+    "tied": lambda draw, size: np.round(draw.standard_normal(size)),
+    "zero at most": lambda draw, size: np.minimum(draw.standard_normal(size), 0),
+    "tiny": lambda draw, size: 1e-44 * draw.standard_normal(size),
+    "huge": lambda draw, size: 1e38 * np.clip(draw.standard_normal(size), -3, 3),
+    "of every size": lambda draw, size: draw.standard_normal(size) * 10.0 ** draw.integers(-44, 37, size),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_distribution_is_exact_for_every_temperature_and_penalty(shape):
+    for temperature, penalty in itertools.product(TEMPERATURES, PENALTIES):
+        compare(shape, temperature, penalty)
+
+
+def compare(shape, temperature, penalty):
+    draw = np.random.default_rng(zlib.crc32(f"{shape} {temperature} {penalty}".encode()))
+    for seen in ([], [0], [1, 3, 3], range(24)):
+        with np.errstate(over="ignore", under="ignore"):
+            logits = SHAPES[shape](draw, 24).astype(np.float32)
+        history = np.array(seen, np.int64)
+        found = ours(logits, history, temperature, 0, 1.0, 0.0, penalty)
+        expected = exact(logits, history, temperature, penalty)
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
+        token = make_sampler(temperature, repetition_penalty=penalty, seed=1)(logits, history)
+        assert expected[token] > 0
+        best = make_sampler(0.0, repetition_penalty=penalty)(logits, history)
+        assert best == greedy_exactly(logits, history, penalty)
+
+
+def greedy_exactly(logits, history, penalty) -> int:
+    """The first of the likeliest tokens, in rational numbers."""
+    scores = [Fraction(float(value)) for value in logits]
+    for token in set(history.tolist()):
+        scores[token] = scores[token] * Fraction(penalty) if scores[token] < 0 else scores[token] / Fraction(penalty)
+    return scores.index(max(scores))
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-38, 1e-30])
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 2, "top_p": 0.1, "min_p": 1}]
+)
+def test_a_temperature_next_to_zero_is_greedy_with_every_filter(temperature, options):
+    logits = logits_of(6)
+    sampler = make_sampler(temperature, seed=3, **options)
+    assert {sampler(logits, HISTORY) for _ in range(50)} == {int(logits.argmax())}
+
+
+def test_a_temperature_next_to_zero_draws_among_equals_and_greedy_takes_the_first():
+    logits = np.array([1, 7, 3, 7, 7, -2], np.float32)
+    sampler = make_sampler(1e-320, seed=0)
+    counts = np.bincount([sampler(logits, HISTORY[:0]) for _ in range(3000)], minlength=6)
+    assert counts[[0, 2, 5]].sum() == 0
+    np.testing.assert_allclose(counts[[1, 3, 4]] / 3000, 1 / 3, atol=0.05)
+    assert make_sampler(0.0)(logits, HISTORY) == 1
+
+
+def test_masked_tokens_stay_masked():
+    logits = np.array([-np.inf, 1, -np.inf, 2, 0.5], np.float32)
+    for temperature, penalty in itertools.product((1e-320, 1.0, 1e300), (1e-320, 1.0, 1e300)):
+        found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
+        assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
+        assert make_sampler(0.0, repetition_penalty=penalty)(logits, np.array([0, 1])) in (1, 3)

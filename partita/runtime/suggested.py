@@ -1,0 +1,117 @@
+"""How the checkpoint wants to be sampled: what generation_config.json of a package says of it.
+
+The values are those with which transformers' `generate` would run, whose defaults apply where the file says nothing
+(transformers, GenerationConfig._get_default_generation_params). Knows nothing of options or of models.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from partita.errors import PackageError
+
+FILE = "generation_config.json"
+NEUTRAL: dict[str, Any] = {
+    "num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+    "penalty_alpha": None, "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None, "guidance_scale": None,
+    "min_length": 0, "min_new_tokens": None, "exponential_decay_length_penalty": None, "stop_strings": None,
+    "encoder_repetition_penalty": 1.0, "top_h": None,
+}  # fmt: skip
+"""Settings that change which token comes next and that Partita does not have, with the value that changes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """What a checkpoint suggests. Temperature 0: greedy."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_new_tokens: int | None = None
+    """None: it says nothing."""
+    unknown: tuple[str, ...] = ()
+    """`NAME VALUE` of settings that Partita does not have."""
+
+    @property
+    def sampled(self) -> bool:
+        """Whether anything but the likeliest token is to be taken."""
+        return self.temperature > 0 or self.repetition_penalty != 1
+
+    def words(self) -> str:
+        """`temperature 0.6, top-k 50`: what differs from Partita's own defaults."""
+        plain = Suggestion()
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(plain, name)}
+        return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in given.items())
+
+
+def suggestion(folder: Path) -> Suggestion:
+    """What the package in `folder` suggests; greedy where it says nothing. Raises PackageError for a value that is
+    none.
+    """
+    path = folder / FILE
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return Suggestion()
+    except ValueError as error:
+        raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+    if not isinstance(given, dict):
+        raise PackageError(f"{path}: damaged (no object); export the checkpoint again")
+    read = _Reader(path, given)
+    penalty = read.number("repetition_penalty", 1.0, above=0)
+    length = read.whole("max_new_tokens", 0)
+    unknown = tuple(
+        f"{name} {given[name]!r}"
+        for name, neutral in NEUTRAL.items()
+        if given.get(name, neutral) not in (neutral, None)
+    )
+    if given.get("do_sample") is not True:
+        return Suggestion(repetition_penalty=penalty, max_new_tokens=length or None, unknown=unknown)
+    return Suggestion(
+        temperature=read.number("temperature", 1.0, above=0),
+        top_k=read.whole("top_k", 50),
+        top_p=read.number("top_p", 1.0, above=0, most=1),
+        min_p=read.number("min_p", 0.0, most=1),
+        repetition_penalty=penalty,
+        max_new_tokens=length or None,
+        unknown=unknown,
+    )
+
+
+class _Reader:
+    """Values of the file, each checked."""
+
+    def __init__(self, path: Path, given: dict[str, Any]) -> None:
+        self.path, self.given = path, given
+
+    def number(self, name: str, default: float, *, above: float | None = None, most: float = math.inf) -> float:
+        value = self.given.get(name)
+        if value is None:
+            return default
+        good = (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value <= most
+        )
+        if not good or (value <= above if above is not None else value < 0):
+            raise self.bad(name, value)
+        return float(value)
+
+    def whole(self, name: str, default: int) -> int:
+        value = self.given.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self.bad(name, value)
+        return value
+
+    def bad(self, name: str, value: Any) -> PackageError:
+        return PackageError(
+            f"{self.path}: {name} is {value!r}, with which nothing can be sampled; mend it, or leave --sampling out"
+        )
