@@ -14,10 +14,16 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 
 
 def call(
-    model: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, cache: Any, rows: torch.Tensor
+    model: torch.nn.Module,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: Any,
+    rows: torch.Tensor,
+    keys: int | None = None,
 ) -> torch.Tensor:
     """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: which of the S are wanted.
 
+    `keys`: the model gets a padding mask of ones over so many, for want of which it would make one of its own.
     Raises UnsupportedModelError for a model without a cache, and for one that does not answer to text alone.
     """
     known = inspect.signature(model.forward).parameters
@@ -30,7 +36,8 @@ def call(
     if name is None:
         raise UnsupportedModelError(f"{type(model).__name__} takes no cache; it cannot be traced with a static one")
     arguments: dict[str, Any] = {name: cache, "use_cache": True}
-    for key, value in {"position_ids": positions, "attention_mask": None, "logits_to_keep": rows}.items():
+    mask = None if keys is None else torch.ones(ids.shape[0], keys, dtype=torch.long)
+    for key, value in {"position_ids": positions, "attention_mask": mask, "logits_to_keep": rows}.items():
         if key in known:
             arguments[key] = value
     logits: torch.Tensor = model(input_ids=ids, **arguments).logits

@@ -102,14 +102,8 @@ def _cgroup_bytes_left() -> float:
         return float("inf")
 
 
-def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: int = PROMPT_TOKENS) -> KnownAnswer:
-    """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
-
-    `tokens`: how long the prompt is to be, where the cache has room for it.
-    Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
-    """
-    steps = min(DECODE_STEPS, max(1, max_length // 4))
-    prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
+def load(checkpoint: Checkpoint) -> Any:
+    """The original model, in float32 with eager attention. Raises UnsupportedModelError when transformers cannot."""
     with quiet(), translated("loading the original model"):
         loaded: Any = auto_class(checkpoint.config).from_pretrained(
             str(checkpoint.folder),
@@ -120,11 +114,22 @@ def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: in
             output_loading_info=True,
         )
     model, info = loaded
-    del loaded
     if info.get("missing_keys"):
         raise UnsupportedModelError(
             f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}"
         )
+    return model
+
+
+def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: int = PROMPT_TOKENS) -> KnownAnswer:
+    """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
+
+    `tokens`: how long the prompt is to be, where the cache has room for it.
+    Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
+    """
+    steps = min(DECODE_STEPS, max(1, max_length // 4))
+    prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
+    model = load(checkpoint)
     sequence = torch.from_numpy(prompt)[None]
     with quiet(), torch.no_grad(), translated("running the original model"):
         for _ in range(steps):

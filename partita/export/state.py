@@ -61,6 +61,8 @@ class Probed:
     """The model takes the number of cached tokens as a tensor; it needs a plain number otherwise, and gets 0."""
     kept_outside: tuple[str, ...] = ()
     """Tensors that modules of the model keep from one step to the next, outside of transformers' cache."""
+    takes_ones: bool = False
+    """The model counts keys by its padding mask (ALiBi of falcon): it gets one of ones over all N."""
 
     @property
     def recurs(self) -> bool:
@@ -158,13 +160,10 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
     Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
     """
     before = set(own_tensors(model))
-    try:
-        first = _run(model, fake, batch, max_length, {}, length_as_tensor=True)
-    except DataDependentOutputException:
-        first = _run(model, fake, batch, max_length, {}, length_as_tensor=False)
+    first, ones = _first_run(model, fake, batch, max_length)
     if first.written:
         # Once more, with states to go on from: that is how every later step finds them.
-        later = _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor)
+        later = _run(model, fake, batch, max_length, first.written, length_as_tensor=first.length_as_tensor, ones=ones)
         changed = [key for key in first.written | later.written if first.written.get(key) != later.written.get(key)]
         if changed:
             kind, layer, _ = changed[0]
@@ -184,7 +183,29 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
     layers = tuple(first.found[layer] for layer in sorted(first.found))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
     outside = tuple(name for name in own_tensors(model) if name not in before)
-    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor, outside)
+    return Probed(layers, extras, tuple(first.rules), first.length_as_tensor, outside, ones)
+
+
+def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int) -> tuple[Recorder, bool]:
+    """The first way of calling the model that works, and whether it takes a padding mask of ones.
+
+    Raises what the first way raised when none does.
+    """
+    failed: Exception | None = None
+    for ones in (False, True):
+        try:
+            try:
+                return _run(model, fake, batch, max_length, {}, length_as_tensor=True, ones=ones), ones
+            except DataDependentOutputException:
+                return _run(model, fake, batch, max_length, {}, length_as_tensor=False, ones=ones), ones
+        except UnsupportedModelError:
+            if failed is not None:
+                break
+            raise
+        except Exception as error:  # noqa: BLE001 - the model's own code, which may fail in any way
+            failed = failed or error
+    assert failed is not None
+    raise failed
 
 
 def own_tensors(model: torch.nn.Module) -> list[str]:
@@ -199,7 +220,7 @@ def own_tensors(model: torch.nn.Module) -> list[str]:
 
 def _run(
     model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int,
-    extras: dict[tuple[str, int, int], ExtraState], *, length_as_tensor: bool,
+    extras: dict[tuple[str, int, int], ExtraState], *, length_as_tensor: bool, ones: bool,
 ) -> Recorder:  # fmt: skip
     """One run over a few tokens; what was noted."""
     with fake, torch.no_grad():
@@ -207,7 +228,14 @@ def _run(
         positions = torch.zeros(ids.shape, dtype=torch.int32)
         recorder = Recorder(batch, positions, max_length, layer_count(model), length_as_tensor, extras)
         with plugged(recorder):
-            call(model, ids, positions, PlugCache(recorder), torch.zeros(1, dtype=torch.long))
+            call(
+                model,
+                ids,
+                positions,
+                PlugCache(recorder),
+                torch.zeros(1, dtype=torch.long),
+                max_length if ones else None,
+            )
     return recorder
 
 

@@ -118,7 +118,8 @@ class _Wrapper(torch.nn.Module):
             rows_by_position(model, position_ids, self.max_length),
         ):
             cache = PlugCache(plug, hides_recurrent=read_states(model))
-            logits = call(model, input_ids, position_ids, cache, logits_indices)
+            keys = self.max_length if self.fake.probed.takes_ones else None
+            logits = call(model, input_ids, position_ids, cache, logits_indices, keys)
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
 

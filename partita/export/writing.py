@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 import partita
-from partita.errors import ParityError, ResourceError
-from partita.export import bf16_twin, known_answer, weights
+from partita.errors import ParityError, ResourceError, UnsupportedModelError
+from partita.export import bf16_twin, known_answer, self_check, weights
 from partita.export.attention import Lowering
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.choosing import Choices
@@ -204,9 +204,13 @@ def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Rep
         else:
             result = replay(work.folder, manifest)
     if result.status != "verified":
+        with stage(work.progress, "look for cause", work.seconds):
+            own = self_check.disagreement(draft.checkpoint, draft.known_answer(files_of))
+        if own is not None:
+            raise UnsupportedModelError(f"{work.options.checkpoint}: {own}; nothing was written")
         raise ParityError(
             f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}"
-            f"{hint(draft)}; nothing was written, please report this model"
+            f"{hint(draft)}"
         )
     if "not run: " in result.detail:
         work.notes.append(f"the known answer did not run {result.detail.partition('not run: ')[2]}")
@@ -214,10 +218,16 @@ def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Rep
 
 
 def hint(draft: Draft) -> str:
-    """What is known to go wrong with a model like this one; empty when nothing is."""
+    """What is known to go wrong with a model like this one, and what to do, as the end of a sentence."""
     if not draft.fake.probed.length_as_tensor:
-        return " (its code needs the number of cached tokens as a plain number, which a graph does not have)"
+        return (
+            "; its code needs the number of cached tokens as a plain number, which a graph does not have, so that it "
+            "cannot be exported yet; nothing was written"
+        )
     routed = any(note.startswith("experts") for note in draft.work.notes)
     if routed and draft.work.options.precision != "fp32":
-        return " (rounding may make its router choose other experts; fp32 tells whether it is that)"
-    return ""
+        return (
+            " (rounding may make its router choose other experts; fp32 tells whether it is that); nothing was "
+            "written, please report this model"
+        )
+    return "; nothing was written, please report this model"

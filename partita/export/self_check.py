@@ -1,0 +1,73 @@
+"""Whether the original model agrees with itself: asked when an exported graph does not compute what the model computes.
+
+Two experiments on the model that transformers loads: do later tokens change the logits of earlier ones, and does its
+`generate`, with a cache, compute what its `forward` computes without one? Where it does not, no graph with a cache can
+agree with both.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from partita.export.checkpoint import Checkpoint
+from partita.export.fake_model import quiet
+from partita.export.known_answer import KnownAnswer, load
+
+TOLERANCE = 1e-3
+"""Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
+
+
+def disagreement(checkpoint: Checkpoint, answer: KnownAnswer) -> str | None:
+    """What the model contradicts itself in, as a sentence; None when it does not, or cannot be asked."""
+    try:
+        model = load(checkpoint)
+        with quiet(), torch.no_grad():
+            prompt = torch.from_numpy(answer.prompt)[None]
+            return not_causal(model, prompt) or not_as_generated(model, prompt, len(answer.tokens))
+    except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
+        return None
+    finally:
+        gc.collect()
+
+
+def not_causal(model: Any, prompt: torch.Tensor) -> str | None:
+    """Whether the logits of the first half of `prompt` [1, P] depend on the second."""
+    half = prompt.shape[1] // 2
+    if half == 0:
+        return None
+    alone, whole = (model(input_ids=ids, use_cache=False).logits[0, :half] for ids in (prompt[:, :half], prompt))
+    error = relative(alone, whole)
+    if error <= TOLERANCE:
+        return None
+    return (
+        f"{type(model).__name__} is not causal as this checkpoint configures it: later tokens change the logits of "
+        f"earlier ones (by {error:.1e} of the largest), so that it cannot read a text token by token"
+    )
+
+
+def not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:
+    """Whether `generate` after `prompt` [1, P] has other logits than `forward` over the text that it generated."""
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=steps, min_new_tokens=steps, do_sample=False,
+        num_beams=1, output_logits=True, return_dict_in_generate=True, use_cache=True,
+    )  # fmt: skip
+    generated = torch.cat(out.logits)
+    count = prompt.shape[1]
+    computed = model(input_ids=out.sequences, use_cache=False).logits[0, count - 1 : count - 1 + len(generated)]
+    error = relative(generated, computed)
+    if error <= TOLERANCE:
+        return None
+    return (
+        f"{type(model).__name__} of transformers contradicts itself: its generate, with a cache, has other logits than "
+        f"its forward without one (by {error:.1e} of the largest), so that no graph with a cache can be checked "
+        "against it"
+    )
+
+
+def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Largest difference, by the largest value."""
+    scale = float(other.abs().max()) or 1.0
+    return float((one - other).abs().max()) / scale

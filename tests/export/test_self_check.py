@@ -1,0 +1,69 @@
+"""Models that contradict themselves are told so, and models that need a mask of ones, or have no experts, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partita.commands.export import replay
+from partita.errors import ParityError, UnsupportedModelError
+from partita.export import self_check
+from partita.export.checkpoint import open_checkpoint
+from partita.export.known_answer import compute
+from partita.export.pipeline import ExportOptions, export
+from partita.package import Manifest, Verification
+from tests.conftest import TinyCheckpoint
+
+
+def options(folder: Path, out: Path) -> ExportOptions:
+    return ExportOptions(str(folder), out, max_length=64)
+
+
+def test_generate_that_is_not_forward_is_told_by_experiment(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """roberta counts positions from its padding token in one, and from nought in the other."""
+    folder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
+    with pytest.raises(UnsupportedModelError, match="contradicts itself: its generate") as caught:
+        export(options(folder, tmp_path / "out"), replay=replay)
+    assert "report this model" not in str(caught.value) and not (tmp_path / "out").exists()
+
+
+def test_a_model_that_agrees_with_itself_is_not_blamed(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    def wrong(folder: Path, manifest: Manifest) -> Verification:
+        return Verification(status="unverified", detail="first difference in prefill")
+
+    with pytest.raises(ParityError, match="please report this model"):
+        export(options(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out"), replay=wrong)
+
+
+def test_later_tokens_that_change_earlier_logits_are_found(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """roberta as an encoder sees all tokens."""
+    decoder = tiny_checkpoint("roberta", num_hidden_layers=1, is_decoder=True)
+    checkpoint = open_checkpoint(str(decoder))
+    answer = compute(checkpoint, 288, 64)
+
+    def encoder(checkpoint: object) -> object:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(str(decoder), is_decoder=False, attn_implementation="eager")
+        return model.eval()
+
+    monkeypatch.setattr(self_check, "load", encoder)
+    told = self_check.disagreement(checkpoint, answer)
+    assert told is not None and "is not causal" in told
+
+
+@pytest.mark.parametrize("multi_query", [False, True])
+def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, multi_query: bool) -> None:
+    folder = tiny_checkpoint(
+        "falcon", num_hidden_layers=1, alibi=True, hidden_size=80, num_attention_heads=5, multi_query=multi_query,
+        new_decoder_architecture=False,
+    )  # fmt: skip
+    assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"
+
+
+def test_dense_doge_has_no_experts_to_be_refused_over(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("doge", num_hidden_layers=1, is_moe=False, num_experts=16384)
+    assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"
