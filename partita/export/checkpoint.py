@@ -15,11 +15,10 @@ from typing import Any
 import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
-from partita.export import rope_settings
-from partita.export.fake_model import quiet
+from partita.export import config_values, rope_settings
 from partita.export.original import classes
 from partita.export.quantised import BESIDE, refuse_by_config, refuse_by_tensors, refuse_gguf
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
@@ -144,12 +143,10 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     raw = read_json(path)
     refuse_by_config(folder, raw)
     rope_settings.check_written(folder, raw)
+    config_values.check_values(folder, raw)
     model_type = raw.get("model_type")
     try:
-        with quiet():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False
-            )
+        config = config_values.read_config(folder, raw)
     except Exception as error:  # validation errors of configs share no base class
         if raw.get("auto_map"):
             raise _remote_code(folder, raw["auto_map"], f"has no model type {model_type!r}") from error

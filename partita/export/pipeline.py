@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from partita.errors import PartitaError, ResourceError
+from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
+from partita.export.config_values import named
 from partita.export.drafts import Draft, Work
 from partita.export.fake_model import build_fake_model
 from partita.export.options import PRECISIONS, ExportOptions, check_options, max_length
@@ -65,7 +66,10 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
         checkpoint = open_checkpoint(options.checkpoint)
         length = max_length(options, checkpoint)
     with stage(work.progress, "trace", work.seconds):
-        fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
+        try:
+            fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
+        except UnsupportedModelError as error:
+            raise named(error, checkpoint.folder, checkpoint.config) from error
         work.notes += untie(fake, checkpoint)
     draft = Draft(work, checkpoint, fake, length)
     choosing = Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)

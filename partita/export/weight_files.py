@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ LAYOUTS = (
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 """A single file, and the index of several, in the order in which they are looked for."""
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the file begins that a clone without Git LFS has in place of a large one."""
 SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
 
@@ -50,15 +54,28 @@ def first_line(error: BaseException) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CheckpointError when there is none."""
+    refuse_pointer(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:  # not JSON or not UTF-8; a number of thousands of digits; [[[[[...
         raise CheckpointError(f"{path}: damaged, it is not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: damaged, it holds no JSON object")
     return value
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise CheckpointError for a file that may not be read, and for a pointer that Git LFS has left in its place."""
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(len(LFS_POINTER))
+    except OSError as error:
+        advice = "; you have no permission to read it" if isinstance(error, PermissionError) else ""
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}){advice}") from error
+    if head == LFS_POINTER:
+        raise CheckpointError(
+            f"{path}: a pointer of Git LFS, the file itself was not downloaded; run git lfs pull in {path.parent}"
+        )
 
 
 def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
@@ -107,6 +124,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
 def _list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     """Names, shapes and dtypes of one weight file."""
     path = folder / file
+    refuse_pointer(path)
     if file.endswith(".bin"):
         found = [_described(name, file, tensor) for name, tensor in _load_bin(path).items()]
     else:
@@ -157,11 +175,25 @@ def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:
-    """Memory-mapped tensors of a .bin file; weights only, so no code in the file is run."""
+    """Tensors of a .bin file; weights only, so no code in the file is run.
+
+    They are mapped into memory. A file from before torch 1.6 is no zip archive and cannot be: it is read whole, once.
+    """
+    about = path.stat()
+    return _load_whole(path, about.st_mtime_ns) if not zipfile.is_zipfile(path) else _load(path, mapped=True)
+
+
+@lru_cache(maxsize=1)
+def _load_whole(path: Path, changed: int) -> dict[str, torch.Tensor]:
+    """The last file that was read whole: each weight asks for it again. `changed`: when it was written."""
+    return _load(path, mapped=False)
+
+
+def _load(path: Path, *, mapped: bool) -> dict[str, torch.Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
         raise CheckpointError(
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"

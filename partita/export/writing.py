@@ -24,6 +24,7 @@ from partita.export.progress import stage
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.tracing import Traced
+from partita.export.weight_files import refuse_pointer
 from partita.package import (
     KNOWN_ANSWER,
     WEIGHTS,
@@ -77,6 +78,7 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
         for (file, _, _), model in zip(files_of, models, strict=True):
             ir.save(model, work.folder / file)
         for name in checkpoint.companions():
+            refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, parameters, graphs.unused)
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)

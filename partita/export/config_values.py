@@ -1,0 +1,133 @@
+"""Settings of config.json that say how to run a model, which an export decides itself, and values that none can have.
+
+The first are left out before transformers reads the file: they would change what comes out of `forward`, or ask for
+code that is not installed. The second are refused by the name of their field, also where nothing is verified.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig
+
+from partita.errors import CheckpointError, UnsupportedModelError
+from partita.export.fake_model import quiet
+
+HOW_TO_RUN = frozenset(
+    {
+        "return_dict",
+        "use_return_dict",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "use_cache",
+        "torchscript",
+        "gradient_checkpointing",
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+        "_attn_implementation_autoset",
+        "experts_implementation",
+        "_experts_implementation",
+        "_experts_implementation_internal",
+    }
+)
+DTYPES = ("dtype", "torch_dtype")
+"""In what to load the weights; left out when torch has no such type."""
+POSITIVE = re.compile(r"norm\w*_eps(ilon)?$|^(rope_theta|rotary_emb_base|rope_local_base_freq|global_rope_theta)$")
+"""What a root is taken of or a power of, and has to be a number above 0."""
+SIZES = re.compile(r"(^|_)(hidden_size|vocab_size|num_attention_heads|head_dim)$")
+NOT_NEGATIVE = re.compile(r"^(intermediate_size|num_key_value_heads|ffn_dim|n_layer|n_head|n_embd|d_model)$")
+
+
+def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
+    """The config in `folder`, whose JSON is `raw`, without what only says how to run. Raises what transformers does."""
+    kept = without_how_to_run(raw)
+    if kept == raw:
+        return loaded(folder)
+    with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
+        (Path(name) / "config.json").write_text(json.dumps(kept), encoding="utf-8")
+        config = loaded(Path(name))
+    config.name_or_path = str(folder)
+    return config
+
+
+def loaded(folder: Path) -> PreTrainedConfig:
+    """The config.json in `folder` as transformers reads it."""
+    with quiet():
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+    return config
+
+
+def without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that describe the model, those of its parts included."""
+    return {
+        key: without_how_to_run(value) if isinstance(value, dict) and key.endswith("_config") else value
+        for key, value in raw.items()
+        if key not in HOW_TO_RUN and not (key in DTYPES and not is_dtype(value))
+    }
+
+
+def is_dtype(value: Any) -> bool:
+    """Whether torch has a type of this name."""
+    return value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
+
+
+def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
+    """Raise CheckpointError naming the first setting whose value no model can be computed with."""
+    for name, key, value in entries(raw):
+        if isinstance(value, float) and math.isnan(value):
+            raise bad(folder, name, value, "a number")
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            if value is not None and POSITIVE.search(key):
+                raise bad(folder, name, value, "a number above 0")
+            continue
+        if POSITIVE.search(key) and not (math.isfinite(value) and value > 0):
+            raise bad(folder, name, value, "a number above 0")
+        if (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0):
+            raise bad(folder, name, value, "a size")
+
+
+def bad(folder: Path, name: str, value: Any, wanted: str) -> CheckpointError:
+    """The refusal of one value."""
+    return CheckpointError(f"{folder}: {name} in config.json is {str(value)[:40]!r}, not {wanted}; correct it")
+
+
+def entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Every setting that is no object: its path, its name and its value. Of the parts, those of the text alone."""
+    for key, value in raw.items():
+        if not isinstance(value, Mapping):
+            yield f"{path}{key}", key, value
+        elif key == "text_config":  # settings of rotary embeddings are looked at in rope_settings
+            yield from entries(value, f"{path}{key}.")
+
+
+def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:
+    """An error of building the model, by the setting that is its cause where that can be told: a name that
+    transformers has no entry for in a table of its own, or a token outside of the vocabulary.
+    """
+    cause = error.__cause__
+    text: Any = config.get_text_config(decoder=True)
+    if isinstance(cause, KeyError) and cause.args and isinstance(cause.args[0], str):
+        wrong = cause.args[0]
+        fields = [key for key, value in text.to_dict().items() if value == wrong and key != "model_type"]
+        if fields:
+            return CheckpointError(
+                f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed transformers "
+                "does not know; correct it, or use a transformers that does"
+            )
+    pad, size = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
+    if "padding_idx" in str(cause).lower() and isinstance(pad, int) and isinstance(size, int):
+        return CheckpointError(
+            f"{folder}: pad_token_id in config.json is {pad:,}, outside of the vocabulary of {size:,}; correct it"
+        )
+    return error
