@@ -7,7 +7,9 @@ a usage error and `report show` stay fast and load neither torch nor onnxruntime
 from __future__ import annotations
 
 import atexit
+import codecs
 import difflib
+import io
 import os
 import signal
 import sys
@@ -22,7 +24,7 @@ from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita import extras
-from partita.errors import INTERRUPTED, PartitaError
+from partita.errors import INTERRUPTED, PartitaError, public_type
 from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 
@@ -313,7 +315,9 @@ def generate(
     prompts: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="PROMPT", help="The prompt; - reads it from stdin. One per row when the batch size is above 1."
+            metavar="PROMPT",
+            help="The prompt; - reads it from stdin, without a line end behind it. One per row when the batch size "
+            "is above 1.",
         ),
     ] = None,
     more_prompts: Annotated[
@@ -808,6 +812,9 @@ def main() -> None:
     # Released builds of ONNX Runtime send usage data and keep a session id in the temporary folder (docs/Privacy.md).
     # Nobody who runs this command has agreed to that; whoever has sets the variable to 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            _take_all_text(stream)
     arguments = sys.argv[1:]
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options, rest = arguments[:end], arguments[end:]
@@ -842,30 +849,41 @@ def main() -> None:
     os._exit(code)
 
 
+def _take_all_text(stream: io.TextIOWrapper) -> None:
+    """Let a stream take every character: ASCII, the encoding of the C locale, is written as UTF-8, which holds it."""
+    encoding = codecs.lookup(stream.encoding).name
+    if encoding == "ascii":
+        stream.reconfigure(encoding="utf-8")
+    elif encoding != "utf-8" and stream.errors == "strict":
+        stream.reconfigure(errors="replace")
+
+
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command line without the program name and return its exit code; errors are printed, never raised."""
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    ending = _Ending(debug, as_json="--json" in options)
     try:
-        return _run(arguments, debug=debug)
+        return _run(arguments, ending)
     except Exception as error:  # noqa: BLE001 - the last resort: a user never meets a traceback unasked
-        return _fail_unforeseen(error, debug=debug)
+        return ending.unforeseen(error)
 
 
-def _run(arguments: list[str], *, debug: bool) -> int:
+def _run(arguments: list[str], ending: _Ending) -> int:
     """Run one command line. Raises what is no error of ours."""
     try:
         result = app(_with_shell(arguments), standalone_mode=False, prog_name=PROGRAM, complete_var=COMPLETE_VARIABLE)
         if result == INTERRUPTED:  # typer turns Ctrl-C into this
-            return _fail("interrupted", INTERRUPTED)
+            return ending.interrupted()
         return result if isinstance(result, int) else 0
     except Exit as error:
         return error.exit_code
     except (KeyboardInterrupt, Abort):
-        return _fail("interrupted", INTERRUPTED)
+        return ending.interrupted()
     except BrokenPipeError:
         _drop_stdout()
         return 0
     except TerminatedError as error:
-        return _fail_terminated(error)
+        return ending.terminated(error)
     except SystemExit as error:
         # While it prints a help text, typer ends the process with code 1 when the reader has gone.
         if not isinstance(error.__context__, BrokenPipeError):
@@ -873,18 +891,22 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         _drop_stdout()
         return 0
     except PartitaError as error:
-        return _fail(str(error), error.exit_code, debug=debug, details=getattr(error, "details", ""))
+        return ending.fail(public_type(error), str(error), error.exit_code, details=getattr(error, "details", ""))
     except TyperException as error:
-        return _fail(_usage_error(error), error.exit_code, debug=debug)
-    except PermissionError as error:
-        if not isinstance(error.filename, str):
-            return _fail(f"{error.strerror or error}", 1, debug=debug)
-        path = Path(error.filename)
-        remedy = permission(path, write=os.access(path, os.R_OK))
-        return _fail(f"{path}: {error.strerror}; {remedy}", 1, debug=debug)
+        return ending.fail("UsageError", _usage_error(error), error.exit_code)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}; check the disk", 1, debug=debug)
+        return ending.fail("SystemError", _system_error(error), 1)
+
+
+def _system_error(error: OSError) -> str:
+    """What the operating system refused, and what to do about it."""
+    said = f"{error.strerror or error}"
+    if isinstance(error, PermissionError):
+        if not isinstance(error.filename, str):
+            return said
+        path = Path(error.filename)
+        return f"{path}: {said}; {permission(path, write=os.access(path, os.R_OK))}"
+    return f"{error.filename}: {said}; check the disk" if error.filename else f"{said}; check the disk"
 
 
 def _with_shell(arguments: list[str]) -> list[str]:
@@ -908,37 +930,60 @@ def _usage_error(error: TyperException) -> str:
     return f"{message} (see {context.command_path if context else PROGRAM} --help)"
 
 
-def _fail_unforeseen(error: Exception, *, debug: bool) -> int:
-    """Say what came of an exception that is none of ours; what a signal became in native code is that signal."""
-    signalled = received()
-    if isinstance(signalled, TerminatedError):
-        return _fail_terminated(signalled)
-    if signalled is not None:
-        return _fail("interrupted", INTERRUPTED)
-    lacking = extras.explain(error, foreign=True)
-    if lacking is not None:
-        return _fail(str(lacking), lacking.exit_code, debug=debug)
-    hint = "" if debug else "; this is a bug in Partita, --debug shows where"
-    return _fail(f"internal error: {type(error).__name__}: {error}{hint}", 1, debug=debug)
-
-
-def _fail_terminated(error: TerminatedError) -> int:
-    return _fail(f"ended by {error.name}", error.exit_code)
-
-
 def _drop_stdout() -> None:
     """The reader of our output (head, less) has gone. Nothing is wrong; keep Python from complaining at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _fail(message: str, code: int, *, debug: bool = False, details: str = "") -> int:
-    """One line on stderr, then the table of an error that has one. Control characters (from a file name, say) are not
-    passed to the terminal.
-    """
-    if debug:
-        traceback.print_exc()
-    line = " ".join(message.split())
-    with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
-        for text in (f"partita: {line}", *details.splitlines()):
-            print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
-    return code
+class _Ending:
+    """How a command ends that has no result: a line on stderr, and the same as JSON where JSON was asked for."""
+
+    def __init__(self, debug: bool, *, as_json: bool) -> None:
+        self.debug, self.as_json = debug, as_json
+        terminal = sys.modules.get("partita.commands.terminal")
+        if terminal is not None:  # from an earlier command line of this process
+            terminal.stdout_used = False  # type: ignore[attr-defined]
+
+    def unforeseen(self, error: Exception) -> int:
+        """Say what came of an exception that is none of ours; what a signal became in native code is that signal."""
+        signalled = received()
+        if isinstance(signalled, TerminatedError):
+            return self.terminated(signalled)
+        if signalled is not None:
+            return self.interrupted()
+        lacking = extras.explain(error, foreign=True)
+        if lacking is not None:
+            return self.fail(public_type(lacking), str(lacking), lacking.exit_code)
+        hint = "" if self.debug else "; this is a bug in Partita, --debug shows where"
+        return self.fail("InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1)
+
+    def interrupted(self) -> int:
+        """Ctrl-C."""
+        return self.fail("Interrupted", "interrupted", INTERRUPTED)
+
+    def terminated(self, error: TerminatedError) -> int:
+        """Another signal that ends a process."""
+        return self.fail("Terminated", f"ended by {error.name}", error.exit_code)
+
+    def fail(self, kind: str, message: str, code: int, *, details: str = "") -> int:
+        """One line on stderr, then the table of an error that has one. Control characters (from a file name, say) are
+        not passed to the terminal.
+        """
+        if self.debug and sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        line = " ".join(message.split())
+        with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
+            for text in (f"partita: {line}", *details.splitlines()):
+                print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
+        if self.as_json:
+            with suppress(OSError):
+                self.print_json(kind, line, code, details)
+        return code
+
+    def print_json(self, kind: str, message: str, code: int, details: str) -> None:
+        """The error on stdout, where no result is."""
+        from partita.commands import terminal
+        from partita.commands.results import ErrorResult, error_fact
+
+        if not terminal.stdout_used:
+            terminal.print_record(ErrorResult(error=error_fact(kind, message, code, details)))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.errors import PartitaError
+from partita.errors import PartitaError, public_type
 from partita.extras import explain
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ def main() -> None:
 
 def answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
     """The answer, or an error as data."""
-    from partita.commands.place_child import public_type
-
     asked: dict[str, Callable[..., dict[str, Any]]] = {
         "load": worker.load,
         "turn": worker.turn,

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.commands.results import ExportResult
 from partita.commands.target import find_target
-from partita.commands.terminal import Bars, note, print_json, size, write_stdout
+from partita.commands.terminal import Bars, note, print_record, size, write_stdout
 from partita.errors import UsageError
 from partita.export.pipeline import ExportOptions, Summary, check_options, export
 from partita.export.running import BY_REPLAY
@@ -34,7 +35,7 @@ def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
-        print_json(as_dict(summary))
+        print_record(as_record(summary))
     else:
         write_stdout("\n".join(describe(summary)) + "\n")
 
@@ -92,19 +93,19 @@ def _cache(manifest: Manifest) -> str:
     return f"{size(graph.cache_bytes)}: {', '.join(parts)}"
 
 
-def as_dict(summary: Summary) -> dict[str, object]:
+def as_record(summary: Summary) -> ExportResult:
     """The summary for `--json`."""
-    return {
-        "package": str(summary.out),
-        "manifest": summary.manifest.model_dump(mode="json", by_alias=True),
-        "attention_reason": summary.attention_reason,
-        "passes": summary.passes,
-        "cache_bytes_per_token": cache_bytes_per_token(summary.manifest),
-        "fixed_state_bytes": fixed_state_bytes(summary.manifest),
-        "peak_rss_bytes": summary.peak_rss_bytes,
-        "seconds": {name: round(value, 3) for name, value in summary.seconds.items()},
-        "notes": list(summary.notes),
-    }
+    return ExportResult(
+        package=str(summary.out),
+        manifest=summary.manifest,
+        attention_reason=summary.attention_reason,
+        passes=summary.passes,
+        cache_bytes_per_token=cache_bytes_per_token(summary.manifest),
+        fixed_state_bytes=fixed_state_bytes(summary.manifest),
+        peak_rss_bytes=summary.peak_rss_bytes,
+        seconds={name: round(value, 3) for name, value in summary.seconds.items()},
+        notes=tuple(summary.notes),
+    )
 
 
 def describe(summary: Summary) -> list[str]:

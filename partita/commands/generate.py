@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from partita.commands.chain_options import Target, read_chain_options
-from partita.commands.generate_options import GenerateOptions, check_options, read_prompts
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
 from partita.commands.outputs import Sink, claim_output, read_by, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.package import Manifest, read_manifest
@@ -21,7 +21,9 @@ def run(options: GenerateOptions) -> int:
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
     sampling, notes = options.sampling.resolved(options.package)
-    options = replace(options, sampling=sampling)
+    system = None if options.system is None else argument_text(options.system, "--system")
+    stop = tuple(argument_text(text, "--stop") for text in options.stop)
+    options = replace(options, sampling=sampling, system=system, stop=stop)
     sink: Sink | None = None
     if options.report is not None:
         refuse_two_on_stdout(options.report, as_json=options.as_json)

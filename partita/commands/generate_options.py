@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from partita.commands.chain_options import ChainOptions
 from partita.commands.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.commands.terminal import note
 from partita.errors import PackageError, UsageError
 from partita.partition_reports.limits import Limits
 from partita.partition_reports.wording import listing
@@ -106,7 +109,7 @@ class Sampling:
             seed=self.seed,
         )
 
-    def figures(self) -> dict[str, float | int | str | None]:
+    def figures(self) -> dict[str, Any]:
         """All of it by name, for JSON."""
         return {name: value for name, value in asdict(self).items() if name != "source"}
 
@@ -155,18 +158,31 @@ def read_prompts(given: Sequence[str]) -> list[str]:
         raise UsageError("no prompt; give one, or - to read it from stdin")
     if given.count("-") > 1:
         raise UsageError("- is given more than once; stdin holds one prompt")
-    prompts = [_read_stdin() if prompt == "-" else prompt for prompt in given]
-    for prompt in prompts:
-        try:
-            prompt.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UsageError(f"the prompt is not UTF-8 text (at character {error.start}); convert it first") from error
-    return prompts
+    return [read_stdin() if prompt == "-" else argument_text(prompt, "the prompt") for prompt in given]
 
 
-def _read_stdin() -> str:
+def argument_text(text: str, what: str) -> str:
+    """Text of the command line, which is UTF-8 whatever the locale says. Raises UsageError when it is not.
+
+    In the C locale Python reads other bytes than ASCII as surrogates, one each.
+    """
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} is not UTF-8 text (byte {error.start}); convert it first") from error
+    except UnicodeEncodeError:  # another locale than UTF-8 or C, in which it has been read as text
+        return text
+
+
+def read_stdin() -> str:
+    """All that stdin holds, without one line end behind it, which echo and editors add. Raises UsageError."""
+    if sys.stdin is None:
+        raise UsageError("- reads the prompt from stdin, which is closed; give the prompt as an argument")
+    if sys.stdin.isatty():
+        note("note: reading the prompt from the terminal, until Ctrl-D on a line of its own")
     raw = sys.stdin.buffer.read()
     try:
-        return raw.decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"stdin is not UTF-8 text (byte {error.start}); convert it first, e.g. with iconv") from error
+    return text.removesuffix("\r\n" if text.endswith("\r\n") else "\n")

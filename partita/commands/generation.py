@@ -10,14 +10,23 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import MAX_NEW_TOKENS, GenerateOptions
 from partita.commands.outputs import STDOUT, Sink
 from partita.commands.probing import package_refused, probe_package, was_interrupted
+from partita.commands.results import (
+    ChainLink,
+    GeneratedRow,
+    GenerateResult,
+    GenerationTimings,
+    SamplingOptions,
+    error_fact,
+)
 from partita.commands.run_report import Asked, limits_error, make_report
-from partita.commands.terminal import note, print_json, write_stderr, write_stdout
-from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
+from partita.commands.terminal import note, print_record, write_stderr, write_stdout
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError, public_type
 from partita.files import Output
 from partita.package import Manifest
 from partita.partition_reports.session_index import PHASES
@@ -63,6 +72,11 @@ class Outcome:
     """Nobody reads stdout any more."""
     error: PartitaError | None = None
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(row.prompt) for row in self.rows)
+
     def finish_reason(self) -> str | None:
         """Finish reason for the report where the loop cannot tell it from its steps."""
         if self.error is not None:
@@ -98,7 +112,10 @@ def run_generation(
         if ignored:
             note(f"note: {ignored}")
         outcome = _drive(options, runner, rows, stop_token_ids(options.package))
-        _finish_output(options, outcome, runner.steps)
+        if options.as_json and not outcome.closed:
+            print_record(as_record(options, outcome, runner, target, tokenizer_seconds))
+        else:
+            _finish_output(options, outcome)
         _say_timings(runner, outcome)
         cut_short = sink is not None and _write_report(options, sink, runner, outcome, target, tokenizer_seconds)
     if outcome.error is not None:
@@ -220,36 +237,55 @@ def _take(row: Row, token: int | None, finish: str | None, show: _Printer) -> No
         row.finish = "stop"
 
 
-def _finish_output(options: GenerateOptions, outcome: Outcome, steps: Sequence[Step]) -> None:
-    """Everything that stdout gets once the loop is over."""
+def _finish_output(options: GenerateOptions, outcome: Outcome) -> None:
+    """Everything that stdout gets as text once the loop is over."""
     if outcome.closed:
         return
-    if options.as_json:
-        print_json(_as_dict(options, outcome, steps))
-    elif len(outcome.rows) == 1:
+    if len(outcome.rows) == 1:
         _say(options, "\n")
     else:
         _say(options, "".join(f"[{number}] {row.text()}\n" for number, row in enumerate(outcome.rows, start=1)))
 
 
-def _as_dict(options: GenerateOptions, outcome: Outcome, steps: Sequence[Step]) -> dict[str, object]:
-    return {
-        "options": options.sampling.figures(),
-        "rows": [
-            {
-                "text": row.text() if row.stream is not None else None,
-                "tokens": row.tokens,
-                "prompt_tokens": len(row.prompt),
-                "finish_reason": row.finish or outcome.finish_reason(),
-            }
+def as_record(
+    options: GenerateOptions, outcome: Outcome, runner: Runner, target: Target, tokenizer_seconds: float
+) -> GenerateResult:
+    """The whole of a generation, for `--json`."""
+    ignored = chunk_note(options, runner, outcome.longest)
+    error = outcome.error
+    return GenerateResult(
+        package=str(options.package),
+        chain=tuple(
+            ChainLink(provider=entry.provider.ort_name, status=entry.status, reason=entry.reason)
+            for entry in runner.resolutions
+        ),
+        chain_source=target.source,
+        options=SamplingOptions(**options.sampling.figures()),
+        prefill_chunk_tokens=_effective_chunk(options, runner, outcome.longest),
+        threads=options.where.threads,
+        load_seconds=load_seconds(runner),
+        tokenizer_load_seconds=tokenizer_seconds,
+        rows=tuple(
+            GeneratedRow(
+                text=row.text() if row.stream is not None else None,
+                tokens=tuple(row.tokens),
+                prompt_tokens=len(row.prompt),
+                finish_reason=row.finish or outcome.finish_reason(),
+            )
             for row in outcome.rows
-        ],
-        "error": str(outcome.error) if outcome.error else None,
-        "timings": timings(steps, len(outcome.rows)),
-    }
+        ),
+        timings=GenerationTimings(**timings(runner.steps, len(outcome.rows))),
+        notes=((ignored,) if ignored else ()) + target.notes,
+        error=error_fact(public_type(error), str(error), error.exit_code) if error else None,
+    )
 
 
-def timings(steps: Sequence[Step], rows: int) -> dict[str, float | int | None]:
+def load_seconds(runner: Runner) -> float:
+    """Time to open the sessions."""
+    return sum(graph.session.load_seconds for graph in runner.graphs)
+
+
+def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
     """Speed of a generation, as the report has it: steps under observation are left out, if others are left.
 
     `rows`: batch size.
@@ -272,7 +308,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, float | int | None]:
 def _say_timings(runner: Runner, outcome: Outcome) -> None:
     """One line on stderr."""
     figures = timings(runner.steps, len(outcome.rows))
-    parts = [f"load {sum(g.session.load_seconds for g in runner.graphs):.2f} s"]
+    parts = [f"load {load_seconds(runner):.2f} s"]
     if figures["prefill_tokens_per_second"]:
         parts.append(f"prompt {figures['prompt_tokens']} tokens at {figures['prefill_tokens_per_second']:.0f} tokens/s")
     if figures["first_token_seconds"]:
@@ -313,7 +349,7 @@ def _write_report(
     options: GenerateOptions, sink: Sink, runner: Runner, outcome: Outcome, target: Target, tokenizer_seconds: float
 ) -> bool:
     """Write the report; whether Ctrl-C ended the experiments for it."""
-    longest = max(len(row.prompt) for row in outcome.rows)
+    longest = outcome.longest
     ignored = chunk_note(options, runner, longest)
     facts = run_facts(
         runner,

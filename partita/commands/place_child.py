@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from partita.errors import PartitaError
+from partita.errors import PartitaError, public_type
 from partita.extras import explain
 from partita.signals import ended_by_exception
 
@@ -56,11 +56,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             return {"error": {"type": public_type(lacking), "text": str(lacking), "details": ""}}
         return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
     return {"error": None, "interrupted": interrupted}
-
-
-def public_type(error: Exception) -> str:
-    """Name of the nearest class that the parent knows."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PartitaError.__module__)
 
 
 def place_dry(request: dict[str, Any]) -> bool:

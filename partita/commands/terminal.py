@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from typing import IO, Any, AnyStr
+from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from rich.console import Console
 from rich.progress import (
@@ -25,6 +25,13 @@ from rich.progress import (
 from rich.text import Text
 
 from partita.export.progress import Stage
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+
+stdout_used = False
+"""Whether a verb has written to stdout: an error as JSON must not follow a result."""
 
 
 class _Console(Console):
@@ -65,8 +72,10 @@ def write_stdout_bytes(data: bytes) -> bool:
 
 def write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
     """Write at once to a standard stream; False when nobody reads it any more."""
+    global stdout_used
     if stream is None:  # the shell closed it
         return False
+    stdout_used = stdout_used or (descriptor == 1 and bool(text))
     try:
         stream.write(text)
         stream.flush()
@@ -83,9 +92,15 @@ def drop_stream(descriptor: int) -> None:
     os.close(null)
 
 
+def print_record(record: BaseModel) -> bool:
+    """A record as one JSON object on stdout; False when nobody reads it."""
+    return print_json(record.model_dump(mode="json", by_alias=True))
+
+
 def print_json(value: dict[str, Any]) -> bool:
-    """One JSON object on stdout; False when nobody reads it."""
-    return write_stdout(json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+    """One JSON object on stdout, in UTF-8 whatever the terminal takes; False when nobody reads it."""
+    text = json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
+    return write_stdout_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def finite(value: Any) -> Any:

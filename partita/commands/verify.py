@@ -8,8 +8,9 @@ from pathlib import Path
 from rich.console import Console
 
 from partita.commands.chain_options import ChainOptions, Target, read_chain_options, say_chain
+from partita.commands.results import VerifyResult
 from partita.commands.supervise import supervised
-from partita.commands.terminal import print_json, stdout_console
+from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.package import StepError, Verification, check_files, read_manifest
 from partita.partition_reports.sections.model import Column, words
@@ -40,7 +41,7 @@ def check(package: Path, target: Target, threads: int | None, *, as_json: bool) 
     except (ChainError, NoKernelError) as error:
         raise package_refused(error) from error
     if as_json:
-        print_json(result.model_dump(mode="json"))
+        print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:
         show(package, result, stdout_console())
     if result.status != "verified":

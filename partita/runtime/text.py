@@ -92,7 +92,16 @@ class Text:
         return self._tokenizer.encode(whole, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+        """Text of token ids, special tokens left out: what a stream of them shows.
+
+        Where bytes are no UTF-8, a tokenizer with a token per byte gives up on the whole run of such tokens. Here the
+        characters that were complete before the stray byte stay, for they have been shown when it comes.
+        """
+        stream = self.stream()
+        return "".join([*(stream.push(token) for token in ids), stream.finish()])
+
+    def decode_at_once(self, ids: Sequence[int]) -> str:
+        """Text as the tokenizer itself decodes it, special tokens left out."""
         return self._tokenizer.decode(ids)
 
     def stream(self, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> TextStream:
@@ -109,7 +118,7 @@ class TextStream:
         """Tokens since two emissions ago: those of the last one are the context of what comes."""
         self._emitted = len(self._ids)
         """How many of them have been shown."""
-        self._shown = text.decode(self._ids)
+        self._shown = text.decode_at_once(self._ids)
         self._stops = StopStrings(stops)
 
     @property
@@ -129,24 +138,30 @@ class TextStream:
         context begins where whole characters ended: a decoder may give up on all bytes that follow a stray one.
         """
         self._ids.append(token)
-        whole = self._text.decode(self._ids)
-        if whole.endswith(INCOMPLETE) or len(whole) <= len(self._shown):
+        fresh = self._fresh()
+        if not fresh or fresh.endswith(INCOMPLETE):
             return ""
-        fresh = whole[len(self._shown) :]
         self._ids = self._ids[self._emitted :]
-        self._emitted, self._shown = len(self._ids), self._text.decode(self._ids)
+        self._emitted, self._shown = len(self._ids), self._text.decode_at_once(self._ids)
         return self._stops.push(fresh)
+
+    def _fresh(self) -> str:
+        """Text of the tokens that have not been shown."""
+        whole = self._text.decode_at_once(self._ids)
+        if whole.startswith(self._shown) or self._shown.endswith(INCOMPLETE):  # a prompt may end inside of a character
+            return whole[len(self._shown) :]
+        # With a stray byte behind them, the decoder gives up on what it had decoded and what has been shown.
+        return self._text.decode_at_once(self._ids[self._emitted :])
 
     def finish(self) -> str:
         """The text that was held back; call it once, at the end. Bytes that never became a character show as U+FFFD."""
-        fresh = self._text.decode(self._ids)[len(self._shown) :]
-        return self._stops.push(fresh) + self._stops.finish()
+        return self._stops.push(self._fresh()) + self._stops.finish()
 
 
 def context(text: Text, prompt: Sequence[int]) -> list[int]:
     """The last tokens of a prompt, cut where a character begins."""
     start = max(len(prompt) - CONTEXT_TOKENS, 0)
-    while start and text.decode(prompt[start:]).startswith(INCOMPLETE):
+    while start and text.decode_at_once(prompt[start:]).startswith(INCOMPLETE):
         start -= 1
     return list(prompt[start:])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 
 import pytest
 
@@ -73,6 +75,55 @@ def test_byte_fallback_tokenizers_stream_whole_characters(tmp_path):
         pieces = [stream.push(token) for token in ids]
         assert "".join(pieces) == wanted
         assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.fixture
+def bytes_text(tmp_path):
+    """A tokenizer of a token for a and b and one for each byte, which gives up on runs of bytes that are no UTF-8."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {"<unk>": 0, "a": 1, **{f"<0x{byte:02X}>": 2 + byte for byte in range(256)}, "b": 258}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>").save_pretrained(tmp_path)
+    return load_text(tmp_path)
+
+
+def byte_ids(data: bytes) -> list[int]:
+    letters = {ord("a"): 1, ord("b"): 258}
+    return [letters.get(byte, 2 + byte) for byte in data]
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        (b"\xf0\x9f\x98\x80\xe4a", "\U0001f600\ufffda"),
+        (b"\xf0\x9f\x98\x80\xe4", "\U0001f600\ufffd"),
+        (b"a\xff\xfeb", "a\ufffd\ufffdb"),
+        ("你好".encode() + b"\xe4\xbd" + b"b", "你好\ufffd\ufffdb"),
+        ("a你b好".encode(), "a你b好"),
+    ],
+)
+def test_stray_bytes_cost_one_mark_each_and_nothing_that_was_shown(bytes_text, data, shown):
+    stream = bytes_text.stream()
+    pieces = [stream.push(token) for token in byte_ids(data)]
+    assert "".join(pieces) + stream.finish() == shown == bytes_text.decode(byte_ids(data))
+
+
+def test_a_stream_is_the_decode_of_the_whole_for_any_bytes(bytes_text):
+    draw = random.Random(0)
+    for _ in range(300):
+        parts = [draw.choice(["a", "b", "é", "你", "😀"]).encode(), bytes([draw.randrange(128, 256)])]
+        data = b"".join(draw.choice(parts[:1] * 3 + parts[1:]) for _ in range(draw.randrange(12)))
+        ids = byte_ids(data)
+        whole = bytes_text.decode(ids)
+        for prompt in ([], byte_ids("你a".encode())):
+            stream = bytes_text.stream(prompt)
+            assert "".join([*(stream.push(token) for token in ids), stream.finish()]) == whole
+        with contextlib.suppress(UnicodeDecodeError):
+            assert whole == data.decode("utf-8") == bytes_text.decode_at_once(ids)
+        assert whole.replace("\ufffd", "") in "".join(data.decode("utf-8", "ignore"))
 
 
 def test_special_tokens_are_not_shown(text):

@@ -1,0 +1,210 @@
+"""What `--json` of the verbs prints, as records: the JSON Schemas in docs/ are made from them.
+
+`python -m partita.commands.results docs` writes the schemas of every verb's output. What `place --json` prints is a
+report, and what `providers --json` prints a record of partition_reports/machine.py; their schemas are made there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, TypeAdapter
+
+import partita
+from partita.package import Manifest
+from partita.partition_reports.bench_records import Bench
+from partita.partition_reports.diff_records import ReportDiff
+from partita.partition_reports.explaining import Explanation, Matches
+from partita.partition_reports.gate import GateResult
+from partita.partition_reports.records import Record
+
+
+class ErrorFact(Record):
+    """Why a command ended with another exit code than 0."""
+
+    kind: str
+    """A class of partita/errors.py (UsageError, PackageError, ...), or Interrupted, Terminated, SystemError for what
+    the operating system refused, InternalError.
+    """
+    message: str
+    """The line that is on stderr, without `partita: `."""
+    remedy: str | None
+    """What to do: the end of the message, behind its last semicolon; null when it has none."""
+    details: tuple[str, ...] = ()
+    """Lines of the table that an error may have."""
+    exit_code: int
+
+
+class ErrorResult(Record):
+    """All that a command with --json prints on stdout when it ended before it had a result."""
+
+    schema_id: Literal["partita.error/1"] = Field(default="partita.error/1", alias="schema")
+    error: ErrorFact
+
+
+def error_fact(kind: str, message: str, exit_code: int, details: str = "") -> ErrorFact:
+    """An error as a record."""
+    _, semicolon, last = message.rpartition("; ")
+    return ErrorFact(
+        kind=kind,
+        message=message,
+        remedy=last if semicolon else None,
+        details=tuple(details.splitlines()),
+        exit_code=exit_code,
+    )
+
+
+class ChainLink(Record):
+    """A provider of the chain."""
+
+    provider: str
+    """ONNX Runtime's name."""
+    status: str
+    """`active` when nodes may run on it, else what it is."""
+    reason: str | None
+    """Why it is not active."""
+
+
+class SamplingOptions(Record):
+    """How tokens were chosen; with these and the same package the run can be repeated."""
+
+    temperature: float
+    """0: the likeliest token."""
+    top_k: int
+    """0: off."""
+    top_p: float
+    """1: off."""
+    min_p: float
+    """0: off."""
+    repetition_penalty: float
+    """1: off."""
+    seed: int | None
+    """Drawn when none was given; null when nothing was drawn by it."""
+    max_new_tokens: int
+
+
+class GeneratedRow(Record):
+    """The answer to one prompt."""
+
+    text: str | None
+    """Null with --token-ids."""
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: str | None
+    """stop, length, cache_full, interrupted or error."""
+
+
+class GenerationTimings(Record):
+    """Speed; null where too little was measured to tell."""
+
+    prompt_tokens: int
+    prefill_seconds: float | None
+    prefill_tokens_per_second: float | None
+    first_token_seconds: float | None
+    decode_steps: int
+    decode_tokens: int
+    decode_tokens_per_second: float | None
+    decode_p50_ms: float | None
+    overhead_p50_ms: float | None
+
+
+class GenerateResult(Record):
+    """What `generate --json` prints."""
+
+    schema_id: Literal["partita.generate/1"] = Field(default="partita.generate/1", alias="schema")
+    partita_version: str = partita.__version__
+    package: str
+    chain: tuple[ChainLink, ...]
+    chain_source: str
+    options: SamplingOptions
+    prefill_chunk_tokens: int
+    """Prompt tokens per run, as the package takes them."""
+    threads: int | None
+    """Null: ONNX Runtime decided."""
+    load_seconds: float
+    """Opening the sessions."""
+    tokenizer_load_seconds: float
+    rows: tuple[GeneratedRow, ...]
+    timings: GenerationTimings
+    notes: tuple[str, ...]
+    error: ErrorFact | None
+
+
+class StepResult(Record):
+    """How far one step of the known answer was off; null for what is no number."""
+
+    step: str
+    """prefill, chunked prefill, or decode 1 .. n."""
+    output: str
+    max_abs_error: float | None
+    max_rel_error: float | None
+    """max |ours - reference| / max |reference| over the output."""
+    tokens_equal: bool
+    """Greedy tokens agree in every row that has a clear winner."""
+
+
+class VerifyResult(Record):
+    """What `verify --json` prints: the package's known answer, replayed."""
+
+    schema_id: Literal["partita.verify/1"] = Field(default="partita.verify/1", alias="schema")
+    partita_version: str = partita.__version__
+    package: str
+    status: Literal["verified", "unverified"]
+    """`unverified`: the answer is another than the model's, and the exit code is 4."""
+    detail: str
+    provider: str | None
+    twin: str | None
+    """What was replayed in place of the package's own graphs; null when it was the package itself."""
+    reference: str | None
+    tolerance: float | None
+    near_ties: int
+    steps: tuple[StepResult, ...]
+
+
+class ExportResult(Record):
+    """What `export --json` prints."""
+
+    schema_id: Literal["partita.export/1"] = Field(default="partita.export/1", alias="schema")
+    partita_version: str = partita.__version__
+    package: str
+    manifest: Manifest
+    attention_reason: str
+    passes: dict[str, int]
+    """Places that each pass over the graph changed."""
+    cache_bytes_per_token: int
+    fixed_state_bytes: int
+    peak_rss_bytes: int
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+
+
+PUBLISHED: dict[str, Any] = {
+    "generate": GenerateResult,
+    "verify": VerifyResult,
+    "export": ExportResult,
+    "error": ErrorResult,
+    "bench": Bench,
+    "explain": Explanation | Matches,
+    "diff": ReportDiff,
+    "check": GateResult,
+}
+"""Records, or several of them, by the name of their file."""
+
+
+def schema_text(name: str) -> str:
+    """A JSON Schema, as docs/NAME.schema.json holds it; of several records, any one."""
+    schema = TypeAdapter(PUBLISHED[name]).json_schema(by_alias=True)
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def main(folder: Path) -> None:
+    """Write every schema to `folder`."""
+    for name in PUBLISHED:
+        (folder / f"{name}.schema.json").write_text(schema_text(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
