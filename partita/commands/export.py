@@ -10,10 +10,11 @@ from partita.commands.results import ExportResult
 from partita.commands.target import find_target
 from partita.commands.terminal import Bars, note, print_record, size, write_stdout
 from partita.errors import UsageError
+from partita.export.companions import Reader
 from partita.export.pipeline import ExportOptions, Summary, check_options, export
 from partita.export.running import BY_REPLAY
 from partita.export.target import Target
-from partita.package import Manifest, SmokeRecord, Verification
+from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None
     check_options(options)
     target = choose_target(options, wanted)
     with Bars() as bars:
-        summary = export(options, replay=replay, smoke=smoke, target=target, progress=bars)
+        summary = export(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=bars)
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
@@ -68,6 +69,20 @@ def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
     from partita.runtime.smoke import smoke as smoke_on
 
     return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
+
+
+def reader() -> Reader:
+    """How generate reads the files of a package."""
+    from partita.runtime.text import load_text, stop_token_ids
+
+    def chat(folder: Path, kind: TokenizerKind) -> bool:
+        try:
+            load_text(folder, kind).encode_chat("Hello")
+        except UsageError:  # there is no template
+            return False
+        return True
+
+    return Reader(stop_token_ids, chat)
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:
@@ -114,7 +129,7 @@ def describe(summary: Summary) -> list[str]:
     source = manifest.source
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in graph.opsets.items())
     return [
-        f"{summary.out}: {source.architecture} exported, {manifest.verification.status}",
+        f"{summary.out}: {source.architecture} exported, {manifest.verification.status}{_by_twin(manifest)}",
         f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
@@ -145,6 +160,11 @@ def _target(manifest: Manifest) -> list[str]:
         return []
     told = {"verified": "verified on it", "unverified": "NOT verified on it", "not_run": "not run on it"}
     return [f"  target      {target.provider} ({target.source}), asked {target.how}; {told[target.verification]}"]
+
+
+def _by_twin(manifest: Manifest) -> str:
+    """What was verified in place of the package itself."""
+    return " through a float32 twin" if manifest.verification.twin is not None else ""
 
 
 def _verification(result: Verification) -> str:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
+from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.config_values import named
 from partita.export.drafts import Draft, Work
 from partita.export.fake_model import build_fake_model
@@ -32,13 +33,14 @@ def export(
     *,
     replay: Replay,
     smoke: Smoke | None = None,
+    reader: Reader | None = None,
     target: Target | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
-    `replay` and `smoke` run what was written on the CPU provider. Raises a PartitaError that names what is wrong;
-    nothing that looks like a package is left behind.
+    `replay` and `smoke` run what was written on the CPU provider, `reader` reads what only generate reads. Raises a
+    PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
     check_options(options)
     with ExitStack() as cleanup:
@@ -48,7 +50,7 @@ def export(
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes)
-            summary = _run(work, Runtime(replay, smoke), target)
+            summary = _run(work, Runtime(replay, smoke, reader), target)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -65,12 +67,13 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(options.checkpoint)
         length = max_length(options, checkpoint)
+        stops = stop_tokens(runtime.reader, checkpoint.folder)
     with stage(work.progress, "trace", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
-        work.notes += untie(fake, checkpoint)
+        work.notes += [*untie(fake, checkpoint), *beyond_vocabulary(stops, fake.vocab_size)]
     draft = Draft(work, checkpoint, fake, length)
     choosing = Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     return _first_that_runs(draft, runtime, choosing)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export import bf16_twin, known_answer
+from partita.export.companions import Reader
 from partita.export.drafts import Work, tell
 from partita.export.progress import stage
 from partita.export.target import Smoke, Target
@@ -33,11 +34,13 @@ ADVICE = re.compile(r"; (export (the checkpoint|with) |no provider of the chain 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What the caller lends to run what was written, all on the CPU provider."""
+    """What the caller lends to run what was written, on the CPU provider, and to read it."""
 
     replay: Replay
     smoke: Smoke | None = None
     """None: nothing is run but the known answer."""
+    reader: Reader | None = None
+    """None: what only generate reads is not looked at."""
 
 
 class NotRunningError(GenerationError):

@@ -17,6 +17,7 @@ from partita.export import bf16_twin, known_answer, self_check, weights
 from partita.export.attention import Lowering
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.choosing import Choices
+from partita.export.companions import chat_notes
 from partita.export.drafts import Draft, Graphs, Phase, Work
 from partita.export.fake_model import FakeModel
 from partita.export.options import ExportOptions
@@ -81,7 +82,10 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, parameters, graphs.unused)
+        said = len(work.notes)
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
+        if len(work.notes) == said:  # a tokenizer that does not load has no template, either
+            work.notes += chat_notes(runtime.reader, work.folder, tokenizer)
     files = _graph_files(files_of, traced)
     graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
     manifest = _manifest(work, source, graph, data, tokenizer)

@@ -1,0 +1,60 @@
+"""Files that a package takes over as they are, read the way `generate` will read them: what it would refuse shows here.
+
+Reading them that way is the runtime's, which this folder may not import: the caller passes functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from partita.errors import CheckpointError, PackageError, PartitaError
+from partita.package import TokenizerKind
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How `generate` reads a package; each raises a PartitaError for what it refuses."""
+
+    stops: Callable[[Path], frozenset[int]]
+    """Ids of the tokens that end a text."""
+    chat: Callable[[Path, TokenizerKind], bool]
+    """Renders a conversation with the chat template; False when there is none."""
+
+
+def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
+    """Ids of the tokens that end a text, of the checkpoint in `folder`. Raises CheckpointError for a damaged file."""
+    if reader is None:
+        return frozenset()
+    try:
+        return reader.stops(folder)
+    except PackageError as error:
+        said = str(error).partition("; ")[0]
+        raise CheckpointError(
+            f"{said}; generate would refuse it: correct the file, or download the checkpoint again"
+        ) from error
+
+
+def beyond_vocabulary(stops: frozenset[int], vocabulary: int) -> list[str]:
+    """A note on stop tokens that no model output can be."""
+    odd = sorted(token for token in stops if not 0 <= token < vocabulary)
+    if not odd:
+        return []
+    listed, all_of = ", ".join(f"{token:,}" for token in odd[:5]), len(odd) == len(stops)
+    end = "so generate will stop only at the length that is asked for" if all_of else "and will never come"
+    return [f"eos_token_id {listed} is not in the vocabulary of {vocabulary:,} tokens, {end}"]
+
+
+def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list[str]:
+    """A note where `generate --chat` would fail over the chat template of the package in `folder`."""
+    if reader is None or kind == "none":
+        return []
+    try:
+        reader.chat(folder, kind)
+    except PartitaError as error:
+        said = str(error).removeprefix(f"{folder}: ")
+        return [f"generate --chat will fail: {said}"]
+    except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways
+        return [f"generate --chat will fail: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
+    return []

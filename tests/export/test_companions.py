@@ -1,0 +1,57 @@
+"""What generate would refuse of a package's files is found by export, which reads them the same way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from partita import cli
+from tests.conftest import TinyCheckpoint
+
+
+@pytest.fixture
+def checkpoint(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tiny_checkpoint("llama", num_hidden_layers=1, tokenizer=True), folder)
+    return folder
+
+
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    arguments = ["export", str(folder), str(folder.parent / "out"), "--max-length", "64", "--no-verify"]
+    return cli.run([*arguments, "--attention", "gqa"]), *capsys.readouterr()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "x"}', '{"eos_token_id": [2, null]}'])
+def test_a_damaged_generation_config_is_refused(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    (checkpoint / "generation_config.json").write_text(content)
+    code, _, err = run(checkpoint, capsys)
+    assert code == 1 and "generation_config.json" in err and "export the checkpoint again" not in err
+    assert not (checkpoint.parent / "out").exists()
+
+
+def test_a_stop_token_outside_of_the_vocabulary_is_said(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": 99999999}')
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "eos_token_id 99,999,999 is not in the vocabulary" in " ".join(err.split())
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ nosuch.attribute.at_all }}"])
+def test_a_chat_template_that_fails_is_said(
+    checkpoint: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    settings = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    settings.pop("chat_template", None)
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
+    (checkpoint / "chat_template.jinja").write_text(template)
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "generate --chat will fail" in " ".join(err.split())
+
+
+def test_a_sound_checkpoint_has_nothing_to_say(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(checkpoint, capsys)
+    assert code == 0 and "--chat" not in err and "eos_token_id" not in err
