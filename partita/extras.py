@@ -14,11 +14,25 @@ from importlib import metadata
 from types import ModuleType
 
 from partita.errors import InstallationError
+from partita.remedies import Remedy
 
 RUNTIME = "onnxruntime"
 """The module that comes in several wheels, of which exactly one may be installed."""
 ALWAYS = ""
 """The extra of what `pip install partita` brings by itself."""
+INSTALL = Remedy("", ("pip", "install", "partita"))
+INSTALL_EXTRAS = Remedy("", ("pip", "install", "partita[{extras}]"))
+INSTALL_RUNTIME = Remedy(
+    "",
+    ("pip", "install", "partita[{plain}]"),
+    otherwise=Remedy("for other providers than the CPU one of {others} in place of {plain}, never two of them"),
+)
+UNINSTALL = Remedy(
+    "they overwrite each other's files: install only the one you want, after",
+    ("pip", "uninstall", "--yes", "{owners}"),
+)
+PUT_BACK = Remedy("put its files back", ("pip", "install", "--force-reinstall", "--no-deps", "{owner}"))
+UNKNOWN = Remedy("install the package that has it")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 EXTRA = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 
@@ -34,11 +48,10 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
     while seen is not None:
         module = module_of(seen)
         if module and distributions(module):
-            return InstallationError(_explain(module, seen))
+            return _explain(module, seen)
         if module and foreign and isinstance(seen, ModuleNotFoundError):
             return InstallationError(
-                f"the Python module {module} is not installed, and what was asked for needs it; pip install the "
-                "package that has it"
+                f"the Python module {module} is not installed, and what was asked for needs it", remedy=UNKNOWN
             )
         seen = seen.__cause__
     return None
@@ -54,10 +67,11 @@ def module_of(error: BaseException) -> str:
     return ""
 
 
-def _explain(module: str, error: BaseException) -> str:
+def _explain(module: str, error: BaseException) -> InstallationError:
     if found(module):
-        return f"{module} is installed and does not load ({' '.join(str(error).split())}); {repair(module)}"
-    return f"{not_installed(missing_beside(module))}; {remedy(module)}"
+        said = " ".join(str(error).split())
+        return InstallationError(f"{module} is installed and does not load ({said})", remedy=repair(module))
+    return InstallationError(not_installed(missing_beside(module)), remedy=remedy(module))
 
 
 def not_installed(modules: list[str]) -> str:
@@ -66,37 +80,31 @@ def not_installed(modules: list[str]) -> str:
     return f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
 
 
-def remedy(module: str) -> str:
+def remedy(module: str) -> Remedy:
     """The command that brings `module`, which is declared and not there."""
     if installed(distributions(module)):
         return repair(module)  # pip believes that it is there, and would do nothing
     if ALWAYS in extras_of(module):
-        return "pip install partita brings it"
+        return INSTALL
     if module == RUNTIME:
         return runtime_remedy()
     extras = [best_extra(module), *([] if found(RUNTIME) else [plain_runtime()])]
-    return f'pip install "partita[{",".join(extras)}]"'
+    return INSTALL_EXTRAS.filled(extras=",".join(extras))
 
 
-def runtime_remedy() -> str:
+def runtime_remedy() -> Remedy:
     """The command that brings an ONNX Runtime, and which others there are."""
     plain = plain_runtime()
     others = sorted(extras_of(RUNTIME) - {plain})
-    return (
-        f'pip install "partita[{plain}]" brings the one for the CPU; for other providers one of {", ".join(others)} in '
-        f"place of {plain}, never two of them"
-    )
+    return INSTALL_RUNTIME.filled(plain=plain, others=", ".join(others))
 
 
-def repair(module: str) -> str:
+def repair(module: str) -> Remedy:
     """The command that puts the files of an installed library back."""
     owners = installed(distributions(module))
     if len(owners) > 1:
-        return (
-            f"pip uninstall --yes {' '.join(owners)}, then install the one you want: they overwrite each other's files"
-        )
-    owner = owners[0] if owners else module
-    return f"pip install --force-reinstall --no-deps {owner} puts its files back"
+        return UNINSTALL.filled(owners=tuple(owners))
+    return PUT_BACK.filled(owner=owners[0] if owners else module)
 
 
 def missing_beside(module: str) -> list[str]:

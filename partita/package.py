@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
@@ -15,12 +16,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from partita import strangers
 from partita.errors import PackageError
-from partita.remedies import is_lfs_pointer, lfs_pull, permission
+from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
 
 SCHEMA: Final = "partita.package/1"
 MANIFEST = strangers.MANIFEST
 MANIFEST = strangers.MANIFEST
 WEIGHTS = "model.onnx.data"
+EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
+EXPORT_LIKE = replace(
+    EXPORT_AGAIN,
+    command=(
+        *EXPORT_AGAIN.command, "--attention", "{attention}", "--precision", "{precision}",
+        "--max-length", "{max_length}", "--batch-size", "{batch_size}",
+    ),
+)  # fmt: skip
 KNOWN_ANSWER = "known_answer.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 
@@ -288,7 +297,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PackageError(f"{path}: damaged, it is not JSON ({error}); export the checkpoint again") from error
+        raise PackageError(f"{path}: damaged, it is not JSON ({error})", remedy=again(folder)) from error
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
         raise PackageError(
@@ -299,7 +308,7 @@ def read_manifest(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise PackageError(f"{path}: field {where}: {first['msg']}; export the checkpoint again") from error
+        raise PackageError(f"{path}: field {where}: {first['msg']}", remedy=again(folder)) from error
 
 
 def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
@@ -313,18 +322,33 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
         path = inside(folder, record.name)
         if not path.is_file():
             refuse_replaced(folder, manifest)
-            raise PackageError(f"{path}: missing from the package; export the checkpoint again")
+            raise PackageError(f"{path}: missing from the package", remedy=again(folder, manifest))
         if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
             refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
             refuse_replaced(folder, manifest)
-            raise PackageError(f"{path}: {size:,} bytes, the manifest says {record.size_bytes:,}; export again")
+            told = f"{size:,} bytes, the manifest says {record.size_bytes:,}"
+            raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
         if hashes and sha256_of(path) != record.sha256:
             refuse_replaced(folder, manifest)
-            raise PackageError(f"{path}: altered since export, its SHA-256 is not the recorded one; export again")
+            told = "altered since export, its SHA-256 is not the recorded one"
+            raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
-        raise PackageError(f"{folder}: verified, but its manifest does not list {KNOWN_ANSWER}; export again")
+        told = f"verified, but its manifest does not list {KNOWN_ANSWER}"
+        raise PackageError(f"{folder}: {told}", remedy=again(folder, manifest))
+
+
+def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
+    """How to make a damaged package anew, with what is known of how it was made."""
+    if manifest is None:
+        return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder)
+    graph, checkpoint = manifest.graph, manifest.source.checkpoint
+    known = checkpoint if "/" in checkpoint else "CHECKPOINT"
+    return EXPORT_LIKE.filled(
+        checkpoint=known, out=folder, attention=graph.attention, precision=graph.precision,
+        max_length=graph.max_length, batch_size=graph.batch_size,
+    )  # fmt: skip
 
 
 def refuse_absent(path: Path) -> None:

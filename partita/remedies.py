@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+SPECIAL = frozenset('"$`\\!%\n')
+"""Characters that mean something to a shell inside double quotes."""
 LFS_HEAD = b"version https://git-lfs.github.com/spec/v1"
 """How the text begins that Git LFS leaves in place of a file it has not downloaded."""
 
@@ -30,11 +33,11 @@ class Remedy:
     """Something else that helps as well."""
 
     def filled(self, **blanks: object) -> Remedy:
-        """This remedy with its blanks filled in. Raises KeyError when one is left."""
+        """With its blanks filled in; a tuple makes several words of one. Raises KeyError when a blank is left."""
         return Remedy(
             self.text.format(**blanks),
-            tuple(word.format(**blanks) for word in self.command),
-            tuple(word.format(**blanks) for word in self.options),
+            tuple(filled_word for word in self.command for filled_word in fill(word, blanks)),
+            tuple(filled_word for word in self.options for filled_word in fill(word, blanks)),
             self.otherwise.filled(**blanks) if self.otherwise is not None else None,
         )
 
@@ -44,9 +47,21 @@ class Remedy:
         return own if self.otherwise is None else f"{own}, or {self.otherwise}"
 
 
-def shell(words: tuple[str, ...]) -> str:
-    """Words of a command line as a shell takes them."""
-    return shlex.join(words)
+def fill(word: str, blanks: Mapping[str, object]) -> tuple[str, ...]:
+    """The words that one word with blanks becomes."""
+    several = blanks.get(word[1:-1]) if word[:1] == "{" and word[-1:] == "}" else None
+    return several if isinstance(several, tuple) else (word.format(**blanks),)
+
+
+def shell(words: Iterable[str]) -> str:
+    """Words of a command line as a shell takes them: in double quotes, which cmd.exe knows too, where those do."""
+    return " ".join(quoted(word) for word in words)
+
+
+def quoted(word: str) -> str:
+    """One word for a shell."""
+    plain = shlex.quote(word)
+    return plain if plain == word or set(word) & SPECIAL else f'"{word}"'
 
 
 MAY_READ = Remedy("let it be read", ("chmod", "u+r", "{path}"))

@@ -150,7 +150,7 @@ def test_a_folder_without_files_is_no_onnx_runtime(package, tmp_path):
 
 def test_what_partita_always_needs(package, tmp_path):
     line = named(without(tmp_path, ("tokenizers",), ("tokenizers",), "generate", package, "hi", "--provider", "cpu"))
-    assert line == "partita: tokenizers is not installed; pip install partita brings it"
+    assert line == "partita: tokenizers is not installed; pip install partita"
 
 
 def test_a_dry_run_without_its_extra(package, tmp_path, monkeypatch):
@@ -162,7 +162,7 @@ def test_a_dry_run_without_its_extra(package, tmp_path, monkeypatch):
 
 def test_a_module_that_nobody_declares_is_no_bug_either():
     told = extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d"), foreign=True)
-    assert told is not None and "causal_conv1d" in str(told) and "pip install" in str(told)
+    assert told is not None and "causal_conv1d" in str(told) and "install the package that has it" in str(told)
     assert extras.explain(ModuleNotFoundError("No module named 'causal_conv1d'", name="causal_conv1d")) is None
 
 

@@ -161,7 +161,7 @@ def test_two_onnx_runtime_wheels_in_one_environment_are_found(tmp_path):
     assert "onnxruntime 1.31.0" in finding["evidence"]
     assert "onnxruntime-openvino 1.24.1" in finding["evidence"]
     assert "overwrote each other's files" in finding["evidence"]
-    assert finding["remedy"].startswith("pip uninstall --yes onnxruntime")
+    assert finding["remedies"][0]["command"][:4] == ["pip", "uninstall", "--yes", "onnxruntime"]
 
 
 def test_a_wheel_that_hides_another_one_is_found(monkeypatch):
@@ -203,4 +203,5 @@ def test_a_plugin_that_wants_another_version_is_found(monkeypatch):
     (finding,) = environment_findings((), imported_version="1.31.1", import_error=None)
     assert finding.reason == "version_mismatch"
     assert finding.evidence == "onnxruntime-qnn 2.7.0 requires onnxruntime>=1.40, and onnxruntime 1.31.1 is installed"
-    assert finding.remedy == 'pip install "onnxruntime>=1.40", or another version of onnxruntime-qnn'
+    assert finding.remedies[0].command == ("pip", "install", "onnxruntime>=1.40")
+    assert finding.remedy.endswith('pip install "onnxruntime>=1.40", or another version of onnxruntime-qnn')

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from partita.files import Output, temporary_directory
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.bench_verdict import give_verdict
 from partita.partition_reports.benching import build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.remedies import shell
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
@@ -161,10 +161,10 @@ def show(options: BenchOptions, bench: Bench, sink: Sink | None) -> None:
 
         view.render(bench, stdout_console())
     if isinstance(sink, Output):
-        note(f"result: {sink.path} (see it with: partita report show {shlex.quote(str(sink.path))})")
+        note(f"result: {sink.path} (see it with: partita report show {shell((str(sink.path),))})")
     for entry in bench.contenders:
         if entry.report is not None:
-            note(f"report: {entry.report} (see it with: partita report show {shlex.quote(entry.report)})")
+            note(f"report: {entry.report} (see it with: partita report show {shell((entry.report,))})")
 
 
 def failure(failed: Sequence[Racer]) -> PartitaError:

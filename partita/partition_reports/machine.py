@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from partita.partition_reports.records import Record
+from partita.partition_reports.records import Record, RemedyRecord
 
 SCHEMA = "partita.providers/1"
 
@@ -82,6 +82,9 @@ class ProviderEntry(Record):
     """A provider-level reason code; null when usable."""
     evidence: str | None
     remedy: str | None
+    """In words, commands among them."""
+    remedies: tuple[RemedyRecord, ...] = ()
+    """The same as data, the best first."""
     seconds: float | None
     """What the probe took, start of its process included; null when there was nothing to probe."""
     devices: tuple[Device, ...]
@@ -99,6 +102,9 @@ class EnvironmentFinding(Record):
     reason: str
     evidence: str
     remedy: str
+    """In words, commands among them."""
+    remedies: tuple[RemedyRecord, ...] = ()
+    """The same as data, the best first."""
 
 
 class MachineReport(Record):

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from partita.remedies import Remedy
+
 SCHEMA = "partita.report/1"
 
 Source = Literal[
@@ -158,6 +160,26 @@ class Request(Record):
     """Limits that the run had to meet, by option name."""
 
 
+class RemedyRecord(Record):
+    """Something that helps."""
+
+    text: str
+    """In words, without the command."""
+    command: tuple[str, ...] = ()
+    """A command line, word by word and unquoted; empty when there is none."""
+    options: tuple[str, ...] = ()
+    """What to add to the command that was given, instead."""
+
+
+def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
+    """A remedy and what else helps, as records."""
+    found = []
+    while remedy is not None:
+        found.append(RemedyRecord(text=remedy.text, command=remedy.command, options=remedy.options))
+        remedy = remedy.otherwise
+    return tuple(found)
+
+
 class ChainEntry(Record):
     """What became of one provider of the chain."""
 
@@ -168,6 +190,9 @@ class ChainEntry(Record):
     """A provider-level reason code."""
     evidence: str | None = None
     remedy: str | None = None
+    """In words, commands among them."""
+    remedies: tuple[RemedyRecord, ...] = ()
+    """The same as data, the best first; empty in a report that was written without."""
 
 
 class NodePlacement(Record):

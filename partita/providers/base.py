@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from partita.partition_reports.facts import LogPattern
+from partita.remedies import Remedy
+
+OPTIONS = Remedy("look up its options", ("partita", "providers", "--json"))
+"""For a provider that refuses an option; what it said names the option."""
 
 OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
@@ -46,7 +50,7 @@ class Library:
     """Name as the loader asks for it, e.g. libcublasLt.so.13."""
     what: str
     """The product it belongs to, e.g. cuBLAS 13."""
-    remedy: str
+    remedy: Remedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Provider:
     """What it logs about a node that it does not take."""
     start_patterns: tuple[LogPattern, ...] = ()
     """What is logged when it cannot start; tried before the patterns that all providers share."""
-    remedies: Mapping[str, str] = field(default_factory=dict)
+    remedies: Mapping[str, Remedy] = field(default_factory=dict)
     """What to do, by provider-level reason code."""
     logs_runs: bool = False
     """True when it writes log lines at INFO in every run, not only while a session is opened."""
@@ -133,6 +137,6 @@ class Provider:
         """What to add where its plugin offers no device, because it takes certain ones only."""
         return f"; it takes {self.plugin.takes} only" if self.plugin is not None and self.plugin.takes else ""
 
-    def remedy(self, reason: str) -> str:
-        """What to do about a provider-level reason; empty when nothing is known."""
-        return self.remedies.get(reason, "")
+    def remedy(self, reason: str) -> Remedy | None:
+        """What to do about a provider-level reason; None when nothing is known."""
+        return self.remedies.get(reason)

@@ -6,7 +6,8 @@ many parts, so it is not chosen by itself.
 """
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Option, Provider
+from partita.providers.base import OPTIONS, Option, Provider
+from partita.remedies import Remedy
 
 PROVIDER = Provider(
     name="coreml",
@@ -33,9 +34,11 @@ PROVIDER = Provider(
         LogPattern("attribute_unsupported", r"(?P<why>CoreML does not support .*)"),
     ),
     remedies={
-        "not_in_build": "pip install onnxruntime on macOS: no other system has Core ML",
-        "device_missing": "let it use the CPU: --provider-option coreml.MLComputeUnits=CPUOnly",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; try --provider-option coreml.ModelFormat=MLProgram",
+        "not_in_build": Remedy("on macOS, as no other system has Core ML", ("pip", "install", "onnxruntime")),
+        "device_missing": Remedy("let it use the CPU", options=("--provider-option", "coreml.MLComputeUnits=CPUOnly")),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": Remedy(
+            "try the newer format of its models", options=("--provider-option", "coreml.ModelFormat=MLProgram")
+        ),
     },
 )  # fmt: skip

@@ -5,6 +5,7 @@ option for it and ignores it, which is why none is offered here.
 """
 
 from partita.providers.base import Provider
+from partita.remedies import Remedy
 
 PROVIDER = Provider(
     name="cpu",
@@ -14,5 +15,10 @@ PROVIDER = Provider(
     device_memory="Cpu",
     preferred_attention="gqa",
     rank=1,
-    remedies={"not_in_build": "every ONNX Runtime build has the CPU provider: reinstall onnxruntime"},
+    remedies={
+        "not_in_build": Remedy(
+            "every ONNX Runtime has the CPU provider: put its files back",
+            ("pip", "install", "--force-reinstall", "onnxruntime"),
+        )
+    },
 )

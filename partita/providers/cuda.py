@@ -9,11 +9,13 @@ them.
 """
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Library, Option, Provider
+from partita.providers.base import OPTIONS, Library, Option, Provider
 from partita.providers.patterns import CPU_PREFERRED
+from partita.remedies import Remedy
 
-WHEELS = 'pip install "onnxruntime-gpu[cuda,cudnn]" brings CUDA 13 and cuDNN 9 as Python packages'
-DRIVER = "install the NVIDIA driver of the GPU; a container needs the NVIDIA container toolkit and --gpus all"
+WHEELS = Remedy("get CUDA 13 and cuDNN 9 as Python packages", ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"))
+DRIVER = Remedy("install the NVIDIA driver of the GPU; a container needs the NVIDIA container toolkit, and its GPUs")
+GPU_WHEEL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-gpu"))
 
 PROVIDER = Provider(
     name="cuda",
@@ -81,11 +83,18 @@ PROVIDER = Provider(
         LogPattern("over_budget", r"halting assignment due to budget at node: (?P<node>\S+)"),
     ),
     remedies={
-        "not_in_build": "pip install onnxruntime-gpu, in an environment without another ONNX Runtime",
+        "not_in_build": GPU_WHEEL,
         "library_missing": WHEELS,
-        "device_missing": "run it where there is an NVIDIA GPU, or place the model without one: --dry-run",
-        "version_mismatch": "update the NVIDIA driver, or install the onnxruntime-gpu that fits the CUDA you have",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; nvidia-smi shows whether GPU and driver answer",
+        "device_missing": Remedy(
+            "run it where there is an NVIDIA GPU",
+            otherwise=Remedy(
+                "place the model without one", ("partita", "place", "PATH", "--provider", "cuda,cpu", "--dry-run")
+            ),
+        ),
+        "version_mismatch": Remedy(
+            "update the NVIDIA driver, or install the onnxruntime-gpu that fits the CUDA you have"
+        ),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": Remedy("see whether GPU and driver answer", ("nvidia-smi",)),
     },
 )  # fmt: skip

@@ -5,8 +5,9 @@ dml_provider_factory.cc of ONNX Runtime reads.
 """
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Option, Provider
+from partita.providers.base import OPTIONS, Option, Provider
 from partita.providers.patterns import CPU_PREFERRED
+from partita.remedies import Remedy
 
 PROVIDER = Provider(
     name="directml",
@@ -29,9 +30,11 @@ PROVIDER = Provider(
         LogPattern("device_missing", r"(?P<why>No devices detected that match the filter criteria\.)"),
     ),
     remedies={
-        "not_in_build": "on Windows: pip install onnxruntime-directml, in an environment without another ONNX Runtime",
-        "device_missing": "it needs a GPU with a DirectX 12 driver",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; update the GPU driver",
+        "not_in_build": Remedy(
+            "on Windows, in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-directml")
+        ),
+        "device_missing": Remedy("it needs a GPU with a DirectX 12 driver"),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": Remedy("update the GPU driver"),
     },
 )  # fmt: skip

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from partita.errors import UsageError
 from partita.providers.base import Provider
+from partita.remedies import Remedy
 
 SUFFIX = "ExecutionProvider"
 MAGIC: dict[str, tuple[bytes, ...]] = {
@@ -21,12 +22,13 @@ MAGIC: dict[str, tuple[bytes, ...]] = {
     "a Windows library": (b"MZ",),
 }  # fmt: skip
 """What the file of a shared library begins with."""
+OTHER_BUILD = Remedy("install an ONNX Runtime that contains it")
 LIBRARY_REMEDIES = {
-    "library_missing": "install the library that it names, or add its folder to LD_LIBRARY_PATH",
-    "device_missing": "the library offers no device on this machine; see its own documentation",
-    "version_mismatch": "build or install the library for this version of ONNX Runtime",
-    "option_rejected": "see the documentation of the library for its options",
-    "initialisation_failed": "see the evidence, and the documentation of the library",
+    "library_missing": Remedy("install the library that it names, or add its folder to LD_LIBRARY_PATH"),
+    "device_missing": Remedy("the library offers no device on this machine; see its own documentation"),
+    "version_mismatch": Remedy("build or install the library for this version of ONNX Runtime"),
+    "option_rejected": Remedy("see the documentation of the library for its options"),
+    "initialisation_failed": Remedy("see the documentation of the library"),
 }
 
 
@@ -40,7 +42,7 @@ def generic_provider(ort_name: str) -> Provider:
         device_memory="Cpu",
         preferred_attention="onnx24",
         any_option=True,
-        remedies={"not_in_build": "install an ONNX Runtime that contains it", **LIBRARY_REMEDIES},
+        remedies={"not_in_build": OTHER_BUILD, **LIBRARY_REMEDIES},
     )
 
 

@@ -4,9 +4,10 @@ Never run here: no AMD GPU was at hand. Part of the wheel onnxruntime-migraphx, 
 defaults are those of migraphx_execution_provider_info.h of ONNX Runtime; pointers are left out.
 """
 
-from partita.providers.base import Library, Option, Provider
+from partita.providers.base import OPTIONS, Library, Option, Provider
+from partita.remedies import Remedy
 
-ROCM = "install ROCm and its MIGraphX package, in the version that the wheel names"
+ROCM = Remedy("install ROCm and its MIGraphX package, in the version that the wheel names")
 
 PROVIDER = Provider(
     name="migraphx",
@@ -32,11 +33,13 @@ PROVIDER = Provider(
     ),
     libraries=(Library("libmigraphx_c.so.3", "MIGraphX", ROCM),),
     remedies={
-        "not_in_build": "pip install onnxruntime-migraphx, in an environment without another ONNX Runtime",
+        "not_in_build": Remedy(
+            "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-migraphx")
+        ),
         "library_missing": ROCM,
-        "device_missing": "run it where there is an AMD GPU that ROCm supports",
+        "device_missing": Remedy("run it where there is an AMD GPU that ROCm supports"),
         "version_mismatch": ROCM,
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; rocminfo shows whether GPU and driver answer",
+        "option_rejected": OPTIONS,
+        "initialisation_failed": Remedy("see whether GPU and driver answer", ("rocminfo",)),
     },
 )  # fmt: skip

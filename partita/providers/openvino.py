@@ -7,9 +7,14 @@ with 1.24.1, which gives no reason for a single node.
 """
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Option, Plugin, Provider
+from partita.providers.base import OPTIONS, Option, Plugin, Provider
+from partita.remedies import Remedy
 
 WORDS = ("False", "True")
+ON_CPU = Remedy(
+    "inside the wheel onnxruntime-openvino it can use the CPU",
+    options=("--provider-option", "openvino.device_type=CPU"),
+)
 
 PROVIDER = Provider(
     name="openvino",
@@ -70,13 +75,22 @@ PROVIDER = Provider(
         LogPattern("device_missing", r"(?P<why>Device with \"[^\"]+\" name is not registered.*)"),
     ),
     remedies={
-        "not_in_build": "pip install onnxruntime-openvino, in an environment without another ONNX Runtime, or "
-        "pip install onnxruntime-ep-openvino next to onnxruntime",
-        "library_missing": "reinstall the package that contains it: its libraries belong together",
-        "device_missing": "name a device that is there: --provider-option openvino.device_type=CPU; without a device "
-        "of Intel, use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it computes on any x86-64",
-        "version_mismatch": "install the onnxruntime that the plugin was built for, or onnxruntime-openvino instead",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; try --provider-option openvino.device_type=CPU",
+        "not_in_build": Remedy(
+            "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-openvino"),
+            otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
+        ),
+        "library_missing": Remedy("reinstall the package that contains it: its libraries belong together"),
+        "device_missing": Remedy(
+            "name a device that is there", options=("--provider-option", "openvino.device_type=CPU"),
+            otherwise=Remedy(
+                "without a device of Intel use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it "
+                "computes on any x86-64"
+            ),
+        ),
+        "version_mismatch": Remedy(
+            "install the onnxruntime that the plugin was built for, or onnxruntime-openvino instead"
+        ),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": ON_CPU,
     },
 )  # fmt: skip

@@ -12,7 +12,8 @@ another one. Even then it cannot finalise an RMS norm in float32: packages need 
 import platform
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Option, Plugin, Provider
+from partita.providers.base import OPTIONS, Option, Plugin, Provider
+from partita.remedies import Remedy
 
 MODES = (
     "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced", "low_power_saver",
@@ -74,11 +75,17 @@ PROVIDER = Provider(
         LogPattern("option_rejected", r"(?P<why>Failed to parse '?backend_type'?.*)"),
     ),
     remedies={
-        "not_in_build": "pip install onnxruntime-qnn next to onnxruntime; it is a plugin of its own",
-        "library_missing": "reinstall onnxruntime-qnn, or name the backend: --provider-option qnn.backend_path=…",
-        "device_missing": "it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn",
-        "version_mismatch": "install the onnxruntime that this onnxruntime-qnn was built for",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; export with --static-shapes --precision fp16",
+        "not_in_build": Remedy("it is a plugin of its own, next to onnxruntime", ("pip", "install", "onnxruntime-qnn")),
+        "library_missing": Remedy(
+            "put its files back", ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),
+            otherwise=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
+        ),
+        "device_missing": Remedy("it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn"),
+        "version_mismatch": Remedy("install the onnxruntime that this onnxruntime-qnn was built for"),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": Remedy(
+            "it needs fixed sizes and float16",
+            ("partita", "export", "CHECKPOINT", "OUT", "--target", "qnn", "--static-shapes", "--precision", "fp16"),
+        ),
     },
 )  # fmt: skip

@@ -22,8 +22,10 @@ from partita.providers.base import Option, Provider
 from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
+from partita.remedies import Remedy
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
+INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
 NEAR = 0.8
 """How alike a name must be to one of ours to be taken for a slip of the pen."""
 
@@ -37,7 +39,7 @@ class Resolution:
     reason: str | None = None
     """A provider-level reason code; None when active."""
     evidence: str | None = None
-    remedy: str | None = None
+    remedy: Remedy | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     """Provider options as ONNX Runtime takes them: the user's, and those that a plugin package answers itself."""
     library: Path | None = None
@@ -188,5 +190,5 @@ def absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
     there = ", ".join(available_ort_names) or "no provider"
     why = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")
     if provider.wheels and not provider.remedy("not_in_build"):
-        return replace(why, remedy=f"install one of: {', '.join(provider.wheels)}")
+        return replace(why, remedy=INSTALL.filled(wheel=provider.wheels[0]))
     return why

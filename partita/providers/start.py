@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from partita.partition_reports.wording import clean
 from partita.providers.base import Library, Provider
 from partita.providers.patterns import START_PATTERNS
+from partita.remedies import Remedy
 
 LONGEST = 300
 """Most characters of evidence; what is longer is cut."""
 REMEDIES = {
-    "not_in_build": "install an ONNX Runtime that contains it",
-    "library_missing": "install the library that the evidence names",
-    "device_missing": "run it on a machine that has such a device",
-    "version_mismatch": "install versions that belong together",
-    "duplicate_runtime": "uninstall every ONNX Runtime and install one of them again",
-    "option_rejected": "change or leave out the option that the evidence names",
-    "initialisation_failed": "see the evidence",
+    "not_in_build": Remedy("install an ONNX Runtime that contains it"),
+    "library_missing": Remedy("install the library that the evidence names"),
+    "device_missing": Remedy("run it on a machine that has such a device"),
+    "version_mismatch": Remedy("install versions that belong together"),
+    "duplicate_runtime": Remedy("uninstall every ONNX Runtime and install one of them again"),
+    "option_rejected": Remedy("change or leave out the option that the evidence names"),
+    "initialisation_failed": Remedy("see what it needs", ("partita", "providers")),
 }
 """What to do where the provider's file has nothing better."""
 
@@ -35,7 +36,7 @@ class Failure:
     """A provider-level reason code."""
     evidence: str
     """One line, in the words of whoever said it."""
-    remedy: str
+    remedy: Remedy
 
 
 def explain(provider: Provider, lines: Iterable[str]) -> Failure:
@@ -57,7 +58,7 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
 def failure(provider: Provider, reason: str, evidence: str) -> Failure:
     """A failure with the remedy that fits it best: that of the library it names, the provider's, or the general one."""
     library = named_library(provider, evidence) if reason == "library_missing" else None
-    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, "")
+    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES[reason]
     shown = one_line(evidence)
     return Failure(reason, shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…", remedy)
 

@@ -7,10 +7,11 @@ that take pointers or raw bytes are left out. Libraries are what libonnxruntime_
 """
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Library, Option, Provider
-from partita.providers.cuda import DRIVER, WHEELS
+from partita.providers.base import OPTIONS, Library, Option, Provider
+from partita.providers.cuda import DRIVER, GPU_WHEEL, WHEELS
+from partita.remedies import Remedy
 
-TENSORRT = "install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH"
+TENSORRT = Remedy("install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH")
 
 
 def switch(name: str, meaning: str) -> Option:
@@ -79,11 +80,15 @@ PROVIDER = Provider(
         LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] No graph will run on TensorRT execution provider)"),
     ),
     remedies={
-        "not_in_build": "pip install onnxruntime-gpu, in an environment without another ONNX Runtime",
-        "library_missing": f"{WHEELS}; then {TENSORRT}",
-        "device_missing": "run it where there is an NVIDIA GPU",
-        "version_mismatch": "install TensorRT 10 and CUDA 13, which onnxruntime-gpu 1.31 was built with",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": "see the evidence; try --provider cuda, which needs no TensorRT",
+        "not_in_build": GPU_WHEEL,
+        "library_missing": Remedy(
+            "install TensorRT 10 for CUDA 13 and add the folder of its libraries to LD_LIBRARY_PATH, and get CUDA 13 "
+            "and cuDNN 9 as Python packages",
+            ("pip", "install", "onnxruntime-gpu[cuda,cudnn]"),
+        ),
+        "device_missing": Remedy("run it where there is an NVIDIA GPU"),
+        "version_mismatch": Remedy("install TensorRT 10 and CUDA 13, which onnxruntime-gpu 1.31 was built with"),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": Remedy("try CUDA, which needs no TensorRT", options=("--provider", "cuda")),
     },
 )

@@ -7,10 +7,14 @@ ignored there. That, the log lines and the defaults were seen with onnxruntime-w
 """
 
 from partita.partition_reports.facts import LogPattern
-from partita.providers.base import Library, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, Library, Option, Plugin, Provider
 from partita.providers.patterns import CPU_PREFERRED
+from partita.remedies import Remedy
 
-VULKAN = "install a Vulkan driver for the GPU and the loader (Debian: libvulkan1 mesa-vulkan-drivers)"
+VULKAN = Remedy(
+    "install a Vulkan driver for the GPU and the loader, on Debian",
+    ("apt-get", "install", "libvulkan1", "mesa-vulkan-drivers"),
+)
 CACHES = ("disabled", "lazyRelease", "simple", "bucket")
 
 PROVIDER = Provider(
@@ -58,13 +62,17 @@ PROVIDER = Provider(
         LogPattern("device_missing", r"(?P<why>No supported adapters.*)"),
     ),
     remedies={
-        "not_in_build": "pip install onnxruntime-webgpu, in an environment without another ONNX Runtime, or "
-        "pip install onnxruntime-ep-webgpu next to onnxruntime",
+        "not_in_build": Remedy(
+            "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-webgpu"),
+            otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-webgpu")),
+        ),
         "library_missing": VULKAN,
         "device_missing": VULKAN,
-        "version_mismatch": "install the onnxruntime that the plugin was built for, or onnxruntime-webgpu instead",
-        "option_rejected": "see `partita providers --json` for its options",
-        "initialisation_failed": f"see the evidence; {VULKAN}",
+        "version_mismatch": Remedy(
+            "install the onnxruntime that the plugin was built for, or onnxruntime-webgpu instead"
+        ),
+        "option_rejected": OPTIONS,
+        "initialisation_failed": VULKAN,
     },
     logs_runs=True,
 )  # fmt: skip

@@ -15,7 +15,7 @@ from partita.partition_reports.actions import Action, Situation, steps_for
 from partita.partition_reports.records import PackageFacts
 from partita.remedies import Remedy
 
-ALLOW_CPU = Remedy("add cpu at the end of --provider to allow it", options=("--provider", "{chain},cpu"))
+ALLOW_CPU = Remedy("add cpu at the end of the chain to allow it", options=("--provider", "{chain},cpu"))
 OTHER_PROVIDER = Remedy("name another provider")
 
 
@@ -72,5 +72,5 @@ def split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
     found: tuple[list[Remedy], list[Remedy]] = ([], [])
     for action in actions:
         title = action.title[:1].lower() + action.title[1:]
-        found[not action.asks].append(Remedy(title, action.words))
+        found[not action.asks].append(replace(action.remedy, text=title))
     return found

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.partition_reports.facts import CPU, SessionFacts
-from partita.partition_reports.records import ChainEntry
+from partita.partition_reports.records import ChainEntry, remedy_records
 from partita.partition_reports.refused import refused_nodes
 from partita.partition_reports.views._refusal import render_refusal
 from partita.partition_reports.wording import plural
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
-from partita.providers.start import Failure, explain
+from partita.providers.start import Failure, explain, failure
 from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU, export_anew
 from partita.runtime.model_file import ModelFile, read_model_file
@@ -33,11 +33,14 @@ from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_e
 from partita.runtime.ort_registry import register_library
 from partita.runtime.pins import Pin, check_pins, pinned_opening
 from partita.runtime.session import NativeFailureError, Opening, Session, open_native
-from partita.runtime.wheels import duplicate_runtime, runtime_wheels
+from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
 
 MOST_NAMED = 5
 WHOLE = 20_000
 """Characters of a message that patterns look through: OpenVINO names the cause at the end of a C++ signature."""
+
+
+OTHER_OPSET = Remedy("give the model another opset, or use another version of ONNX Runtime")
 
 
 class ChainError(ProviderError):
@@ -185,7 +188,7 @@ def overwritten(resolution: Resolution) -> Resolution:
     if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
         return resolution
     finding = duplicate_runtime(owners)
-    return unavailable(resolution, Failure(finding.reason, finding.evidence, finding.remedy))
+    return unavailable(resolution, Failure(finding.reason, finding.evidence, duplicate_remedy(owners)))
 
 
 def register(resolution: Resolution) -> Resolution:
@@ -206,8 +209,7 @@ def register(resolution: Resolution) -> Resolution:
         evidence = (
             f"{resolution.library.name} was registered and offers no device on this machine{provider.plugin_takes}"
         )
-        remedy = provider.remedy("device_missing")
-        return unavailable(resolution, Failure("device_missing", evidence, remedy))
+        return unavailable(resolution, failure(provider, "device_missing", evidence))
     if provider.ort_name in offered:
         return resolution
     return replace(resolution, provider=replace(provider, ort_name=offered[0]))
@@ -292,8 +294,7 @@ def settle_one(resolution: Resolution, names: Sequence[str], log: tuple[str, ...
     for line in log:
         dropped = re.search(DROPPED.pattern, line)
         if dropped and dropped["provider"] == provider.ort_name:
-            remedy = "give the model another opset, or use another version of ONNX Runtime"
-            why = Failure(DROPPED.reason, one_line(line[dropped.start() :]), remedy)
+            why = Failure(DROPPED.reason, one_line(line[dropped.start() :]), OTHER_OPSET)
             return unavailable(resolution, why)
     return resolution
 
@@ -339,7 +340,8 @@ def chain_entry(resolution: Resolution) -> ChainEntry:
         status=resolution.status,
         reason=resolution.reason,
         evidence=resolution.evidence,
-        remedy=resolution.remedy,
+        remedy=None if resolution.remedy is None else str(resolution.remedy),
+        remedies=remedy_records(resolution.remedy),
     )
 
 

@@ -18,6 +18,7 @@ from partita.partition_reports.machine import (
     OptionEntry,
     ProviderEntry,
 )
+from partita.partition_reports.records import remedy_records
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
@@ -26,7 +27,7 @@ from partita.providers.start import failure, one_line
 from partita.runtime.child_process import ChildOutcome, run_children
 from partita.runtime.gpus import nvidia_gpus
 from partita.runtime.provider_check import CHILD, STAGES, TIMEOUT_SECONDS, Check, best_chain, check
-from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels
+from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels, said
 
 NEEDED_CUDNN = re.compile(r"Require cuDNN (?P<cudnn>\d+)")
 """The build does not record its cuDNN; the CUDA provider says it when it cannot start."""
@@ -110,7 +111,8 @@ def entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
         status="usable" if result.usable else "unavailable",
         reason=resolution.reason,
         evidence=resolution.evidence,
-        remedy=resolution.remedy,
+        remedy=None if resolution.remedy is None else str(resolution.remedy),
+        remedies=remedy_records(resolution.remedy),
         seconds=result.seconds,
         devices=result.devices,
         options=options_of(provider),
@@ -131,7 +133,7 @@ def without_runtime(provider: Provider, error: str) -> ProviderEntry:
         status="unavailable",
         reason=why.reason,
         evidence=why.evidence,
-        remedy=extras.remedy(extras.RUNTIME),
+        **said(extras.remedy(extras.RUNTIME)),
         seconds=None,
         devices=(),
         options=options_of(provider),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
-from partita.package import MANIFEST
+from partita.package import MANIFEST, again
 from partita.remedies import Remedy
 from partita.runtime.native_log import complaints
 
@@ -37,8 +37,18 @@ LACKS = re.compile(r"device does not support|shader_helper|not supported by the 
 OTHER_NODE = Remedy(
     "no provider of the chain has a kernel for it: give this node another type or opset, or name another provider"
 )
-OTHER_PRECISION = "export with another --precision, or name another provider"
-AGAIN = "export the checkpoint again, and if that does not help, report it with the package's manifest"
+OTHER_PRECISION = Remedy(
+    "name another provider, or export in another precision",
+    ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp32"),
+)
+ON_CPU = Remedy("try the CPU provider", options=("--provider", "cpu"))
+NEW_FILE = Remedy("check it with onnx.checker, or make it anew")
+SMALLER = Remedy("free some, or export it smaller", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16"))
+SMALLER = Remedy(
+    "free some, or export a shorter one", ("partita", "export", "CHECKPOINT", "OUT", "--max-length", "512")
+)
+CHECK_MODEL = Remedy("check the model")
+AGAIN = Remedy("export the checkpoint again, and if that does not help, report it with the package's manifest")
 
 
 class NoKernelError(ProviderError):
@@ -59,15 +69,15 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
     extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
     packaged = (path.parent / MANIFEST).is_file()
     if MEMORY.search(text):
-        return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}; free some, or export it smaller")
+        return ResourceError(f"{path}: memory ran out while loading it: {text}{extra}", remedy=SMALLER)
     if kind == NO_KERNEL:
         node = NAMED_NODE.search(text)
         return NoKernelError(f"{path}: {names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
-        advice = "export the checkpoint again" if packaged else "check it with onnx.checker, or make it anew"
-        return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}; {advice}")
-    advice = "try --provider cpu" if list(chain) != ["CPUExecutionProvider"] else "check the model"
-    return ProviderError(f"{path}: {names} failed to open it: {text}{extra}; {advice}")
+        remedy = again(path.parent) if packaged else NEW_FILE
+        return PackageError(f"{path}: ONNX Runtime cannot load it: {text}{extra}", remedy=remedy)
+    remedy = ON_CPU if list(chain) != ["CPUExecutionProvider"] else CHECK_MODEL
+    return ProviderError(f"{path}: {names} failed to open it: {text}{extra}", remedy=remedy)
 
 
 def blames_provider(error: Exception) -> bool:
@@ -82,23 +92,20 @@ def run_error(file: str, error: Exception) -> PartitaError:
     """What to raise when binding or a run fails."""
     kind, text = type(error).__name__, one_line(str(error))
     if MEMORY.search(text):
-        return ResourceError(f"{file}: memory ran out in a run: {text}; free some, or export a smaller --max-length")
+        return ResourceError(f"{file}: memory ran out in a run: {text}", remedy=SMALLER)
     if LACKS.search(text):
-        return ProviderError(f"{file}: the device cannot run it: {text}; {OTHER_PRECISION}")
+        return ProviderError(f"{file}: the device cannot run it: {text}", remedy=OTHER_PRECISION)
     if kind in PROVIDER_TROUBLE:
-        return ProviderError(f"{file}: the provider failed in a run: {text}; try --provider cpu")
-    return GenerationError(f"{file}: a run failed: {text}; {AGAIN}")
+        return ProviderError(f"{file}: the provider failed in a run: {text}", remedy=ON_CPU)
+    return GenerationError(f"{file}: a run failed: {text}", remedy=AGAIN)
 
 
 def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
     """What to raise when a buffer cannot be allocated."""
     said = f" ({one_line(str(error))})" if error is not None else ""
     if error is not None and not MEMORY.search(str(error)):
-        return ProviderError(f"no buffer of {size_bytes:,} bytes in {memory} memory{said}; {OTHER_PRECISION}")
-    return ResourceError(
-        f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}; free some, or export with a smaller "
-        "--max-length or --batch-size"
-    )
+        return ProviderError(f"no buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=OTHER_PRECISION)
+    return ResourceError(f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=SMALLER)
 
 
 def one_line(text: str, longest: int = LONGEST) -> str:

@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
+from partita.remedies import Remedy
 from partita.runtime.chat import Message, conversation, rendered, template_of_processor
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
 CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the first new ones: some tokenizers drop a space at the beginning."""
+TOKEN_IDS = Remedy("give the prompt as token ids, or export a checkpoint that has one", options=("--token-ids",))
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
@@ -211,10 +213,7 @@ def load_text(folder: Path, kind: TokenizerKind = "transformers") -> Text:
     Raises PackageError when the package has no tokenizer, or it cannot be loaded.
     """
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise PackageError(
-            f"{folder}: the package has no tokenizer; give the prompt as token ids with --token-ids, or export a "
-            "checkpoint that has one"
-        )
+        raise PackageError(f"{folder}: the package has no tokenizer", remedy=TOKEN_IDS)
     if kind == "tokenizers":
         return Text(loaded(PlainTokenizer, folder), folder)
     return Text(loaded(FullTokenizer, folder), folder)
@@ -235,9 +234,7 @@ def loaded(reader: type[Loaded], folder: Path) -> Loaded:
         if lacking is not None:
             raise lacking from error
         reason = " ".join(str(error).split())[:300]
-        raise PackageError(
-            f"{folder}: the tokenizer does not load ({reason}); give the prompt as token ids with --token-ids"
-        ) from error
+        raise PackageError(f"{folder}: the tokenizer does not load ({reason})", remedy=TOKEN_IDS) from error
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:

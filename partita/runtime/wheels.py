@@ -8,14 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from partita import extras
 from partita.partition_reports.machine import EnvironmentFinding
+from partita.partition_reports.records import remedy_records
 from partita.partition_reports.wording import listing
 from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
+from partita.remedies import Remedy
 
+REINSTALL = Remedy("put its files back", ("pip", "install", "--force-reinstall", "{wheel}=={version}"))
+UNINSTALL = Remedy("install only the one you want, after", ("pip", "uninstall", "--yes", "{wheels}"))
+FITTING = Remedy(
+    "install the one that it needs",
+    ("pip", "install", "{wheel}{specifier}"),
+    otherwise=Remedy("another version of {plugin}"),
+)
 MARK = "onnxruntime/__init__.py"
 """The file that every ONNX Runtime wheel installs, and that two of them overwrite for each other."""
 HOSTS = frozenset(
@@ -72,7 +81,7 @@ def environment_findings(
             EnvironmentFinding(
                 reason="initialisation_failed",
                 evidence=f"{names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}",
-                remedy=reinstall(owners[0]),
+                **said(reinstall(owners[0])),
             )
         )
     elif len(owners) == 1 and owners[0].version != imported_version:
@@ -80,7 +89,7 @@ def environment_findings(
             EnvironmentFinding(
                 reason="version_mismatch",
                 evidence=f"{names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}",
-                remedy=reinstall(owners[0]),
+                **said(reinstall(owners[0])),
             )
         )
     if owners:
@@ -98,9 +107,14 @@ def names(owners: Iterable[Wheel]) -> str:
     return shown((owner.name, owner.version) for owner in owners)
 
 
-def reinstall(owner: Wheel) -> str:
+def reinstall(owner: Wheel) -> Remedy:
     """How to put the files of a wheel back."""
-    return f"pip install --force-reinstall {owner.name}=={owner.version}"
+    return REINSTALL.filled(wheel=owner.name, version=owner.version)
+
+
+def said(remedy: Remedy) -> dict[str, Any]:
+    """A remedy as a finding has it."""
+    return {"remedy": str(remedy), "remedies": remedy_records(remedy)}
 
 
 def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
@@ -111,12 +125,16 @@ def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
     else:
         hidden = names(owner for owner in owners if owner.folder != owners[0].folder)
         evidence = f"{names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
-    every = " ".join(dict.fromkeys(owner.name for owner in owners))
     return EnvironmentFinding(
         reason="duplicate_runtime",
         evidence=evidence,
-        remedy=f"pip uninstall --yes {every}, then install only the one you want",
+        **said(duplicate_remedy(owners)),
     )
+
+
+def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
+    """All of them have to go: what is left of one is not whole."""
+    return UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
 
 
 def no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
@@ -125,7 +143,7 @@ def no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
         evidence = f"{shown(plugins.items())} has no ONNX Runtime to be plugged into: none is installed"
     else:
         evidence = "no ONNX Runtime is installed"
-    return EnvironmentFinding(reason="not_in_build", evidence=evidence, remedy=extras.runtime_remedy())
+    return EnvironmentFinding(reason="not_in_build", evidence=evidence, **said(extras.runtime_remedy()))
 
 
 def plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
@@ -147,7 +165,7 @@ def plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFi
                     reason="version_mismatch",
                     evidence=f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}, and "
                     f"{names(owners)} is installed",
-                    remedy=f'pip install "{owners[0].name}{needed.specifier}", or another version of {wheel}',
+                    **said(FITTING.filled(wheel=owners[0].name, specifier=needed.specifier, plugin=wheel)),
                 )
             )
     return found

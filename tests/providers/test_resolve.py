@@ -7,12 +7,13 @@ import pytest
 from partita.errors import UsageError
 from partita.providers.base import Provider
 from partita.providers.resolve import known_providers, names_to_providers, parse_chain, resolve
+from partita.remedies import Remedy
 
 
 def provider(name: str, aliases: tuple[str, ...] = (), remedy: str = "") -> Provider:
     return Provider(
         name=name, ort_name=f"{name.title()}ExecutionProvider", aliases=aliases, wheels=(f"onnxruntime-{name}",),
-        device_memory="Cpu", preferred_attention="gqa", remedies={"not_in_build": remedy},
+        device_memory="Cpu", preferred_attention="gqa", remedies={"not_in_build": Remedy(remedy)} if remedy else {},
     )  # fmt: skip
 
 
@@ -55,6 +56,6 @@ def test_a_provider_that_is_not_in_the_build_says_so_with_evidence_and_remedy():
     assert [entry.status for entry in found] == ["unavailable", "unavailable", "active"]
     assert found[0].reason == "not_in_build"
     assert "CPUExecutionProvider" in (found[0].evidence or "")
-    assert "onnxruntime-fpga" in (found[0].remedy or "")
-    assert found[1].remedy == "buy one"
+    assert found[0].remedy is not None and found[0].remedy.command == ("pip", "install", "onnxruntime-fpga")
+    assert found[1].remedy == Remedy("buy one")
     assert (found[2].reason, found[2].evidence, found[2].remedy) == (None, None, None)

@@ -94,7 +94,7 @@ def test_names_that_are_no_text(tmp_path, good, bad):
 
 
 def test_a_folder_a_missing_file_and_an_empty_graph(tmp_path):
-    with pytest.raises(PackageError, match="a folder without a manifest"):
+    with pytest.raises(PackageError, match="not a Partita package"):
         read_onnx(tmp_path)
     with pytest.raises(PackageError, match="no such file"):
         read_onnx(tmp_path / "none.onnx")

@@ -14,6 +14,7 @@ import pytest
 
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
+from partita.remedies import Remedy
 from partita.runtime import provider_check
 from partita.runtime.child_process import ChildOutcome, run_children
 from partita.runtime.ort_registry import available_ort_names
@@ -106,7 +107,7 @@ def test_a_provider_without_its_libraries_says_which_one_is_missing(name, librar
     assert not found.usable
     assert found.resolution.reason == "library_missing"
     assert found.resolution.evidence == f"{library}: cannot open shared object file: No such file or directory"
-    assert "onnxruntime-gpu[cuda,cudnn]" in (found.resolution.remedy or "")
+    assert "onnxruntime-gpu[cuda,cudnn]" in str(found.resolution.remedy)
     assert (found.library_loads, found.device_found) == (False, None)
 
 
@@ -256,7 +257,7 @@ def test_the_default_chain_says_why_the_better_one_is_not_it():
 def test_the_best_usable_provider_leads_and_the_cpu_follows():
     names = ("CUDAExecutionProvider", "OpenVINOExecutionProvider", "TensorrtExecutionProvider", "CPUExecutionProvider")
     cuda, openvino = (entry for entry in candidates(names) if entry.provider.name in ("cuda", "openvino"))
-    failed = Check(Resolution(cuda.provider, "unavailable", "device_missing", "none", "buy one"), True, False)
+    failed = Check(Resolution(cuda.provider, "unavailable", "device_missing", "none", Remedy("buy one")), True, False)
     found = best_chain(names, (failed, Check(openvino, True, True)))
     assert [entry.name for entry in found.chain] == ["openvino", "cpu"]
     assert found.reason == "cuda: device_missing; openvino is usable; so openvino, then cpu"

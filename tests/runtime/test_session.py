@@ -154,7 +154,7 @@ def test_a_bf16_package_on_the_cpu_provider_ends_in_one_line_that_says_what_to_d
     assert (code, out) == (ProviderError.exit_code, "")
     assert re.fullmatch(
         r"partita: .*/model\.onnx: CPUExecutionProvider cannot run it: Could not find an implementation for .* node "
-        r"with name 'model\..*'; export with another --precision\n",
+        r"with name 'model\..*'; export in float32: partita export CHECKPOINT \S+ --target cpu --precision fp32\n",
         err,
     ), err
     assert [path.name for path in own_temp.iterdir() if path.name.startswith("partita")] == []
@@ -165,7 +165,7 @@ def test_truncated_and_missing_weights_are_package_errors(package_copy):
     folder = package_copy()
     data = folder / "model.onnx.data"
     data.write_bytes(data.read_bytes()[:1000])
-    with pytest.raises(PackageError, match=r"model\.onnx: .*export the checkpoint again"):
+    with pytest.raises(PackageError, match=r"model\.onnx: .*partita export CHECKPOINT \S+ --force"):
         open_session(folder / "model.onnx", CPU, threads=1, observe=False)
     data.unlink()
     with pytest.raises(PackageError, match=r"model\.onnx"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from partita.partition_reports.groups import op_type_of, provider_of
-from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.records import ChainEntry, Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
 from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
@@ -35,6 +35,7 @@ from partita.partition_reports.wording import (
     short_provider,
     tally,
 )
+from partita.remedies import shell
 
 StateName = Literal["all", "nearly", "partly", "none", "refused", "nothing"]
 SIGNS: dict[StateName, str] = {"all": "✓", "nearly": "◕", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
@@ -343,6 +344,15 @@ def say_moves(phase: Phase) -> str:
     return f"{plural(cost.copies, 'copy')} per {run}{size}; {parts}"
 
 
+def remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
+    """What helps a provider that is not there: commands by themselves, where the report has them."""
+    for remedy in entry.remedies:
+        words = shell(remedy.options)
+        yield Command(remedy.command, remedy.text) if remedy.command else f"{remedy.text}{words and ': '}{words}"
+    if entry.remedy and not entry.remedies:
+        yield entry.remedy
+
+
 def answer_do(report: Report) -> Answer:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
@@ -353,7 +363,7 @@ def answer_do(report: Report) -> Answer:
     if not missing and state == "nearly":
         return Answer(question, "nothing", ("What is elsewhere costs next to nothing.",), more)
     action = next(top_actions(report, groups), None)
-    remedies: list[Cell | Command] = [entry.remedy for entry in missing if entry.remedy]
+    remedies: list[Cell | Command] = [line for entry in missing for line in remedy_lines(entry)]
     if action is None and not missing:
         remedies += [entries[0].remedy for _, entries in groups[:1]]
     commands = [Command(action.words, action.does)] if action is not None else []

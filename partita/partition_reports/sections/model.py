@@ -5,10 +5,11 @@ Every text is as the report has it: a view has to make it harmless for where it 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from partita.remedies import shell
 
 Tone = Literal["plain", "quiet", "good", "mild", "warn", "bad"]
 """How something is meant; a view may give it a colour, and never a colour alone."""
@@ -79,7 +80,7 @@ class Command:
     @property
     def text(self) -> str:
         """As it is typed."""
-        return shlex.join(self.words)
+        return shell(self.words)
 
 
 @dataclass(frozen=True, slots=True)

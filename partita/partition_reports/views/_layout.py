@@ -8,7 +8,6 @@ cells do.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal
@@ -16,6 +15,7 @@ from typing import Literal
 from rich.cells import cell_len
 
 from partita.partition_reports.sections.model import Column
+from partita.remedies import quoted
 
 GAP = 2
 """Cells between two columns of a table, and how far what belongs below something is set in."""
@@ -96,7 +96,7 @@ def command(words: Sequence[str], width: int, *, indent: int = 0) -> list[str]:
     """
     lines: list[str] = []
     line, room = "", width - indent - 2 * len(PROMPT) - len(GO_ON)
-    for word in map(shlex.quote, words):
+    for word in map(quoted, words):
         if line and cell_len(f"{line} {word}") > room:
             lines.append(f"{line}{GO_ON}")
             line = word

@@ -29,6 +29,7 @@ from partita.partition_reports.records import ChainEntry, Fallback
 from partita.partition_reports.session_index import SessionIndex, index_session
 from partita.partition_reports.wording import plural
 from partita.providers.resolve import Resolution
+from partita.remedies import Remedy
 from partita.runtime.advice import export_anew
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
@@ -53,8 +54,8 @@ Sizes = Mapping[str, tuple[int, ...]]
 BUDGET = "the time for experiments was up (--probe-seconds)"
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
-FIX = "fix the sizes of the model's inputs; for a package: export --static-shapes"
-REJECTED_REMEDY = "change the part that it fails over, or name another provider; other graphs it opens"
+FIX = Remedy("fix the sizes of the model's inputs")
+REJECTED_REMEDY = Remedy("change the part that it fails over, or name another provider; other graphs it opens")
 NOTHING_RUN = SessionFacts(
     file="", phases=("run",), graph=(), plan=None, assigned=None, events=(), runs=(), log=(), registered=(), ports=(),
     load_seconds=0.0,
@@ -178,8 +179,7 @@ def probe_missing_kernel(
     if shown is None:
         return error
     remedy = export_anew(error.path, (shown.code,), asked.provider.ort_name, asking=False)
-    what = error.what if shown.code == "no_kernel_op" else f"{error.what}; {shown.evidence}"
-    return NoKernelError(what, error.path, error.node, remedy=remedy)
+    return NoKernelError(error.what, error.path, error.node, remedy=remedy)
 
 
 def explained(session: SessionFacts, wanted: ChainEntry) -> Fallback:

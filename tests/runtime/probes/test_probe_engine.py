@@ -14,6 +14,7 @@ from partita.commands.probing import why_refused, with_probes
 from partita.errors import ProviderError
 from partita.partition_reports.facts import AssignedNode, NodeProbe
 from partita.providers.resolve import Resolution, known_providers
+from partita.remedies import Remedy
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.probes import engine
@@ -26,8 +27,12 @@ from tests.partition_reports.samples import run_facts, session_facts
 CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
 WANTED = Resolution(known_providers()["qnn"], "active")
 FALLBACK = Resolution(known_providers()["cpu"], "active")
-FAILED = replace(WANTED, status="unavailable", reason="initialisation_failed", evidence="finalising failed", remedy="?")
-GONE = replace(WANTED, status="unavailable", reason="device_missing", evidence="no such device", remedy="buy one")
+FAILED = replace(
+    WANTED, status="unavailable", reason="initialisation_failed", evidence="finalising failed", remedy=Remedy("?")
+)
+GONE = replace(
+    WANTED, status="unavailable", reason="device_missing", evidence="no such device", remedy=Remedy("buy one")
+)
 TEXT = (
     '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
     "g (float[N,4] x) => (float[N,4] y) {\n  [a] h = Relu(x)\n  [b] i = Elu<alpha=2.0>(h)\n"

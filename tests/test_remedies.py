@@ -1,0 +1,286 @@
+"""Every remedy of the house is found, and its command is one that works.
+
+A remedy is a constant of its module: the source is read for every `Remedy(...)`, the modules are imported, and as many
+have to be found in them, so that none is made where nobody looks. A command of ours is parsed by the command line, with
+its values looked up where they are names; what pip is to install has to be a name that is published for it. What other
+programs do is in `TRIED`, with the test that does it. Remedies that can be applied here are applied where their
+complaint is provoked: test_strangers.py, contract/test_remedies.py, test_report_actions.py, and below.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from partita import cli
+from partita.package import KNOWN_ANSWER, WEIGHTS, read_manifest
+from partita.partition_reports.reasons.base import load_reasons
+from partita.providers.options import parse_options
+from partita.providers.resolve import known_providers, parse_chain
+from partita.remedies import Remedy
+from partita.runtime.advice import ALLOW_CPU
+from tests import test_strangers
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.remedy_of import alternatives, remedy_of
+
+MAKER = "Remedy"
+INSIDE = frozenset({"partita/remedies.py:filled"})
+"""Functions that make a remedy out of another one."""
+BLANKS: dict[str, Any] = {
+    "checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu",
+    "folder": "pkg", "wheel": "onnxruntime", "version": "1.31.1", "specifier": ">=1.31", "plain": "cpu",
+    "plugin": "onnxruntime-qnn",
+    "wheels": ("onnxruntime", "onnxruntime-gpu"), "owners": ("onnxruntime", "onnxruntime-gpu"), "owner": "onnx-ir",
+    "others": "gpu, webgpu", "extras": "export,cpu", "attention": "gqa", "precision": "fp32", "max_length": 512,
+    "batch_size": 1,
+}  # fmt: skip
+VERBS = ("generate", "place", "export", "verify")
+POSITIONAL = {"generate": ["pkg", "1,2"], "place": ["pkg"], "export": ["owner/name", "out"], "verify": ["pkg"]}
+TRIED = {
+    "chmod": test_strangers.test_what_may_not_be_read_is_to_be_made_readable,
+    "git": test_strangers.test_a_pointer_of_git_lfs_is_to_be_pulled,
+}
+"""Programs whose commands a test carries out, or does what they do."""
+OF_SYSTEMS = {
+    "apt-get": "Debian's own, as root: .ci and CONTRIBUTING.md install the packages by it",
+    "nvidia-smi": "comes with the NVIDIA driver",
+    "rocminfo": "comes with ROCm",
+}
+"""Programs that are not there on every machine, and where they come from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """One `Remedy(...)` in the source."""
+
+    where: str
+    constant: bool
+    """Made when its module is imported, in no function."""
+
+
+def made_in_source() -> list[Made]:
+    """Every remedy that the source makes."""
+    found = []
+    for path in sorted((REPOSITORY / "partita").rglob("*.py")):
+        name = path.relative_to(REPOSITORY).as_posix()
+        found += [Made(where, constant) for where, constant in calls(ast.parse(path.read_text("utf-8")), name, "")]
+    return found
+
+
+def calls(node: ast.AST, path: str, function: str) -> Iterator[tuple[str, bool]]:
+    """Calls of `Remedy` below `node`, by file and line or function."""
+    for child in ast.iter_child_nodes(node):
+        inner = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(child, ast.Call) and getattr(child.func, "id", getattr(child.func, "attr", "")) == MAKER:
+            yield (f"{path}:{inner}" if inner else f"{path}:{child.lineno}"), not inner
+        yield from calls(child, path, inner)
+
+
+@cache
+def every_remedy() -> dict[int, tuple[str, Remedy]]:
+    """Every remedy that a module of Partita holds, by identity, with the module that it was found in first."""
+    found: dict[int, tuple[str, Remedy]] = {}
+    for path in sorted((REPOSITORY / "partita").rglob("*.py")):
+        if MAKER not in path.read_text("utf-8"):
+            continue
+        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        for value in vars(importlib.import_module(name)).values():
+            for remedy in remedies_in(value, 0):
+                found.setdefault(id(remedy), (name, remedy))
+    return found
+
+
+def remedies_in(value: object, depth: int) -> Iterator[Remedy]:
+    """Remedies in a constant: itself, or in a record, a mapping or a sequence."""
+    if depth > 6 or isinstance(value, type):
+        return
+    if isinstance(value, Remedy):
+        yield value
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from remedies_in(getattr(value, field.name), depth + 1)
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from remedies_in(entry, depth + 1)
+    elif isinstance(value, list | tuple | frozenset):
+        for entry in value:
+            yield from remedies_in(entry, depth + 1)
+
+
+def test_a_remedy_is_a_constant_of_its_module() -> None:
+    made = made_in_source()
+    assert [entry.where for entry in made if not entry.constant and entry.where not in INSIDE] == []
+    assert len(every_remedy()) >= sum(entry.constant for entry in made) > 50, "one of them is where nobody finds it"
+
+
+REMEDIES = {
+    f"{name.removeprefix('partita.')}-{number}": remedy for number, (name, remedy) in enumerate(every_remedy().values())
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_remedy_says_what_to_do_and_its_command_works(name: str) -> None:
+    remedy = REMEDIES[name].filled(**BLANKS)
+    assert remedy.text or remedy.command, "it says nothing"
+    assert not remedy.text.endswith((".", ":")), "the message goes on"
+    assert "\n" not in str(remedy)
+    assert not (remedy.command and remedy.options), "one or the other"
+    for prose in ("--", "partita ", "pip install", "`"):
+        assert prose not in remedy.text, f"{prose!r} belongs to a command, not to words"
+    if remedy.command:
+        check_command(remedy.command)
+    if remedy.options:
+        assert any(takes(verb, list(remedy.options)) for verb in VERBS), f"no verb takes {remedy.options}"
+        check_values(list(remedy.options))
+
+
+def check_command(command: tuple[str, ...]) -> None:
+    """Fail when a command cannot be what it says."""
+    program, *words = command
+    if program == "partita":
+        parsed(words)
+        check_values(words)
+    elif program == "pip":
+        assert words[0] in ("install", "uninstall")
+        for word in words[1:]:
+            assert word.startswith("--") or installable(word), f"{word} is no package that Partita knows of"
+    else:
+        assert program in TRIED or program in OF_SYSTEMS, f"nobody tries {program}"
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """The options and arguments as the command line reads them. Raises what it raises."""
+    group: Any = typer.main.get_command(cli.app)
+    command, rest = group, words
+    while hasattr(command, "commands"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    found: dict[str, Any] = command.make_context(words[0], list(rest)).params
+    return found
+
+
+def takes(verb: str, options: list[str]) -> bool:
+    """Whether a verb has these options."""
+    try:
+        parsed([verb, *POSITIONAL[verb], *options])
+    except (typer.BadParameter, SystemExit):
+        return False
+    except Exception as error:
+        if "NoSuchOption" in type(error).__name__ or "UsageError" in type(error).__name__:
+            return False
+        raise
+    return True
+
+
+def check_values(words: list[str]) -> None:
+    """Names that the command line reads as texts: providers, provider options."""
+    for option, value in zip(words, words[1:], strict=False):
+        if option in ("--provider", "--target"):
+            parse_chain(value)
+        if option == "--provider-option":
+            parse_options([value], parse_chain(value.partition(".")[0]))
+
+
+def installable(word: str) -> bool:
+    """Whether pip finds this: a package that Partita declares or knows a provider to be in, with extras that it has."""
+    match = re.fullmatch(r"([A-Za-z0-9._-]+?)(?:\[([^\]]+)\])?(?:[<>=~!]=?[^,]+)?", word)
+    assert match is not None, word
+    name, extras = match[1], (match[2] or "").split(",") if match[2] else []
+    if name == "partita":
+        return set(extras) <= set(project()["optional-dependencies"])
+    declared = " ".join(
+        [*project()["dependencies"], *(line for lines in project()["optional-dependencies"].values() for line in lines)]
+    )
+    wheels = {wheel for provider in known_providers().values() for wheel in provider.wheels}
+    wheels |= {provider.plugin.wheel for provider in known_providers().values() if provider.plugin}
+    known = name in wheels or re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", declared) is not None
+    return known and all(re.search(rf"{re.escape(name)}\[[^\]]*\b{extra}\b", declared + FACTS) for extra in extras)
+
+
+FACTS = " onnxruntime-gpu[cuda,cudnn]"
+"""Extras that a wheel has by its own metadata (onnxruntime-gpu 1.31.1, METADATA, Provides-Extra)."""
+
+
+@cache
+def project() -> dict[str, Any]:
+    """What pyproject.toml says of the project."""
+    found: dict[str, Any] = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+    return found
+
+
+def test_what_is_said_of_a_wheels_extras_is_so() -> None:
+    from importlib import metadata
+
+    try:
+        told = metadata.metadata("onnxruntime-gpu").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        pytest.skip("onnxruntime-gpu is not installed")
+    assert {"cuda", "cudnn"} <= set(told)
+
+
+def test_every_reason_and_every_provider_has_a_remedy() -> None:
+    for reason in load_reasons():
+        assert reason.remedy
+        for step in reason.steps:
+            assert step.remedy.command, f"{reason.code}: {step.title} is a step without a command"
+    for provider in known_providers().values():
+        for code, remedy in provider.remedies.items():
+            assert isinstance(remedy, Remedy), f"{provider.name}: {code}"
+
+
+# applied
+
+
+@pytest.mark.parametrize("damage", [WEIGHTS, KNOWN_ANSWER, "model.onnx"])
+def test_a_damaged_package_is_made_again_as_it_was(
+    damage: str, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """What is given is the checkpoint, which a manifest names only where it is of the hub."""
+    checkpoint = tiny_checkpoint("llama")
+    package = shutil.copytree(exported(checkpoint, precision="fp16", attention="primitives"), tmp_path / "pkg")
+    before = read_manifest(package)
+    (package / damage).write_bytes((package / damage).read_bytes()[:-8])
+    command = remedy_of("verify", package, "--provider", "cpu").command
+    assert command[:4] == ("partita", "export", "CHECKPOINT", str(package))
+    if damage == WEIGHTS:  # one export is enough
+        words = [str(checkpoint) if word == "CHECKPOINT" else word for word in command[1:]]
+        assert cli.run([*words, "--no-verify"]) == 0
+        after = read_manifest(package)
+        assert (after.graph, after.source) == (before.graph, before.source)
+        assert cli.run(["generate", str(package), "hi", "--provider", "cpu", "--max-new-tokens", "1"]) == 0
+
+
+def test_a_tokenizer_that_does_not_load_is_not_needed(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path
+) -> None:
+    """The option that the error names is given, with what it asks for as the prompt."""
+    package = shutil.copytree(
+        exported(tiny_checkpoint("llama"), precision="fp16", attention="primitives"), tmp_path / "p"
+    )
+    size = (package / "tokenizer.json").stat().st_size
+    (package / "tokenizer.json").write_text("{".ljust(size))
+    (found,) = alternatives(remedy_of("generate", package, "hi", "--provider", "cpu"))
+    given = ["generate", str(package), "1,2,3", "--provider", "cpu", "--max-new-tokens", "2"]
+    assert found.options and cli.run([*given, *found.options]) == 0
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_a_refused_chain_is_allowed_with_the_options_that_are_named(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """GroupQueryAttention has no float32 kernel on CUDA; the command that stands beside them is about the package."""
+    package = exported(tiny_checkpoint("llama"), attention="gqa")
+    given = ["place", str(package), "--dry-run", "--provider", "cuda", "--probe-seconds", "30"]
+    assert cli.run(given) == 3
+    allowed = ALLOW_CPU.filled(chain="cuda")
+    assert cli.run([*given[:3], *allowed.options, "--probe-seconds", "0"]) == 0
