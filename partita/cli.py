@@ -891,7 +891,7 @@ def _run(arguments: list[str], ending: _Ending) -> int:
         _drop_stdout()
         return 0
     except PartitaError as error:
-        return ending.fail(public_type(error), str(error), error.exit_code, details=getattr(error, "details", ""))
+        return ending.explained(error)
     except TyperException as error:
         return ending.fail("UsageError", _usage_error(error), error.exit_code)
     except OSError as error:
@@ -953,9 +953,15 @@ class _Ending:
             return self.interrupted()
         lacking = extras.explain(error, foreign=True)
         if lacking is not None:
-            return self.fail(public_type(lacking), str(lacking), lacking.exit_code)
+            return self.explained(lacking)
         hint = "" if self.debug else "; this is a bug in Partita, --debug shows where"
         return self.fail("InternalError", f"internal error: {type(error).__name__}: {error}{hint}", 1)
+
+    def explained(self, error: PartitaError) -> int:
+        """An error of ours."""
+        remedy = None if error.remedy is None else " ".join(str(error.remedy).split())
+        details = getattr(error, "details", "")
+        return self.fail(public_type(error), str(error), error.exit_code, details=details, remedy=remedy)
 
     def interrupted(self) -> int:
         """Ctrl-C."""
@@ -965,7 +971,7 @@ class _Ending:
         """Another signal that ends a process."""
         return self.fail("Terminated", f"ended by {error.name}", error.exit_code)
 
-    def fail(self, kind: str, message: str, code: int, *, details: str = "") -> int:
+    def fail(self, kind: str, message: str, code: int, *, details: str = "", remedy: str | None = None) -> int:
         """One line on stderr, then the table of an error that has one. Control characters (from a file name, say) are
         not passed to the terminal.
         """
@@ -977,13 +983,13 @@ class _Ending:
                 print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
         if self.as_json:
             with suppress(OSError):
-                self.print_json(kind, line, code, details)
+                self.print_json(kind, line, code, details, remedy)
         return code
 
-    def print_json(self, kind: str, message: str, code: int, details: str) -> None:
+    def print_json(self, kind: str, message: str, code: int, details: str, remedy: str | None) -> None:
         """The error on stdout, where no result is."""
         from partita.commands import terminal
         from partita.commands.results import ErrorResult, error_fact
 
         if not terminal.stdout_used:
-            terminal.print_record(ErrorResult(error=error_fact(kind, message, code, details)))
+            terminal.print_record(ErrorResult(error=error_fact(kind, message, code, details, remedy)))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from partita import strangers
 from partita.errors import PackageError
@@ -151,6 +151,13 @@ class Graph(Record):
     """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
     beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
     """
+
+    @model_validator(mode="after")
+    def _runs_every_phase(self) -> Graph:
+        for phase in ("prefill", "decode"):
+            if sum(file.phase in (phase, "any") for file in self.files) != 1:
+                raise ValueError(f"not one of its files is for {phase}, or more than one is")
+        return self
 
 
 class StepError(Record):

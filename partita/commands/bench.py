@@ -26,14 +26,13 @@ from partita.commands.bench_entries import (
 from partita.commands.bench_options import BenchOptions, check_options
 from partita.commands.bench_rounds import Race, Racer, Say
 from partita.commands.bench_subjects import Subject, read_subjects
-from partita.commands.outputs import Sink, Stdout, claim_output
+from partita.commands.outputs import Sink, Stdout, claim_output, say_written
 from partita.commands.terminal import note, stderr, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, ProviderError
 from partita.files import Output, temporary_directory
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.bench_verdict import give_verdict
 from partita.partition_reports.benching import build_contenders, choose_baseline, complete_rounds, shown_rounds
-from partita.remedies import shell
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
@@ -161,10 +160,10 @@ def show(options: BenchOptions, bench: Bench, sink: Sink | None) -> None:
 
         view.render(bench, stdout_console())
     if isinstance(sink, Output):
-        note(f"result: {sink.path} (see it with: partita report show {shell((str(sink.path),))})")
+        say_written("result", sink.path)
     for entry in bench.contenders:
         if entry.report is not None:
-            note(f"report: {entry.report} (see it with: partita report show {shell((entry.report,))})")
+            say_written("report", entry.report)
 
 
 def failure(failed: Sequence[Racer]) -> PartitaError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from partita.commands.chain_options import Target, say_chain
 from partita.commands.generate_options import MAX_NEW_TOKENS, GenerateOptions
-from partita.commands.outputs import STDOUT, Sink
+from partita.commands.outputs import STDOUT, Sink, say_written
 from partita.commands.probing import package_refused, probe_package, was_interrupted
 from partita.commands.results import (
     ChainLink,
@@ -22,11 +22,11 @@ from partita.commands.results import (
     GenerateResult,
     GenerationTimings,
     SamplingOptions,
-    error_fact,
+    fact_of,
 )
 from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import note, print_record, write_stderr, write_stdout
-from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError, public_type
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.files import Output
 from partita.package import Manifest
 from partita.partition_reports.session_index import PHASES
@@ -276,7 +276,7 @@ def as_record(
         ),
         timings=GenerationTimings(**timings(runner.steps, len(outcome.rows))),
         notes=((ignored,) if ignored else ()) + target.notes,
-        error=error_fact(public_type(error), str(error), error.exit_code) if error else None,
+        error=fact_of(error) if error else None,
     )
 
 
@@ -381,5 +381,5 @@ def _write_report(
     report = make_report(options.package, runner.manifest, facts, resolutions, asked)
     sink.write(json_view.to_text(report))
     if isinstance(sink, Output):
-        note(f"report: {sink.path} (see it with: partita report show {sink.path})")
+        say_written("report", sink.path)
     return was_interrupted(report.notes)

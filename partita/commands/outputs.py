@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.commands.chain_options import ChainOptions
-from partita.commands.terminal import write_stdout_bytes
+from partita.commands.terminal import note, write_stdout_bytes
 from partita.errors import PackageError, UsageError
 from partita.files import STDIN, Output, claim
+from partita.remedies import shell
 
 STDOUT = Path("-")
 
@@ -31,6 +32,11 @@ Sink = Output | Stdout
 def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -> Sink:
     """Where a text goes that the user wants in `path`; `-` is stdout. Raises what `partita.files.claim` raises."""
     return Stdout() if path == STDOUT else claim(path, what, reads, option=option)
+
+
+def say_written(what: str, path: Path | str) -> None:
+    """A note on where a report or result is, and the command that shows it, as a shell takes it."""
+    note(f"{what}: {path} (see it with: {shell(('partita', 'report', 'show', str(path)))})")
 
 
 def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:

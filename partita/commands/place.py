@@ -11,7 +11,7 @@ from pathlib import Path
 
 import partita.errors as errors
 from partita.commands.chain_options import Target, read_chain_options, say_target
-from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout
+from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout, say_written
 from partita.commands.place_options import PlaceOptions, check_chain, check_options
 from partita.commands.probing import was_interrupted
 from partita.commands.run_report import limits_error
@@ -81,7 +81,7 @@ def finish(
 
         text.render(report, stdout_console())
     if isinstance(sink, Output):
-        note(f"report: {sink.path} (see it with: partita report show {sink.path})")
+        say_written("report", sink.path)
     if error is not None:
         raise error
     over = limits_error(report)

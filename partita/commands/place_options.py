@@ -45,6 +45,14 @@ class PlaceOptions:
         """A folder is taken for a package."""
         return self.model.is_dir()
 
+    def command(self) -> tuple[str, ...]:
+        """Words of the command line that asked this, as far as it decides what is run."""
+        chain = ("--provider", self.where.provider) if self.where.provider else ()
+        dry = ("--dry-run", *(("--device", self.device) if self.device else ())) if self.dry_run else ()
+        given = [word for text in self.shapes for word in ("--shape", text)]
+        given += [word for text in self.values for word in ("--input", text)]
+        return ("partita", "place", str(self.model), *chain, *dry, *given)
+
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values, for a child process."""
         return {**asdict(self), "model": str(self.model.resolve()), "report": None}

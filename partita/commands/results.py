@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter
 
 import partita
+from partita.errors import PartitaError, public_type
 from partita.package import Manifest
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.diff_records import ReportDiff
@@ -32,7 +33,7 @@ class ErrorFact(Record):
     message: str
     """The line that is on stderr, without `partita: `."""
     remedy: str | None
-    """What to do: the end of the message, behind its last semicolon; null when it has none."""
+    """What to do, as the end of the message says; null when it does not."""
     details: tuple[str, ...] = ()
     """Lines of the table that an error may have."""
     exit_code: int
@@ -45,16 +46,19 @@ class ErrorResult(Record):
     error: ErrorFact
 
 
-def error_fact(kind: str, message: str, exit_code: int, details: str = "") -> ErrorFact:
-    """An error as a record."""
+def error_fact(kind: str, message: str, exit_code: int, details: str = "", remedy: str | None = None) -> ErrorFact:
+    """An error as a record; without a `remedy` that its author gave, the message tells."""
     _, semicolon, last = message.rpartition("; ")
+    told = last if semicolon else None
     return ErrorFact(
-        kind=kind,
-        message=message,
-        remedy=last if semicolon else None,
-        details=tuple(details.splitlines()),
-        exit_code=exit_code,
+        kind=kind, message=message, remedy=remedy or told, details=tuple(details.splitlines()), exit_code=exit_code
     )
+
+
+def fact_of(error: PartitaError) -> ErrorFact:
+    """An error of ours as a record."""
+    remedy = None if error.remedy is None else str(error.remedy)
+    return error_fact(public_type(error), str(error), error.exit_code, getattr(error, "details", ""), remedy)
 
 
 class ChainLink(Record):

@@ -39,6 +39,7 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
 
     Raises GenerationError when the template refuses them, or leaves out what one of them says.
     """
+
     from jinja2 import TemplateError
 
     refusal: Exception | None = None
@@ -47,14 +48,15 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
         try:
             text = render(form(messages))
             left_out = [m["role"] for i, m in enumerate(messages) if not _is_said(render, form, messages, i, text)]
-        except (TemplateError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - a template is the checkpoint's code, and raises what it likes
             refusal = refusal or error
             continue
         if not left_out:
             return text
         lost = lost or left_out[0]
     if refusal is not None:
-        raise GenerationError(f"{where}: the chat template refuses these messages: {refusal}") from refusal
+        why = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
+        raise GenerationError(f"{where}: the chat template refuses these messages: {why}") from refusal
     raise GenerationError(f"{where}: the chat template leaves out what the {lost} message says")
 
 

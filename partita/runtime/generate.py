@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GenerationError, PartitaError, UsageError
+from partita.partition_reports.wording import plural
 from partita.runtime.feed import Feed
 from partita.runtime.runner import Finish, PhaseName, Runner, Step
 from partita.runtime.sampling import Sampler
@@ -52,7 +53,7 @@ def check_prompts(runner: Runner, prompts: Sequence[Sequence[int]]) -> None:
     batch, limit = runner.batch, runner.max_length
     if len(prompts) != batch:
         raise GenerationError(
-            f"{len(prompts)} prompts for a package of batch size {batch}; give {batch}, or export with "
+            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}; give {batch}, or export with "
             f"--batch-size {max(len(prompts), 1)}"
         )
     for row, prompt in enumerate(prompts):

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import ResourceError, UsageError
-from partita.partition_reports.wording import human_bytes, listing
+from partita.partition_reports.wording import families, human_bytes, listing, plural
+from partita.remedies import shell
 from partita.runtime.onnx_model import ModelPort
 
 SEED = 0
@@ -72,9 +73,13 @@ def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
 
 
 def input_shapes(
-    ports: Sequence[ModelPort], texts: Sequence[str], given: Mapping[str, Shape] | None = None
-) -> dict[str, Shape]:
+    ports: Sequence[ModelPort], texts: Sequence[str], given: Mapping[str, Shape] | None = None, *,
+    files: Sequence[str] = (), command: tuple[str, ...] = (),
+) -> dict[str, Shape]:  # fmt: skip
     """The shape of every input, from what the file declares, the user's `NAME=SIZES` texts and `given` values.
+
+    `files`: the `NAME=FILE.npy` texts that the values come from. `command`: words of the command line that asks, to be
+    suggested with the sizes that it lacks.
 
     NAME is an input, or a symbolic size that inputs share. Raises UsageError when a text is not of that form, names
     nothing, has the wrong number of sizes or contradicts the file or another text, when a size is still missing, and
@@ -86,18 +91,20 @@ def input_shapes(
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
+    sources = {text.rpartition("=")[0]: f"{VALUES_FLAG} {text}" for text in files}
     for name, shape in (given or {}).items():
-        shapes[name] = checked_shape(f"{name}={','.join(map(str, shape))}", by_name[name], shape, VALUES_FLAG)
+        sources.setdefault(name, f"{VALUES_FLAG} {name}={','.join(map(str, shape))}")
+        shapes[name] = checked_shape(sources[name], by_name[name], shape)
     for text in texts:
         name, numbers = split_text(text)
         if name in by_name:
             if name in shapes:
                 raise UsageError(f"{FLAG} {text}: {name} is given twice; give it once")
-            shapes[name] = checked_shape(text, by_name[name], numbers)
+            shapes[name] = checked_shape(f"{FLAG} {text}", by_name[name], numbers)
         elif name in symbols:
             if len(numbers) != 1:
                 raise UsageError(f"{FLAG} {text}: {name} is one symbolic size, not an input; give one number")
-            settle(text, sizes, name, numbers[0])
+            settle(f"{FLAG} {text}", sizes, name, numbers[0])
         else:
             raise UsageError(
                 f"{FLAG} {text}: {name!r} is neither an input nor a symbolic size; {known(ports, symbols)}"
@@ -105,14 +112,14 @@ def input_shapes(
     for name, shape in shapes.items():
         for declared, size in zip(by_name[name].shape or (), shape, strict=False):
             if isinstance(declared, str):
-                settle(f"{name}={','.join(map(str, shape))}", sizes, declared, size)
+                settle(sources.get(name, f"{FLAG} {name}={','.join(map(str, shape))}"), sizes, declared, size)
     for port in ports:
         found = resolved(port, sizes)
         if port.name not in shapes and found is not None:
             shapes[port.name] = found
     missing = [port for port in ports if port.name not in shapes]
     if missing:
-        raise UsageError(ask_for(missing, sizes))
+        raise UsageError(ask_for(missing, sizes, command))
     return {port.name: shapes[port.name] for port in ports}
 
 
@@ -139,24 +146,31 @@ def split_text(text: str) -> tuple[str, Shape]:
     return name, numbers
 
 
-def checked_shape(text: str, port: ModelPort, numbers: Shape, flag: str = FLAG) -> Shape:
-    """The shape, when the file allows it."""
+def checked_shape(given: str, port: ModelPort, numbers: Shape) -> Shape:
+    """The shape, when the file allows it. `given`: the option that it comes from."""
     if port.shape is None:
         return numbers
     if len(numbers) != len(port.shape):
+        what = "array" if given.startswith(VALUES_FLAG) else "shape"
         raise UsageError(
-            f"{flag} {text}: {port.name} is {port.declared}, which takes {len(port.shape)} sizes, not {len(numbers)}"
+            f"{given}: {port.name} is {port.declared}, which takes {plural(len(port.shape), 'size')}, not "
+            f"{len(numbers)}: the {what} given is [{','.join(map(str, numbers))}]"
         )
     for position, (declared, number) in enumerate(zip(port.shape, numbers, strict=True)):
         if isinstance(declared, int) and declared != number:
-            raise UsageError(f"{flag} {text}: size {position} of {port.name} is fixed to {declared} in the file")
+            raise UsageError(
+                f"{given}: size {position} of {port.name} is fixed to {declared} in the file, not {number}"
+            )
     return numbers
 
 
-def settle(text: str, sizes: dict[str, int], name: str, size: int) -> None:
+def settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
     """Note what a symbolic size is. Raises UsageError when it is something else already."""
     if sizes.setdefault(name, size) != size:
-        raise UsageError(f"{FLAG} {text}: {name} is {sizes[name]} by another {FLAG}; one symbolic size has one value")
+        raise UsageError(
+            f"{given}: {name} would be {size}, and it is {sizes[name]} by another option; one symbolic size has one "
+            "value"
+        )
 
 
 def resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
@@ -167,25 +181,39 @@ def resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
     return None if None in found else tuple(size for size in found if size is not None)
 
 
-def ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int]) -> str:
-    """One line: inputs without sizes, and an example to copy."""
-    listed = "; ".join(f"{port.name} {port.declared}" for port in missing)
+def ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tuple[str, ...]) -> str:
+    """One line: inputs without sizes, alike ones together, and what to add, or the whole command, to copy."""
+    symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
     flags: dict[str, None] = {}
     for port in missing:
         if port.shape is not None and None not in port.shape:
-            flags |= dict.fromkeys(f"{s}=1" for s in port.shape if isinstance(s, str) and s not in sizes)
+            lacking = [size for size in port.shape if isinstance(size, str) and size not in sizes]
+            flags |= dict.fromkeys(f"{size}={likely(size, symbols)}" for size in lacking)
         else:
-            example = ",".join(str(s) if isinstance(s, int) else str(sizes.get(s or "", 1)) for s in port.shape or (1,))
+            example = ",".join(
+                str(size) if isinstance(size, int) else str(sizes.get(size or "", 1)) for size in port.shape or (1,)
+            )
             flags[f"{port.name}={example}"] = None
-    example = " ".join(f"{FLAG} {quoted(flag)}" for flag in flags)
-    return f"{len(missing)} inputs need sizes: {listed}; give them, e.g.: {example}".replace(
-        "1 inputs need", "1 input needs"
-    )
+    example = shell((*command, *(word for flag in flags for word in (FLAG, flag))))
+    verb = "needs" if len(missing) == 1 else "need"
+    return f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(together(missing))}; give them, e.g.: {example}"
 
 
-def quoted(flag: str) -> str:
-    """The text as a shell takes it."""
-    return flag if re.fullmatch(r"[\w./:=,@%+-]+", flag) else "'" + flag.replace("'", "'\\''") + "'"
+def likely(symbol: str, symbols: Collection[str]) -> int:
+    """A size that can run: 1, and 2 where one token follows one that was there before."""
+    return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
+
+
+def together(ports: Sequence[ModelPort]) -> list[str]:
+    """Inputs with what they are; those that differ in the numbers of their names only are one entry."""
+    alike: dict[str, list[str]] = {}
+    for port in ports:
+        alike.setdefault(port.declared, []).append(port.name)
+    return [
+        f"{name} {declared}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
+        for declared, names in alike.items()
+        for name, members in families(names).items()
+    ]
 
 
 def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:

@@ -10,7 +10,7 @@ import math
 import re
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.partition_reports.facts import CPU, MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.partition_reports.partitions import ELEMENT_BYTES
+from partita.partition_reports.wording import listing
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
@@ -145,7 +146,7 @@ def run_session(
     ports = port_facts(model, session, binding, ran=bool(steps))
     let_go(error)
     if isinstance(error, GenerationError | ProviderError) and not isinstance(error, RunInterruptedError):
-        error = told_error(model, session, error)
+        error = told_error(model, session, error, where.values)
     return ports, steps, error
 
 
@@ -200,10 +201,11 @@ def filled_buffer(
     return buffer
 
 
-def told_error(model: OnnxModel, session: Session, error: PartitaError) -> PartitaError:
+def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
     """The error of a run as one about a model and inputs that nobody has checked, rather than about our export.
 
-    A node that failed on a provider other than the CPU's is that provider's, unless sizes were the trouble.
+    `given`: inputs whose values the user gave. A node that failed on a provider other than the CPU's is that
+    provider's, unless sizes were the trouble.
     """
     said = one_line(str(error.__cause__ or error))
     found = NODE_FAILED.search(said)
@@ -220,9 +222,18 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError) -> Parti
         told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
     else:
         other = f"other sizes: {FLAG} NAME=SIZES" if about_sizes else f"other values: {VALUES_FLAG} NAME=FILE.npy"
-        told = GenerationError(f"{model.path}: a run on generated inputs failed: {said}; {other}")
+        told = GenerationError(f"{model.path}: a run on {whose_values(model, given)} failed: {said}; {other}")
     told.__cause__ = error.__cause__
     return told
+
+
+def whose_values(model: OnnxModel, given: Collection[str]) -> str:
+    """Where the values of the inputs came from."""
+    made_up = [port.name for port in model.inputs if port.name not in given]
+    if not given:
+        return "generated inputs"
+    values = f"the values given for {listing(given)}"
+    return f"{values} and generated ones for {listing(made_up)}" if made_up else values
 
 
 def provider_of(session: Session, node: str) -> str | None:

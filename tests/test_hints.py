@@ -1,0 +1,139 @@
+"""What messages tell to type can be typed: quoted for a shell, about what was really given, and in the right number."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from partita.cli import run
+from tests.conftest import Exported, TinyCheckpoint
+
+PROMPT = "return the value of"
+
+
+@pytest.fixture(scope="session")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+@pytest.fixture
+def gather(tmp_path: Path) -> Path:
+    """A lookup in a table of four rows; `ids` is int64[n]."""
+    table = helper.make_tensor("table", TensorProto.FLOAT, [4, 2], [0.0] * 8)
+    node = helper.make_node("Gather", ["table", "ids"], ["y"], name="lookup")
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])
+    graph = helper.make_graph([node], "g", [ids], [y], [table])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def decoder(path: Path, layers: int) -> Path:
+    """Inputs as a decoder of onnxruntime-genai's builder has them, added up into one number each."""
+    sizes: dict[str, list[str | int]] = {
+        "input_ids": ["batch_size", "sequence_length"],
+        "attention_mask": ["batch_size", "total_sequence_length"],
+    }
+    caches: dict[str, list[str | int]] = {
+        f"past_key_values.{layer}.{kind}": ["batch_size", 2, "past_sequence_length", 4]
+        for layer in range(layers) for kind in ("key", "value")
+    }  # fmt: skip
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in {**sizes, **caches}.items()
+    ]
+    nodes = [helper.make_node("ReduceSum", [port.name], [f"sum.{port.name}"], keepdims=0) for port in inputs]
+    nodes.append(helper.make_node("Sum", [node.output[0] for node in nodes], ["y"]))
+    # A mask has to be as long as what was there and what comes.
+    nodes.append(helper.make_node("Concat", ["past_key_values.0.key", "past_key_values.0.value"], ["z"], axis=2))
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "z")]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path
+
+
+def failed(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    assert run([str(argument) for argument in arguments]) == code
+    lines = capsys.readouterr().err.splitlines()
+    return lines[-1]
+
+
+@pytest.mark.parametrize("verb", ["generate", "place", "bench"])
+def test_the_command_that_shows_a_report_can_be_typed(package, tmp_path, capsys, verb, monkeypatch):
+    folder = tmp_path / "my reports; $HOME"
+    folder.mkdir()
+    file = folder / "it's.json"
+    given = {
+        "generate": [PROMPT, "-n", 2, "--report", file],
+        "place": ["--report", file],
+        "bench": ["-n", 2, "--rounds", 1, "--out", file],
+    }
+    assert run([str(word) for word in [verb, package, "-e", "cpu", *given[verb]]]) == 0
+    (command,) = re.findall(r"see it with: (.*)\)\n", capsys.readouterr().err)
+    program, *words = shlex.split(command)
+    assert program == "partita" and words[-1] == str(file)
+    assert run(words) == 0
+
+
+def test_values_of_another_rank_name_their_file(gather, tmp_path, capsys):
+    np.save(tmp_path / "bad.npy", np.zeros((2, 3, 32), np.int64))
+    error = failed(capsys, 2, "place", gather, "-e", "cpu", "--input", f"ids={tmp_path / 'bad.npy'}")
+    assert f"--input ids={tmp_path / 'bad.npy'}: ids is int64[n], which takes 1 size, not 3" in error
+    assert "[2,3,32]" in error
+
+
+def test_values_that_were_given_are_not_called_generated(gather, tmp_path, capsys):
+    np.save(tmp_path / "far.npy", np.array([99], np.int64))
+    error = failed(capsys, 1, "place", gather, "-e", "cpu", "--input", f"ids={tmp_path / 'far.npy'}")
+    assert "a run on the values given for ids failed" in error and "generated" not in error
+
+
+def test_one_prompt_is_one(tiny_checkpoint, exported, capsys):
+    package = exported(tiny_checkpoint("qwen2"), batch_size=2)
+    assert "1 prompt for a package of batch size 2" in failed(capsys, 1, "generate", package, PROMPT, "-e", "cpu")
+
+
+def test_many_inputs_without_sizes_are_few_words_and_a_command_that_works(tmp_path, capsys):
+    model = decoder(tmp_path / "my decoder.onnx", 24)
+    error = failed(capsys, 2, "place", model, "--provider", "cpu")
+    assert len(error) < 800, error
+    assert "50 inputs need sizes" in error and "past_key_values.{0..23}.key" in error
+    command = error.partition("e.g.: ")[2]
+    for symbol in ("batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"):
+        assert len(re.findall(rf" --shape {symbol}=", command)) == 1
+    assert "--shape total_sequence_length=2" in command, "the mask is as long as what was there and what comes"
+    program, *words = shlex.split(command)
+    assert program == "partita" and words[:2] == ["place", str(model)]
+    assert run(words) == 0, capsys.readouterr().err
+
+
+def test_sizes_that_contradict_name_the_option_that_they_come_from(gather, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", np.zeros(3, np.int64))
+    error = failed(capsys, 2, "place", gather, "-e", "cpu", "--shape", "n=2", "--input", f"ids={tmp_path / 'x.npy'}")
+    assert f"--input ids={tmp_path / 'x.npy'}: n would be 3, and it is 2" in error
+
+
+def test_a_manifest_without_graphs_is_damaged(package, tmp_path, capsys):
+    folder = shutil.copytree(package, tmp_path / "p")
+    raw = json.loads((folder / "manifest.json").read_text())
+    graphs = raw["graph"]["files"]
+    for files in ([], [{**graphs[0], "phase": "decode"}], [*graphs, *graphs]):
+        (folder / "manifest.json").write_text(json.dumps({**raw, "graph": {**raw["graph"], "files": files}}))
+        for words in (["generate", folder, PROMPT], ["verify", folder], ["place", folder], ["bench", folder]):
+            error = failed(capsys, 1, *words, "--provider", "cpu")
+            assert "manifest.json" in error and "internal error" not in error
+
+
+@pytest.mark.parametrize("template", ["{{ range(1000000000) | list }}", "{{ 1 / 0 }}", "{{ messages.x.y }}"])
+def test_a_chat_template_that_fails_is_the_packages_fault(package, tmp_path, capsys, template):
+    folder = shutil.copytree(package, tmp_path / "p")
+    (folder / "chat_template.jinja").write_text(template)
+    error = failed(capsys, 1, "generate", folder, PROMPT, "--chat", "-e", "cpu")
+    assert "internal error" not in error
