@@ -389,7 +389,7 @@ def generate(
             "--report", "-r", metavar="FILE", parser=read_path, help="Write the partition report of this run to a file."
         ),
     ] = None,
-    probe_seconds: ProbeSecondsOption = 60.0,
+    probe_seconds: ProbeSecondsOption = 120.0,
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
@@ -474,7 +474,7 @@ def place(
     graph_capture: Annotated[
         bool, typer.Option("--graph-capture", help="In a dry run: say whether CUDA graphs could be captured.")
     ] = False,
-    probe_seconds: ProbeSecondsOption = 60.0,
+    probe_seconds: ProbeSecondsOption = 120.0,
     max_cpu_nodes: MaxCpuNodesOption = None,
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,

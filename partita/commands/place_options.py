@@ -14,7 +14,7 @@ from partita.providers.cuda import PROVIDER as CUDA
 
 MAX_RUNS = 1000
 RUNS = 3
-PROBE_SECONDS = 60.0
+PROBE_SECONDS = 120.0
 MAX_PROBE_SECONDS = 3600
 
 

@@ -95,10 +95,10 @@ def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclu
     """The conclusion when nothing helped; none is drawn from experiments that are not complete."""
     if first.outcome in ("failed", "crashed"):
         return Conclusion("subgraph_rejected", opening(first))
-    if probe.unprobed or first.outcome == "timed_out":
+    if probe.unprobed or any(trial.outcome == "timed_out" for trial in (first, *others)):
         return None
     left = [trial for trial in others if trial.outcome == "left"]
-    broken = sum(trial.outcome in ("failed", "crashed", "timed_out") for trial in others)
+    broken = sum(trial.outcome in ("failed", "crashed") for trial in others)
     also = f"; {plural(broken, 'change')} ended in an error" if broken else ""
     return Conclusion("no_kernel_op", f"{opening(first)}; {summary(left)}{also}")
 

@@ -51,7 +51,7 @@ the log nor a pin tells the cause:
 - **In a child process.** A provider that crashes or hangs over an experiment ends the child, not the report: the
   crash, with its signal, is the answer to that experiment, and the next ones are made in a new child. A crash
   counts only when it happens in a fresh process.
-- **Within a budget.** After `--probe-seconds` (60 unless given, 0 for no experiments) what is missing stays
+- **Within a budget.** After `--probe-seconds` (120 unless given, 0 for no experiments) what is missing stays
   missing, and the report names the nodes. Every operator has its first experiment before any has its second. A hang
   is given up after 20 seconds, the start of the provider after 60.
 - **Known answers are kept**, per build of ONNX Runtime, provider, options and device, as JSON in the user's cache

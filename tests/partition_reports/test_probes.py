@@ -143,6 +143,13 @@ def test_experiments_that_are_not_complete_show_only_what_helps():
     assert code(LEFT, changed("type", "taken"), unprobed="the time was up") == "no_kernel_type"
 
 
+def test_a_change_without_an_answer_might_have_helped():
+    """That nothing helps is not known then; what does help is."""
+    late = changed("opset", "timed_out", "an older one")
+    assert code(LEFT, changed("type", "left"), late) is None
+    assert code(LEFT, changed("type", "taken"), late) == "no_kernel_type"
+
+
 def test_a_node_that_gives_no_answer_shows_nothing():
     assert code(changed("as_is", "timed_out", ""), changed("type", "left")) is None
 

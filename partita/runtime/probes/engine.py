@@ -247,6 +247,16 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     run_round([(subject, (as_it_is(subject.case),)) for subject in subjects], lab)
     run_round([(subject, single(subject.case)) for subject in subjects if subject.open], lab)
     run_round([(subject, combined(subject.case)) for subject in subjects if subject.open], lab)
+    for subject in subjects:
+        subject.unprobed = subject.unprobed or lateness(subject.trials)
+
+
+def lateness(trials: Sequence[Trial]) -> str:
+    """What is to be said of experiments without an answer, where none of the others found what decides."""
+    late = [trial for trial in trials if trial.outcome == "timed_out"]
+    if not late or any(helps(trial) for trial in trials):
+        return ""
+    return f"{len(late)} of {plural(len(trials), 'experiment')} gave no answer in time: {late[-1].said}"
 
 
 def run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:

@@ -29,8 +29,11 @@ CHILD = "partita.runtime.probes.child"
 START_SECONDS = 60.0
 """Loading ONNX Runtime and starting the provider; a GPU may compile for a long time."""
 MODEL_SECONDS = 20.0
+PATIENCE = 3.0
+"""How much longer a model that was late gets when it is tried again, last of all: a slow machine is no hang."""
 LEAST_SECONDS = 0.5
 """With less left, no child is started."""
+START_FILE = "start.onnx"
 ALARM, OUT_OF_TIME = "SIGALRM", "gave no answer"
 """How a child ends that was late with one model, and one that was stopped because the whole budget was spent."""
 LONGEST_SAID = 400
@@ -86,9 +89,10 @@ class Lab:
 
     def carry_out(self, waiting: dict[str, onnx.ModelProto], answers: dict[str, Answer], one_node: bool) -> None:
         """Try models in children, one after the other, until all are answered or the time is up."""
+        late: dict[str, Answer] = {}
         with temporary_directory() as name:
             folder = Path(name)
-            files = write_models(folder, waiting)
+            files = written = write_models(folder, waiting)
             while files and self.seconds_left > LEAST_SECONDS and not self.unusable:
                 outcome = self.run_child(folder, tuple(files), one_node)
                 found, begun = read_answers(folder / "answers", files)
@@ -97,14 +101,34 @@ class Lab:
                 ended_over = begun if begun in files and files[begun] not in found else None
                 if outcome.ended is not None and OUT_OF_TIME in outcome.ended:
                     break  # the budget is spent, which says nothing of the model that was being tried, or of the start
-                if ended_over is not None and (not found or ALARM in (outcome.ended or "")):
-                    self.keep(files[ended_over], crash(outcome, first=not found), answers)
-                files = {file: key for file, key in files.items() if key not in answers}
+                if ended_over is not None and ALARM in (outcome.ended or ""):
+                    late[ended_over] = crash(outcome, START_SECONDS if not found else MODEL_SECONDS)
+                elif ended_over is not None and not found:
+                    self.keep(files[ended_over], crash(outcome, START_SECONDS), answers)
+                files = {file: key for file, key in files.items() if key not in answers and file not in late}
                 if ended_over is not None and ended_over in files:
                     # A model that came before may have left damage behind: only a fresh child shows whose crash it is.
                     files = {ended_over: files[ended_over], **files}
                 if not found and ended_over is None:
                     self.unusable = why_unusable(outcome, folder / "answers")
+            for file, verdict in late.items():
+                self.keep(written[file], self.try_late(folder, file, one_node) or verdict, answers)
+
+    def try_late(self, folder: Path, file: str, one_node: bool) -> Answer | None:
+        """The answer of a model that was late, in a child of its own and with more time; None where that is lacking.
+
+        A model that every provider takes starts the provider, so that the whole time is for the one that was late.
+        """
+        if self.seconds_left <= LEAST_SECONDS or self.unusable:
+            return None
+        (folder / START_FILE).write_bytes(PROBE_MODEL)
+        outcome = self.run_child(folder, (START_FILE, file), one_node, patience=PATIENCE)
+        found, begun = read_answers(folder / "answers", {START_FILE: START_FILE, file: file})
+        if file in found:
+            return found[file]
+        if begun != file or OUT_OF_TIME in (outcome.ended or ""):
+            return None
+        return crash(outcome, MODEL_SECONDS * PATIENCE)
 
     def keep(self, key: str, answer: Answer, answers: dict[str, Answer]) -> None:
         """Count an answer, and remember it unless it may be another one next time."""
@@ -115,8 +139,10 @@ class Lab:
         if answer.outcome != "timed_out":
             self.cache.put(key, answer.outcome, answer.said)
 
-    def run_child(self, folder: Path, models: Sequence[str], one_node: bool) -> ChildOutcome:
-        """One child that tries these models."""
+    def run_child(
+        self, folder: Path, models: Sequence[str], one_node: bool, *, patience: float = 1.0
+    ) -> ChildOutcome:  # fmt: skip
+        """One child that tries these models. `patience`: how many times longer than usual each may take."""
         (folder / "answers").unlink(missing_ok=True)
         provider = self.resolution.provider
         request = {
@@ -132,7 +158,7 @@ class Lab:
             "answers": str(folder / "answers"),
             "one_node": one_node,
             "start_seconds": START_SECONDS,
-            "model_seconds": MODEL_SECONDS,
+            "model_seconds": MODEL_SECONDS * patience,
         }
         environment = {**self.environment, "TMPDIR": str(folder)}
         (outcome,) = run_children(
@@ -176,12 +202,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def crash(outcome: ChildOutcome, *, first: bool) -> Answer:
-    """What a child's end says of the model that it was at. `first`: that model had to start the provider, too."""
+def crash(outcome: ChildOutcome, seconds: float) -> Answer:
+    """What a child's end says of the model that it was at, which had so many seconds."""
     last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     ended = outcome.ended or "ended"
     if ALARM in ended:
-        return Answer("timed_out", f"no answer within {START_SECONDS if first else MODEL_SECONDS:g} s{last}")
+        return Answer("timed_out", f"no answer within {seconds:g} s{last}")
     return Answer("crashed", f"its process {ended}{last}")
 
 

@@ -47,6 +47,8 @@ with Path(request["answers"]).open("a") as out:
             os.kill(os.getpid(), signal.SIGSEGV)
         if b"leave" in text:
             sys.exit(3)
+        if b"slow" in text:
+            time.sleep(1.7)
         if b"hang" in text:
             time.sleep(60)
         poisoned = b"poison" in text

@@ -12,7 +12,9 @@ from onnx import parser
 
 from partita.commands.probing import why_refused, with_probes
 from partita.errors import ProviderError
-from partita.partition_reports.facts import AssignedNode, NodeProbe
+from partita.partition_reports.facts import AssignedNode, NodeProbe, Trial
+from partita.partition_reports.reasons.base import Context, explain
+from partita.partition_reports.records import ChainEntry
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain import ChainError
@@ -219,3 +221,17 @@ def test_a_refusal_over_nodes_names_the_cause_of_each(model):
     error = ChainError("m.onnx: not all on qnn", path=model.path, chain=(WANTED,), facts=facts)
     told = probe_refusal(error, model, SIZES, 60.0)
     assert "attribute_unsupported" in told.details and "without alpha=2" in " ".join(told.details.split())
+
+
+def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
+    """So that a slow machine is the cause that the report gives, and not an unexplained node."""
+    late = Trial("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
+    first, other = Trial("as_is", "", "left", ""), Trial("opset", "an older one", "taken", "")
+    assert engine.lateness((first, late)) == "1 of 2 experiments gave no answer in time: no answer within 60 s"
+    assert engine.lateness((first, late, other)) == "" == engine.lateness((first,))
+    context = Context(
+        "n", "Relu", "CPUExecutionProvider", ChainEntry(provider="QNNExecutionProvider", status="active"),
+        exported=True, replaces=(), log=(), probe=NodeProbe("n", (first, late), engine.lateness((first, late))),
+    )  # fmt: skip
+    reason, finding = explain(context)
+    assert reason.code == "unexplained" and "no answer within 60 s" in finding.evidence

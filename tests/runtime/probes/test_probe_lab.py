@@ -74,8 +74,25 @@ def test_a_model_that_hangs_is_ended_by_the_alarm_and_the_next_are_answered(benc
     began = time.monotonic()
     answers = here.try_all([model("one"), model("hang"), model("two")])
     assert outcomes(answers) == ["taken", "timed_out", "taken"]
-    assert answers[1] and answers[1].said == "no answer within 0.4 s"
+    assert answers[1] and answers[1].said == "no answer within 1.2 s", "it was tried again, with more time"
     assert time.monotonic() - began < 30 and here.crashes == 0
+
+
+def test_a_slow_machine_changes_no_answer(bench, model, monkeypatch):
+    """What is late is tried again once the others are answered, by itself and with more time."""
+    monkeypatch.setattr(lab, "MODEL_SECONDS", 1.0)
+    here = bench.lab()
+    answers = here.try_all([model("one"), model("slow-left"), model("two"), model("slow")])
+    assert outcomes(answers) == ["taken", "left", "taken", "taken"]
+    assert here.experiments == 4 and here.crashes == 0
+    assert bench.batches == [4, 2, 2, 2], "one and the late one, two and the late one, then each of them alone"
+
+
+def test_a_late_model_is_not_tried_again_without_time(bench, model, monkeypatch):
+    monkeypatch.setattr(lab, "MODEL_SECONDS", 0.4)
+    here = bench.lab(seconds=20.0)
+    monkeypatch.setattr(lab, "LEAST_SECONDS", 15.0)  # what is left once the late one was ended
+    assert outcomes(here.try_all([model("hang")])) in (["timed_out"], [None])
 
 
 def test_a_hang_is_tried_again_next_time_and_a_crash_is_not(bench, model, monkeypatch, tmp_path):
