@@ -12,10 +12,12 @@ import datetime
 import importlib.metadata
 import itertools
 import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import partita
@@ -59,6 +61,14 @@ def versions() -> dict[str, str]:
     return {"partita": partita.__version__, **found}
 
 
+def code() -> str:
+    """The commit that is run, with `+` where files were changed since; empty outside of a repository."""
+    git = ("git", "-C", str(Path(__file__).parent))
+    commit = subprocess.run([*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=False)
+    changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False)
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
 def lines(outcomes: Iterable[Outcome]) -> Iterable[str]:
     """A line per type: each lowering with its status and error or reason."""
     for model_type, group in itertools.groupby(outcomes, key=lambda entry: entry.model_type):
@@ -91,7 +101,7 @@ def _run(chosen: argparse.Namespace, earlier: Sequence[Outcome]) -> Results:
     """Run, printing as the types end. Results so far are kept in `--json` all along: a full run takes hours."""
     outcomes = {(entry.model_type, entry.attention): entry for entry in earlier}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    lowerings = chosen.attention or list(LOWERINGS)
+    lowerings, commit = chosen.attention or list(LOWERINGS), code()
 
     def kept() -> Results:
         ordered = sorted(outcomes.values(), key=lambda entry: (entry.model_type, LOWERINGS.index(entry.attention)))
@@ -104,7 +114,7 @@ def _run(chosen: argparse.Namespace, earlier: Sequence[Outcome]) -> Results:
         os.environ.setdefault("PARTITA_CACHE_DIR", cache)
         ended = run(chosen.types or all_types(), lowerings, jobs=chosen.jobs, limit_seconds=chosen.limit)
         for _, group in itertools.groupby(ended, key=lambda entry: entry.model_type):
-            found = list(group)
+            found = [replace(entry, code=commit) for entry in group]
             outcomes |= {(entry.model_type, entry.attention): entry for entry in found}
             sys.stdout.write("\n".join(lines(found)) + "\n")
             sys.stdout.flush()

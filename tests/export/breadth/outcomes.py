@@ -42,10 +42,15 @@ def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
         try:
             recipes.save(checkpoint, model_type)
             model = load(checkpoint)
-            wanted = [reference(model, prompt) for prompt in (PROMPT, SHORT_PROMPT)]
         except Exception as error:  # noqa: BLE001 - a recipe that does not work is a result like any other
             for lowering in lowerings:
                 yield Outcome(model_type, lowering, "crashed", reason=f"the original model: {_described(error)}")
+            return
+        try:
+            wanted = [reference(model, prompt) for prompt in (PROMPT, SHORT_PROMPT)]
+        except Exception as error:  # noqa: BLE001 - a model that does not answer to text alone has to be refused
+            for lowering in lowerings:
+                yield replace(_unanswered(checkpoint, model_type, lowering), original=_described(error))
             return
         del model
         original = next((entry.disagreements for entry in wanted if entry.disagreements), "")
@@ -53,6 +58,18 @@ def outcomes(model_type: str, lowerings: Sequence[str]) -> Iterator[Outcome]:
             began = time.perf_counter()
             result = outcome(checkpoint, model_type, lowering, wanted)
             yield replace(result, original=original, seconds=round(time.perf_counter() - began, 1))
+
+
+def _unanswered(checkpoint: Path, model_type: str, lowering: str) -> Outcome:
+    """What comes of a type whose original does not run on text: anything but a refusal is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _export(checkpoint, Path(folder) / "package", lowering, batch_size=1)
+        except PartitaError as problem:
+            return Outcome(model_type, lowering, "refused", reason=_said(problem, checkpoint))
+        except Exception as problem:  # noqa: BLE001
+            return Outcome(model_type, lowering, "crashed", reason=_described(problem))
+    return Outcome(model_type, lowering, "wrong", reason="exported, although the original does not run on text")
 
 
 def outcome(checkpoint: Path, model_type: str, lowering: str, wanted: Sequence[Reference]) -> Outcome:

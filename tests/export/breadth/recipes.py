@@ -73,8 +73,35 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "mllama_text_model": {"num_hidden_layers": 3, "cross_attention_layers": [1]},
     "nemotron": {"num_key_value_heads": 2},
     "nemotron_h": {"layers_block_type": [LINEAR, "moe", FULL, "mlp"]},
+    # Towers
+    "chameleon": {"vocabulary_map": {"<image>": 286, "IMGIMGA": 5}, "image_token_id": 286},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
+    "glm4v_vision": {"out_hidden_size": 64}, "glm4v_moe_vision": {"out_hidden_size": 64},
+    "glm_ocr_vision": {"out_hidden_size": 64}, "qwen2_vl_vision": {"depth": 2, "embed_dim": 64},
+    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
+    "granite_docling": {"vision_config": {"out_hidden_size": 64}},
+    "inkling2": {"vision_config": {"text_hidden_size": 64}},
+    "kosmos_2_5_text_model": {"layers": 2},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [-1, -2]}},
+    "muse_spark": {"audio_config": {"num_hidden_layers": ..., "out_hidden_size": 64}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
+    # Decoders
+    "deepseek_ocr2_text": {
+        "mlp_layer_types": ["dense", "sparse"], "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    },
+    "ernie4_5_vl_moe_text": {
+        "moe_intermediate_size": [48, 32], "rope_parameters": {**DEFAULT_ROPE, "mrope_section": [3, 3, 2]}
+    },
+    "glm5_next_text": {
+        "index_kpool": 4, "num_key_value_heads": 4, "qk_rope_head_dim": 0, "head_dim": 0, "qk_head_dim": 16,
+    },
+    "hunyuan_vl_text": {"head_dim": 16, **THREE_ROWS},
+    "step3p5": {
+        "sliding_window": 8, "layer_types": [FULL, SLIDING, FULL, SLIDING],
+        "rope_parameters": {FULL: DEFAULT_ROPE, SLIDING: DEFAULT_ROPE},
+    },
+    "unlimited_ocr_text": {"num_key_value_heads": 4},
     "qwen2_vl": {"image_token_id": 287},
-    "qwen2_vl_vision": {"depth": 2, "embed_dim": 64},
     **dict.fromkeys(
         (
             "cosmos3_edge_text", "glm4v_text", "glm_ocr_text", "paddleocr_vl_text", "qwen2_5_omni_text",
@@ -121,14 +148,26 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 # Types that no tiny checkpoint can be made of, and why.
 _ASSISTS = "it answers to the hidden states and keys of the model that it assists, never to tokens alone"
+_TIMM = "its vision tower needs timm, which is not installed"
 _DECODER_ONLY = "transformers cannot load one: its causal language model takes the config of the decoder alone"
 IMPOSSIBLE: dict[str, str] = {
+    "diffusion_gemma": "it makes text by diffusion over blocks, not token by token",
     "emu3": "transformers finds no weights for its decoder in a checkpoint that has the vision part, too",
-    "gemma3n": "its vision tower needs timm, which is not installed; gemma3n_text is its decoder",
+    "evolla": "transformers maps it to a class that it does not have",
+    "fast_vlm": _TIMM,
+    "gemma3n": f"{_TIMM}; gemma3n_text is its decoder",
     "gemma4_assistant": _ASSISTS,
     "gemma4_unified_assistant": _ASSISTS,
+    "inkling_mm_model": "transformers needs scipy for it, which is not installed",
+    "kyutai_speech_to_text": "no settings were found with which its codec is small",
     "musicgen": _DECODER_ONLY,
     "musicgen_melody": _DECODER_ONLY,
+    "nemo_speechlm": "no settings were found with which its speech part is small",
+    "perception_lm": _TIMM,
+    "qwen2_5_omni": "no settings were found with which its voice is small; qwen2_5_omni_thinker is what writes text",
+    "qwen3_omni_moe": "as qwen2_5_omni; qwen3_omni_moe_thinker is what writes text",
+    "shieldgemma2": "transformers saves and loads it as a classifier of images",
+    "vibevoice_asr": "no settings were found with which its tokenizers of sound are small",
 }
 
 # Seeds other than 0, with which greedy tokens differ from each other; with 3, doge chooses no keys that score alike.

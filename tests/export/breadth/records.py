@@ -31,6 +31,8 @@ class Outcome:
     original: str = ""
     """Where transformers does not agree with itself; empty when it does."""
     seconds: float = 0.0
+    code: str = ""
+    """Commit of Partita that this is of, with `+` where files were changed since; empty when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
