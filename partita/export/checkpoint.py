@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export import config_values, rope_settings
-from partita.export.original import classes
+from partita.export.original import classes, of_text
 from partita.export.quantised import BESIDE, refuse_by_config, refuse_by_tensors, refuse_gguf
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
 
@@ -146,7 +146,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
     config_values.check_values(folder, raw)
     model_type = raw.get("model_type")
     try:
-        config = config_values.read_config(folder, raw)
+        config = of_text(config_values.read_config(folder, raw))
     except Exception as error:  # validation errors of configs share no base class
         if raw.get("auto_map"):
             raise _remote_code(folder, raw["auto_map"], f"has no model type {model_type!r}") from error

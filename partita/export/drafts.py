@@ -191,5 +191,5 @@ def rewrite(graphs: Graphs) -> None:
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        told = f"left out, as the model does not use it: {', '.join(unused[:5])}{more}"
+        told = f"left out, as nothing from tokens to logits uses it: {', '.join(unused[:5])}{more}"
         tell(work, told)

@@ -24,7 +24,7 @@ from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
-from partita.export.original import auto_class
+from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
 from partita.package import KNOWN_ANSWER
 
@@ -109,7 +109,7 @@ def load(checkpoint: Checkpoint) -> Any:
     with quiet(), translated("loading the original model"):
         loaded: Any = auto_class(checkpoint.config).from_pretrained(
             str(checkpoint.folder),
-            config=read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")),
+            config=of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json"))),
             dtype=torch.float32,
             attn_implementation="eager",
             local_files_only=True,

@@ -15,6 +15,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 
+THINKER = "thinker_config"
+"""Models that also speak have a thinker, which writes text, and a talker, which reads it aloud."""
 _MAPPINGS: tuple[tuple[Any, Any], ...] = (
     (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
     (AutoModelForMultimodalLM, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES),
@@ -30,6 +32,12 @@ def classes(model_type: str) -> tuple[str, ...]:
 def auto_class(config: PreTrainedConfig) -> Any:
     """The class of transformers that builds and loads models of `config`."""
     return next((auto for auto, names in _MAPPINGS if config.model_type in names), AutoModelForCausalLM)
+
+
+def of_text(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of what writes text: of the thinker, where a model also speaks, and its config has one."""
+    thinker = getattr(config, THINKER, None)
+    return thinker if isinstance(thinker, PreTrainedConfig) else config
 
 
 def _named(entry: str | tuple[str, ...] | list[str]) -> tuple[str, ...]:

@@ -75,7 +75,7 @@ def test_extra_tensors_alone_are_a_note(
     assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "32", "--no-verify"]) == 0
     err = capsys.readouterr().err
     told = "vision_tower (3 tensors, 0.1 MB), model.layers.7 (1 tensor, 8 bytes), model.norm.extra"
-    assert f"left out, as the model does not use it: {told}" in err
+    assert f"left out, as nothing from tokens to logits uses it: {told}" in err
 
 
 def test_an_expert_that_is_missing(

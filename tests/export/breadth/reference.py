@@ -37,11 +37,13 @@ def load(folder: Path) -> Any:
     import torch
     from transformers import AutoConfig
 
-    from partita.export.original import auto_class
+    from partita.export.original import auto_class, of_text
 
-    loaded: Any = auto_class(AutoConfig.from_pretrained(folder)).from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
-    )
+    config = of_text(AutoConfig.from_pretrained(folder))
+    loaded: Any = auto_class(config).from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", local_files_only=True,
+        output_loading_info=True,
+    )  # fmt: skip
     model, info = loaded
     if info["missing_keys"]:
         raise ValueError(f"transformers finds no weights for {sorted(info['missing_keys'])[:3]}")
