@@ -15,9 +15,9 @@ import pytest
 
 from tests.conftest import REPOSITORY, require
 from tests.export.breadth import recipes
-from tests.export.breadth.goals import LEAST, NAMED, complaints
+from tests.export.breadth.goals import LEAST, LEAST_MULTIMODAL, NAMED, complaints
 from tests.export.breadth.page import page
-from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types
+from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types, multimodal_types
 from tests.export.breadth.running import run, run_type
 
 # What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,
@@ -34,6 +34,7 @@ QUICK = {
     "gpt_neox": "primitives",  # a part of each head is rotated
     "gpt_oss": "gqa",  # sinks, frequencies for long contexts, experts with biases
     "granitemoehybrid": "primitives",  # multipliers, state spaces and experts
+    "idefics3": "primitives",  # an image's tokens are put into those of the text
     "jamba": "gqa",  # selective state spaces
     "lfm2": "onnx24",  # short convolutions
     "llama4_text": "gqa",  # attention in chunks, temperature by position
@@ -44,7 +45,10 @@ QUICK = {
     "opt": "primitives",  # positions with an offset
     "phi": "gqa",  # biases everywhere, also in the head
     "qwen3_next": "primitives",  # the delta rule, gates
+    "qwen2_5_vl": "onnx24",  # positions in three rows
+    "qwen2_audio": "gqa",  # sound
 }
+STATUSES = ("verified", "refused", "not equal", "not tried")
 REFUSED = "reformer"
 """It hashes its keys into buckets at random."""
 
@@ -120,10 +124,15 @@ def test_every_kind_of_layer_is_in_the_tiny_model() -> None:
 
 
 def test_a_run_that_misses_its_goals_says_what() -> None:
-    verified = [*NAMED, *(f"other_{index}" for index in range(LEAST["gqa"] - len(NAMED)))]
+    towers = [*(name for name in NAMED if name in multimodal_types())]
+    towers += [name for name in multimodal_types() if name not in towers][: LEAST_MULTIMODAL - len(towers)]
+    verified = sorted({*NAMED, *towers})
+    verified += [f"other_{index}" for index in range(LEAST["gqa"] - len(verified))]
     good = [Outcome(name, lowering, "verified", 1e-6) for name in verified for lowering in LEAST]
     assert complaints(good) == []
     assert complaints([*good, Outcome("bad", "gqa", "wrong", reason="row 1")]) == ["bad with gqa: wrong: row 1"]
+    fewer = [entry for entry in good if entry.model_type not in towers[-1:]]
+    assert f"{LEAST_MULTIMODAL - 1} multimodal types are verified" in complaints(fewer)[1]
     assert complaints(good[:-3]) == ["84 types are verified with gqa, at least 85 have to be"]
     without = [replace(entry, status="refused") if entry.model_type == "mixtral" else entry for entry in good]
     assert complaints(without)[-1] == "not verified with gqa: mixtral"
@@ -147,5 +156,8 @@ def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
 def test_the_page_lists_the_installed_types() -> None:
     require("torch")
     text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| ([\w-]+) \|", text.split("| type |")[1], re.MULTILINE)
-    assert listed == causal_types(), "docs/models.md is of another transformers: run `make breadth`"
+    listed = [re.findall(r"^\| ([\w.-]+) \|", table, re.MULTILINE) for table in text.split("| type |")[1:]]
+    tables = [[name for name in table if name not in STATUSES] for table in listed]
+    assert tables == [causal_types(), multimodal_types()], (
+        "docs/models.md is of another transformers: run `make breadth`"
+    )

@@ -1,4 +1,4 @@
-"""`python -m tests.export.breadth [TYPES…]`: what comes of exporting every causal-LM type of transformers.
+"""`python -m tests.export.breadth [TYPES…]`: what comes of exporting every model type of transformers.
 
 Prints a line per type as it ends. `--json` keeps the results, `--docs` writes the page from them. `--read` takes the
 results of an earlier run; types that are named with it are run anew and replace theirs. `--check` fails when the
@@ -44,7 +44,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = parser.parse_args(given)
     unknown = sorted(set(chosen.types) - set(all_types()))
     if unknown:
-        parser.error(f"no causal-LM types of this transformers: {', '.join(unknown)}")
+        parser.error(f"no types of this transformers that could be exported: {', '.join(unknown)}")
     return chosen
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.export.breadth.records import BAD, Outcome
+from tests.export.breadth.records import BAD, Outcome, multimodal_types
 
 LEAST = {"gqa": 85, "onnx24": 60, "primitives": 60}
 """Verified types by lowering."""
+LEAST_MULTIMODAL = 30
+"""Verified types with gqa that are only multimodal."""
 
 NAMED = (
     "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text", "mistral", "ministral3",
@@ -15,6 +17,8 @@ NAMED = (
     "opt", "bloom", "falcon", "mpt", "starcoder2", "olmo2", "olmoe", "cohere2", "granite", "granitemoehybrid",
     "deepseek_v2", "deepseek_v3", "glm4", "glm4_moe", "stablelm", "smollm3", "lfm2", "jamba", "bamba", "falcon_h1",
     "mamba2", "ernie4_5", "exaone4", "nemotron", "helium", "minicpm3", "llama4_text",
+    "llava", "llava_next", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "mistral3", "paligemma", "smolvlm",
+    "idefics3", "internvl", "glm4v", "aya_vision", "gemma3", "voxtral", "qwen2_audio", "phi4_multimodal",
 )  # fmt: skip
 """Families that are verified with gqa."""
 
@@ -32,6 +36,9 @@ def complaints(outcomes: Sequence[Outcome]) -> list[str]:
     for name, least in LEAST.items():
         if len(verified[name]) < least:
             lines.append(f"{len(verified[name])} types are verified with {name}, at least {least} have to be")
+    both = verified["gqa"] & set(multimodal_types())
+    if len(both) < LEAST_MULTIMODAL:
+        lines.append(f"{len(both)} multimodal types are verified with gqa, at least {LEAST_MULTIMODAL} have to be")
     absent = [name for name in NAMED if name not in verified["gqa"]]
     if absent:
         lines.append(f"not verified with gqa: {', '.join(absent)}")

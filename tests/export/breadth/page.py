@@ -5,33 +5,43 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results
+from tests.export.breadth.records import LOWERINGS, VERSIONS, Outcome, Results, causal_types, multimodal_types
 
 _NAMES = {"parity": "not equal", "no checkpoint": "not tried"}
 """Statuses that users read under another name."""
 
 
+_CAUSAL = (
+    "## Causal language models",
+    "",
+    "Every causal language model type of transformers, {count} of them.",
+)
+_MULTIMODAL = (
+    "## Text of image- and audio-text-to-text models",
+    "",
+    "Every type of transformers that makes text of images, video or sound and is not in the first table, "
+    "{count} of them. The checkpoints had their towers, the original was the whole class, and both were "
+    "given tokens alone: what is exported is the text decoder, and what is left out is said.",
+)
+
+
 def page(results: Results) -> str:
     """The page as Markdown."""
-    by_type: dict[str, dict[str, Outcome]] = {}
-    for outcome in results.outcomes:
-        by_type.setdefault(outcome.model_type, {})[outcome.attention] = outcome
-    lowerings = [name for name in LOWERINGS if any(name in entry for entry in by_type.values())]
+    others = set(multimodal_types())
+    causal = [outcome for outcome in results.outcomes if outcome.model_type not in others]
+    multimodal = [outcome for outcome in results.outcomes if outcome.model_type in others]
     versions = ", ".join(f"{name} {results.versions.get(name, 'unknown')}" for name in VERSIONS)
-    rows = [_row(model_type, by_type[model_type], lowerings) for model_type in sorted(by_type)]
     return "\n".join(
         [
             "# Model types",
             "",
-            f"Every causal language model type of transformers, {len(by_type)} of them, as `make breadth` found it on "
-            f"{results.date} with {versions}. This page is written by that command.",
+            f"What came of every model type that `partita export` takes, as `make breadth` found it on {results.date} "
+            f"with {versions}. This page is written by that command.",
             "",
             "A tiny random checkpoint of each type was exported in float32 for 64 tokens by the code behind "
             "`partita export`, and run on the CPU provider beside the original model, which had eager attention and no "
             "cache: the prompt at once, the prompt in chunks of 7, 24 decode steps past every sliding window, and two "
             "rows of unequal length. Real checkpoints were not run.",
-            "",
-            *_totals(results.outcomes, lowerings),
             "",
             "- **verified**: every logit within 1e-4 of the original, relative to the largest, and the same greedy "
             "tokens. The number is the largest relative error. Where rows of unequal length alone are refused, the "
@@ -40,13 +50,45 @@ def page(results: Results) -> str:
             "- **not equal**: the exporter found that its graph does not compute what the model computes, and wrote "
             "nothing (exit code 4).",
             "- **not tried**: no tiny checkpoint can be made.",
+            "- An empty cell was not run.",
             "",
-            f"| type | {' | '.join(lowerings)} | remarks |",
-            f"|{'---|' * (len(lowerings) + 2)}",
-            *rows,
-            "",
+            *_section(_CAUSAL, causal, causal_types()),
+            *_section(_MULTIMODAL, multimodal, multimodal_types()),
         ]
     )
+
+
+def _section(head: Sequence[str], outcomes: Sequence[Outcome], types: Sequence[str]) -> list[str]:
+    """Heading, totals and a row for each type, those of `types` that were not run among them."""
+    by_type: dict[str, dict[str, Outcome]] = {}
+    for outcome in outcomes:
+        by_type.setdefault(outcome.model_type, {})[outcome.attention] = outcome
+    lowerings = [name for name in LOWERINGS if any(name in entry for entry in by_type.values())] or list(LOWERINGS)
+    names = sorted({*by_type, *types})
+    return [
+        *(line.format(count=len(names)) for line in head),
+        *_commits(outcomes),
+        "",
+        *_totals(outcomes, lowerings),
+        "",
+        f"| type | {' | '.join(lowerings)} | remarks |",
+        f"|{'---|' * (len(lowerings) + 2)}",
+        *(_row(name, by_type.get(name, {}), lowerings) for name in names),
+        "",
+    ]
+
+
+def _commits(outcomes: Sequence[Outcome]) -> list[str]:
+    """Which commits of Partita were run, where that is known, with the number of results of each."""
+    counts = Counter(outcome.code for outcome in outcomes if outcome.code)
+    if not counts:
+        return []
+    told = ", ".join(f"{code} ({count})" for code, count in counts.most_common())
+    return [
+        "",
+        f"Commits of Partita that were run, with the number of results of each: {told}; `+` where its "
+        "files had been changed.",
+    ]
 
 
 def _totals(outcomes: Sequence[Outcome], lowerings: Sequence[str]) -> list[str]:
