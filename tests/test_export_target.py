@@ -93,7 +93,7 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
         (("--target", "cuda,cpu"), ("--target cuda,cpu", "name one provider")),
         (("--target", "cpu,cpu"), ("cpu",)),
         (("--target", "nosuchprovider"), ("nosuchprovider", "cpu")),
-        (("--target", ""), ("provider",)),
+        (("--target", ""), ("--target is empty", "cpu")),
         (("--attention", "gqa", "--provider-option", "cuda.device_id=0"), ("--provider-option", "--target")),
         (("--attention", "gqa", "--target-default"), ("--target-default", "--target names")),
         (("--target", "cpu", "--provider-option", "cuda.device_id=0"), ("cuda",)),

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import pty
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +20,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from partita.cli import run
-from tests.conftest import Exported, TinyCheckpoint
+from partita.commands.terminal import fold
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 
 PROMPT = "return the value of"
 
@@ -137,3 +144,58 @@ def test_a_chat_template_that_fails_is_the_packages_fault(package, tmp_path, cap
     (folder / "chat_template.jinja").write_text(template)
     error = failed(capsys, 1, "generate", folder, PROMPT, "--chat", "-e", "cpu")
     assert "internal error" not in error
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_long_line_is_broken_between_words_on_a_terminal_and_nowhere_else(monkeypatch):
+    line = "  attention   gqa (auto: cpu takes 328 of 328 nodes); opset ai.onnx 21, com.microsoft 1"
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = fold(line, Tty(), 14).splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= 60
+    assert lines[1].startswith(" " * 14) and " ".join(" ".join(lines).split()) == " ".join(line.split())
+    assert fold(line, io.StringIO(), 14) == line
+    monkeypatch.setenv("COLUMNS", "12")
+    assert fold(line, Tty(), 14) == line, "too narrow for any layout"
+
+
+def test_the_lines_of_export_and_generate_fit_the_terminal(package, tmp_path):
+    """In a terminal of 50 columns no line of either is wider."""
+    controller, terminal = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "50"}
+    command = [sys.executable, "-m", "partita", "generate", str(package), PROMPT, "-n", "4", "-e", "cpu", "--json"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=terminal) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says that the other side has been closed
+            while piece := os.read(controller, 4096):
+                shown += piece
+    os.close(controller)
+    assert process.returncode == 0, shown
+    timings = shown.decode()[shown.decode().index("load ") :]
+    assert "finish:" in timings and max(map(len, timings.splitlines())) <= 50
+
+
+def test_a_page_is_utf_8_whatever_stdout_takes(package, tmp_path, capsys):
+    assert run(["place", str(package), "-e", "cpu", "--report", str(tmp_path / "r.json")]) == 0
+    capsys.readouterr()
+    for verb in (
+        ["html", "r.json", "--out", "-"],
+        ["markdown", "r.json"],
+        ["show", "r.json"],
+        ["show", "r.json", "--json"],
+    ):
+        given = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"}
+        command = [sys.executable, "-m", "partita", "report", *verb]
+        done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, check=False)
+        assert (done.returncode, done.stderr) == (0, b""), verb
+        assert len(done.stdout.decode("utf-8")) > 100
+
+
+def test_an_unknown_target_names_its_own_option(tiny_checkpoint, tmp_path, capsys):
+    for value in ("foo", "", "cpu,,cpu", "cpu,cpu"):
+        error = failed(capsys, 2, "export", tiny_checkpoint("llama"), tmp_path / "p", "--target", value)
+        assert "--target" in error and "--provider" not in error

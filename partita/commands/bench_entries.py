@@ -86,7 +86,7 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequen
     """Name of the contender that --baseline means, of the first package. Raises UsageError when it means none."""
     if asked is None:
         return None
-    chain = parse_chain(asked, parse_libraries(libraries, all_names()))
+    chain = parse_chain(asked, parse_libraries(libraries, all_names()), flag="--baseline")
     first = [entry for entry in entries if entry.subject is entries[0].subject]
     found = next((entry.name for entry in first if entry.chain == chain), None)
     if found is None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from partita.commands.results import ExportResult
 from partita.commands.target import find_target
-from partita.commands.terminal import Bars, note, print_record, size, write_stdout
+from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
 from partita.errors import UsageError
 from partita.export.companions import Reader
 from partita.export.pipeline import ExportOptions, Summary, check_options, export
 from partita.export.running import BY_REPLAY
 from partita.export.target import Target
 from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
+
+LABEL = 14
+"""Columns before what a line of the summary says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None
     if as_json:
         print_record(as_record(summary))
     else:
-        write_stdout("\n".join(describe(summary)) + "\n")
+        write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in describe(summary)) + "\n")
 
 
 def choose_target(options: ExportOptions, wanted: TargetOptions) -> Target | None:

@@ -6,6 +6,7 @@ run can end still writes its report.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
@@ -25,7 +26,7 @@ from partita.commands.results import (
     fact_of,
 )
 from partita.commands.run_report import Asked, limits_error, make_report
-from partita.commands.terminal import note, print_record, write_stderr, write_stdout
+from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.files import Output
 from partita.package import Manifest
@@ -317,7 +318,7 @@ def _say_timings(runner: Runner, outcome: Outcome) -> None:
         parts.append(f"{figures['decode_tokens']} more at {figures['decode_tokens_per_second']:.1f} tokens/s")
     reasons = sorted({row.finish or outcome.finish_reason() or "unfinished" for row in outcome.rows})
     parts.append(f"finish: {', '.join(reasons)}")
-    note("; ".join(parts))
+    note(fold("; ".join(parts), sys.stderr, 2))
 
 
 def _wanted_chunk(options: GenerateOptions) -> int:

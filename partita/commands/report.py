@@ -151,10 +151,7 @@ def vocabulary(report: Report) -> Vocabulary:
         found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
         if found is not None:
             return found
-        try:
-            return parse_chain(name)[0].ort_name
-        except UsageError as error:
-            raise UsageError(str(error).replace("--provider: ", "--require: ", 1)) from error
+        return parse_chain(name, flag="--require")[0].ort_name
 
     return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))
 

@@ -62,7 +62,7 @@ def find_target(name: str | None, options: tuple[str, ...], *, default_allowed: 
 
 def one_provider(name: str) -> Provider:
     """The provider called `name`. Raises UsageError for a chain, or a name that nobody has."""
-    chain = parse_chain(name)
+    chain = parse_chain(name, flag=FLAG)
     if len(chain) != 1:
         raise UsageError(
             f"{FLAG} {name}: name one provider; a package is made for one, and runs on others all the same"

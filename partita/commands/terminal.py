@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
+import textwrap
 from typing import IO, TYPE_CHECKING, Any, AnyStr
 
 from rich.console import Console
@@ -63,6 +65,21 @@ def write_stdout(text: str) -> bool:
 def write_stderr(text: str) -> bool:
     """The same on stderr."""
     return write_stream(sys.stderr, 2, text)
+
+
+def fold(line: str, stream: IO[str] | None, indent: int) -> str:
+    """The line, broken between words where it would not fit on the terminal; what follows is set in by `indent`.
+
+    A pipe or a file gets the line as it is, and so should one with a command in it: a terminal's own break is no line
+    end when it is copied.
+    """
+    if stream is None or not stream.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width or width <= 2 * indent:
+        return line
+    words = textwrap.TextWrapper(width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return words.fill(line)
 
 
 def write_stdout_bytes(data: bytes) -> bool:

@@ -107,25 +107,25 @@ def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
     return {**names_to_providers(tuple(known_providers().values())), **names_to_providers(tuple(extra))}
 
 
-def parse_chain(text: str, extra: Sequence[Provider] = ()) -> tuple[Provider, ...]:
+def parse_chain(text: str, extra: Sequence[Provider] = (), *, flag: str = "--provider") -> tuple[Provider, ...]:
     """Read a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, in any case, most wanted first.
 
-    `extra` are providers that the user brought with --provider-library. A name that has no file here but the form of
-    ONNX Runtime's names, e.g. XnnpackExecutionProvider, is taken as it is. Raises UsageError when the chain is empty,
-    or names an unknown provider or the same one twice.
+    `extra` are providers that the user brought with --provider-library, `flag` is the option that has the chain. A name
+    that has no file here but the form of ONNX Runtime's names, e.g. XnnpackExecutionProvider, is taken as it is. Raises
+    UsageError when the chain is empty, or names an unknown provider or the same one twice.
     """
     by_name = all_names(extra)
     listed = tuple(dict.fromkeys((*known_providers(), *(provider.name for provider in extra))))
     words = [word.strip() for word in text.split(",")]
     if not any(words):
-        raise UsageError(f"--provider is empty; name at least one of: {', '.join(listed)}")
+        raise UsageError(f"{flag} is empty; name at least one of: {', '.join(listed)}")
     chain: list[Provider] = []
     for word in words:
         provider = by_name.get(word.lower()) or other_provider(word, by_name.values())
         if provider is None:
-            raise UsageError(unknown_provider(word, tuple(by_name), listed))
+            raise UsageError(unknown_provider(word, tuple(by_name), listed, flag))
         if provider.ort_name in {entry.ort_name for entry in chain}:
-            raise UsageError(f"--provider {text}: {provider.name} is in the chain twice; name each provider once")
+            raise UsageError(f"{flag} {text}: {provider.name} is in the chain twice; name each provider once")
         chain.append(provider)
     return tuple(chain)
 
@@ -140,13 +140,13 @@ def other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     return generic_provider(word)
 
 
-def unknown_provider(word: str, names: Collection[str], listed: Collection[str]) -> str:
+def unknown_provider(word: str, names: Collection[str], listed: Collection[str], flag: str) -> str:
     """The message for a name that nobody answers to, with the nearest one that exists."""
     if not word:
-        return f"--provider has an empty place between commas; name providers out of: {', '.join(listed)}"
+        return f"{flag} has an empty place between commas; name providers out of: {', '.join(listed)}"
     near = difflib.get_close_matches(word.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"--provider: unknown provider {word!r}; {hint}known providers: {', '.join(listed)}"
+    return f"{flag}: unknown provider {word!r}; {hint}known providers: {', '.join(listed)}"
 
 
 def resolve(
