@@ -47,11 +47,11 @@ def partita_loop(folder: Path, *, observe: bool) -> Run:
         prefill = 0.0
         tokens: list[int] = []
         for step in generate(runner, [prompt], max_new_tokens=new_tokens, sampler=sampler):
-            if step.tokens[0] is not None:
+            if step.tokens[0]:
                 if not tokens:
                     prefill = time.perf_counter() - began
                     began = time.perf_counter()
-                tokens.append(step.tokens[0])
+                tokens.extend(step.tokens[0])
         return Speed(prefill, time.perf_counter() - began, len(tokens) - 1, tuple(tokens))
 
     return run

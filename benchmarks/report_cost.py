@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine.recorder import Step
 from partita.runtime.generate import generate
-from partita.runtime.runner import Step, load_runner
+from partita.runtime.runner import load_runner
 from partita.runtime.sampling import make_sampler
 
 PAUSE_SECONDS = 0.02

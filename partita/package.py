@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError
 
 from partita import strangers
+from partita.contract import Contract, GraphFile, Record
 from partita.errors import PackageError
 from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
 
 SCHEMA: Final = "partita.package/1"
-MANIFEST = strangers.MANIFEST
 MANIFEST = strangers.MANIFEST
 WEIGHTS = "model.onnx.data"
 EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "{out}", "--force"))
@@ -36,31 +36,8 @@ HASH_CHUNK_BYTES = 1 << 20
 TOLERANCES: dict[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2}
 """Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
 
-Dimension = int | str
-"""A fixed size, or the name of a symbolic one."""
-
-Role = Literal[
-    "tokens",  # [B, S] token ids
-    "positions",  # [B, S] start[b] + 0 .. S-1
-    "last_index",  # [B] start[b] + S - 1: index of the last cache row that is valid after this step
-    "total_length",  # [] max over rows of start[b] + S
-    "write_start",  # [B] start[b]: first cache row this step writes
-    "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
-    "logits_rows",  # [K] which of the S positions the logits are wanted for
-    "rope_length",  # [] the length of the text that this step's rotary frequencies are for; see Graph.rereads_at
-    "logits",  # output [B, K, vocab]
-]
-"""What a graph input or output means. The runtime feeds by role; it knows no names."""
-
-
 TokenizerKind = Literal["none", "tokenizers", "transformers"]
 """What reads the package's tokenizer: nothing is there, tokenizer.json suffices, or transformers has to."""
-
-
-class Record(BaseModel):
-    """Base of every record on disk: immutable, and unknown fields are an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class FileRecord(Record):
@@ -87,77 +64,16 @@ class Source(Record):
     """What the weight files hold and no graph uses, by module, with the number of tensors and their size."""
 
 
-class Port(Record):
-    """A graph input or output that is not a state."""
+class Graph(Contract):
+    """What all graphs of the package have in common: what running needs, and how they were made."""
 
-    name: str
-    role: Role
-    shape: tuple[Dimension, ...]
-    dtype: str
-
-
-class State(Record):
-    """A tensor that lives from step to step; `past` is read and `present` is written, in the same buffer.
-
-    Keys and values are written at the cursor, and what lies beyond it is never read. A `conv` or `recurrent` state sums
-    up every token that its row was fed, padding included: it is zero before a row's first token, and a row must be fed
-    none but its own tokens from then on.
-    """
-
-    past: str
-    present: str
-    layer: int
-    kind: Literal["key", "value", "conv", "recurrent"]
-    shape: tuple[int, ...]
-    """[B, KV heads, N, head size] for keys and values; [B, ...] for the others."""
-    dtype: str
-    """Its own: a recurrent state may be float32 in an fp16 package."""
-    window: int | None = None
-    """Sliding window in tokens, when the layer has one."""
-
-
-class GraphFile(Record):
-    """One ONNX file. A package holds one for both phases, or a fully static pair."""
-
-    file: str
-    phase: Literal["any", "prefill", "decode"]
-    sequence_length: int | None
-    """S, when it is fixed in the file."""
-    nodes: int
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-
-
-class Graph(Record):
-    """What all graphs of the package have in common."""
-
-    files: tuple[GraphFile, ...]
-    states: tuple[State, ...]
     opsets: dict[str, int]
     """Operator set per domain; "" is ONNX itself."""
     attention: str
     """Name of the lowering of attention and cache: gqa, onnx24, …"""
-    appends_chunks: bool
-    """True when a step may take several new tokens per row after past ones; False: only one, but at the beginning."""
     precision: str
-    batch_size: int = Field(ge=1)
-    max_length: int = Field(ge=1)
-    """N: the most tokens, prompt and new ones together, that a row can hold."""
-    vocab_size: int
-    weight_bytes: int
     cache_bytes: int
     """All state buffers together."""
-    rereads_at: int | None = None
-    """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
-    beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
-    """
-
-    @model_validator(mode="after")
-    def _runs_every_phase(self) -> Graph:
-        for phase in ("prefill", "decode"):
-            if sum(file.phase in (phase, "any") for file in self.files) != 1:
-                raise ValueError(f"not one of its files is for {phase}, or more than one is")
-        return self
 
 
 class StepError(Record):

@@ -11,15 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from partita import package
+from partita.contract import GraphFile, Port, State
 from partita.errors import PackageError
 from partita.package import (
     FileRecord,
     Graph,
-    GraphFile,
     Manifest,
-    Port,
     Source,
-    State,
     StepError,
     Verification,
     check_files,

@@ -7,6 +7,7 @@ stdin does.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -22,7 +23,8 @@ from partita.extras import explain
 if TYPE_CHECKING:
     from partita.commands.chain_options import ChainOptions, Target
     from partita.package import Manifest
-    from partita.runtime.runner import Runner, Step
+    from partita.runtime.engine.recorder import Step
+    from partita.runtime.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ class Worker:
             decode_tokens=sum(step.row_tokens for step in decode),
             decode_outside_ms=1000 * sum(step.overhead_seconds for step in decode),
             first_token_ms=None if first is None else 1000 * first,
-            tokens=tuple(tuple(token for token in row if token is not None) for row in rows),
+            tokens=tuple(tuple(itertools.chain.from_iterable(row)) for row in rows),
             peak_rss_bytes=peak_rss_bytes(),
         ).model_dump(mode="json")
 
@@ -166,7 +168,7 @@ class Worker:
             facts = with_optimised(run_facts(runner), [entry.session for entry in runner.graphs])
             resolutions, used = runner.resolutions, active(runner)
             longest = max(len(prompt) for prompt in self.task.prompts)
-            wanted = (self.task.prefill_chunk or PREFILL_CHUNK_TOKENS) if runner.can_append_chunks else longest
+            graphs = runner.executor.graphs
         asked = Asked(
             verb="bench",
             path=Path(self.task.package),
@@ -178,7 +180,7 @@ class Worker:
             threads=self.where.threads,
             prompt_tokens=longest,
             max_new_tokens=self.task.max_new_tokens,
-            prefill_chunk_tokens=runner.chunk_fixed or wanted,
+            prefill_chunk_tokens=graphs.chunk_of(self.task.prefill_chunk or PREFILL_CHUNK_TOKENS, longest),
         )
         report = make_report(Path(self.task.package), self.manifest, facts, resolutions, asked)
         json_view.write(report, Path(file))

@@ -34,13 +34,14 @@ from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import ChainError, idle_providers
+from partita.runtime.engine.recorder import Step
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort_errors import NoKernelError
 from partita.runtime.pins import Pin, parse_pins
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.run_facts import first_token_seconds, run_facts, step_fact
-from partita.runtime.runner import Runner, Step, load_runner
+from partita.runtime.runner import Runner, load_runner
 from partita.runtime.text import Text, TextStream, load_text, stop_token_ids
 
 LIMITS_NOTE = "the package was opened before for the limits, so memory before loading is not that of a fresh process"
@@ -188,8 +189,8 @@ def _drive(options: GenerateOptions, runner: Runner, rows: list[Row], stop_ids: 
     with closing(loop):
         try:
             for step in loop:
-                for row, token, finish in zip(rows, step.tokens, step.finish, strict=True):
-                    _take(row, token, finish, show)
+                for row, tokens, finish in zip(rows, step.tokens, step.finish, strict=True):
+                    _take(row, tokens, finish, show)
                 if all(row.finish is not None for row in rows) or show.closed:
                     break
         except KeyboardInterrupt:
@@ -220,22 +221,22 @@ def _say(options: GenerateOptions, text: str) -> bool:
     return write_stderr(text) if options.report == STDOUT else write_stdout(text)
 
 
-def _take(row: Row, token: int | None, finish: str | None, show: _Printer) -> None:
-    """Add the token of one step to a row. A row that met a stop string is over, whatever the loop still computes for
+def _take(row: Row, tokens: Sequence[int], finish: str | None, show: _Printer) -> None:
+    """Add the tokens of one step to a row. A row that met a stop string is over, whatever the loop still computes for
     it.
     """
     if row.finish is not None:
         return
     row.finish = finish  # also without a token: a prompt that fills the cache ends with none
-    if token is None:
-        return
-    row.tokens.append(token)
-    if row.stream is None:
-        show(row, f"{token} ")
-        return
-    show(row, row.stream.push(token))
-    if row.stream.stopped:
-        row.finish = "stop"
+    for token in tokens:
+        row.tokens.append(token)
+        if row.stream is None:
+            show(row, f"{token} ")
+            continue
+        show(row, row.stream.push(token))
+        if row.stream.stopped:
+            row.finish = "stop"
+            return
 
 
 def _finish_output(options: GenerateOptions, outcome: Outcome) -> None:
@@ -327,9 +328,7 @@ def _wanted_chunk(options: GenerateOptions) -> int:
 
 def _effective_chunk(options: GenerateOptions, runner: Runner, longest: int) -> int:
     """Prompt tokens per run as this package takes them, which is not always as asked. `longest`: of the prompts."""
-    if runner.chunk_fixed is not None:
-        return runner.chunk_fixed
-    return _wanted_chunk(options) if runner.can_append_chunks else longest
+    return runner.executor.graphs.chunk_of(_wanted_chunk(options), longest)
 
 
 def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
@@ -337,7 +336,8 @@ def chunk_note(options: GenerateOptions, runner: Runner, longest: int) -> str:
     taken = _effective_chunk(options, runner, longest)
     if options.prefill_chunk is None or options.prefill_chunk == taken:
         return ""
-    why = "its prefill graph has a fixed size" if runner.chunk_fixed else "its attention reads a batch's prompts whole"
+    fixed = runner.executor.graphs.chunk is not None
+    why = "its prefill graph has a fixed size" if fixed else "its attention reads a batch's prompts whole"
     return f"--prefill-chunk {options.prefill_chunk} is ignored: a run of this package takes {taken}, for {why}"
 
 

@@ -16,6 +16,7 @@ import torch
 from torch._dynamo.exc import UserError, UserErrorType
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from partita.contract import Port, State
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
 from partita.export.calling import call
@@ -33,7 +34,6 @@ from partita.export.recurrence import read_states, replaced
 from partita.export.rope import rope_by_length
 from partita.export.state import LayerState, layer_count
 from partita.export.translations import TABLE
-from partita.package import Port, State
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
 SMALL_SIZES = 130

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 import partita
+from partita.contract import GraphFile
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export import bf16_twin, known_answer, self_check, weights
 from partita.export.attention import Lowering
@@ -31,7 +32,6 @@ from partita.package import (
     WEIGHTS,
     FileRecord,
     Graph,
-    GraphFile,
     Manifest,
     Source,
     TokenizerKind,

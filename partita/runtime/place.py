@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,9 @@ from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
+from partita.runtime.engine.planner import RowView, plan_step
+from partita.runtime.engine.recorder import Step
 from partita.runtime.evidence import parse_profile, unread_profile
-from partita.runtime.feed import Feed
 from partita.runtime.inputs import FLAG, FLOATS, SEED, STRING, VALUES_FLAG, Shape, check_room, make_values
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
@@ -37,7 +38,7 @@ from partita.runtime.ort_errors import LACKS, one_line
 from partita.runtime.ort_registry import available_ort_names
 from partita.runtime.pins import Pin
 from partita.runtime.run_facts import run_facts
-from partita.runtime.runner import Runner, Step, load_runner
+from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session import Binding, NativeFailureError, Opening, Session, open_native
 
 PHASE = "run"
@@ -329,14 +330,13 @@ def with_graphs(
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:
     """`runs` prefill steps at the beginning of the cache, then `runs` decode steps after them; why one failed."""
-    size = runner.chunk_fixed or min(PREFILL_TOKENS, runner.max_length)
+    graphs, batch = runner.executor.graphs, runner.contract.batch_size
+    size = graphs.chunk or min(PREFILL_TOKENS, graphs.max_length)
     try:
-        feed = runner.prefill_feed(size, runner.prefill_rows or 1)
         for _ in range(runs):
-            run_step(runner, feed, "prefill", 0)
-        feed = runner.decode_feed()
+            run_step(runner, [RowView(0, size, reads=True)] * batch)
         for number in range(runs):
-            run_step(runner, feed, "decode", min(size + number, runner.max_length - 1))
+            run_step(runner, [RowView(min(size + number, graphs.max_length - 1), 1)] * batch)
     except KeyboardInterrupt:
         return RunInterruptedError(runner.folder)
     except RUN_ERRORS as error:
@@ -344,26 +344,26 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
     return None
 
 
-def run_step(runner: Runner, feed: Feed, phase: Literal["prefill", "decode"], start: int) -> None:
-    """One step on dummy tokens at `start`, kept as a step of the runner."""
+def run_step(runner: Runner, rows: Sequence[RowView]) -> None:
+    """One step on dummy tokens, as the planner has it; kept as a step of the runner."""
     began = time.perf_counter()
-    feed.tokens.fill(DUMMY_TOKEN)
-    feed.choose((feed.new_tokens - 1,))
-    feed.place(np.full(runner.batch, start, np.int64), start + feed.new_tokens)
-    seconds, observed = feed.run()
-    nobody = (None,) * runner.batch
-    runner.steps.append(
+    plan = plan_step(rows, runner.executor.graphs, PREFILL_TOKENS)
+    assert plan is not None, "every row has a token to read"
+    graph = runner.executor.prepare(plan)
+    graph.tokens.fill(DUMMY_TOKEN)
+    outcome = runner.executor.run(plan, graph, max(plan.starts) + plan.new_tokens)
+    runner.recorder.on_step(
         Step(
-            phase=phase,
+            phase="prefill" if plan.reads else "decode",
             index=len(runner.steps),
-            new_tokens=feed.new_tokens,
-            row_tokens=feed.new_tokens * runner.batch,
-            tokens=nobody,
-            run_seconds=seconds,
-            overhead_seconds=time.perf_counter() - began - seconds,
-            finish=nobody,
-            observed=observed,
-            file=feed.file,
+            new_tokens=plan.new_tokens,
+            row_tokens=sum(plan.take),
+            tokens=((),) * len(rows),
+            run_seconds=outcome.run_seconds,
+            overhead_seconds=time.perf_counter() - began - outcome.run_seconds,
+            finish=(None,) * len(rows),
+            observed=outcome.observed,
+            file=outcome.file,
         )
     )
 

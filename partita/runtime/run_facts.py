@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.process import peak_rss_bytes
+from partita.runtime.engine.executor import BoundGraph, LoadedGraph
+from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Finish
 from partita.runtime.evidence import unread_profile
-from partita.runtime.feed import Feed
-from partita.runtime.runner import Finish, LoadedGraph, Runner, Step
+from partita.runtime.runner import Runner
 
 
 def run_facts(
@@ -29,7 +31,7 @@ def run_facts(
         memory=memory_facts(runner),
         tokenizer_load_seconds=tokenizer_load_seconds,
         first_token_seconds=first_token_seconds(steps),
-        prompt_tokens=runner.prompt_tokens,
+        prompt_tokens=runner.recorder.prompt_tokens,
         new_tokens=new_tokens(steps),
         finish_reason=finish_reason or finished(steps),
         finish_detail=finish_detail,
@@ -48,8 +50,8 @@ def prompt_notes(runner: Runner) -> tuple[str, ...]:
         if not runner.cache.padding_is_safe:
             why += ", or would have been padded, which would spoil the states"
         notes.append(
-            f"{tokens} prompt tokens were read one by one with {file}, where a chunk of {runner.chunk_fixed} {why}; "
-            "they count as prefill steps"
+            f"{tokens} prompt tokens were read one by one with {file}, where a chunk of "
+            f"{runner.executor.graphs.chunk} {why}; they count as prefill steps"
         )
     again = [step for step in runner.steps if step.again]
     if again:
@@ -77,7 +79,7 @@ def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         runs=runs,
         log=session.log,
         registered=session.registered,
-        ports=port_facts(entry, runner.last_feed(entry.phases[-1]), session.wanted_memory),
+        ports=port_facts(entry, runner.executor.last_bound(entry.phases[-1]), session.wanted_memory),
         load_seconds=session.load_seconds,
         patterns=session.resolutions[0].provider.node_patterns,
         budget=session.resolutions[0].budget,
@@ -85,7 +87,7 @@ def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
     )
 
 
-def port_facts(entry: LoadedGraph, feed: Feed, wanted: dict[str, str]) -> tuple[PortFact, ...]:
+def port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
     """Where each input and output is wanted and where it is bound; sizes are those of one run of `feed`."""
     roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
     outputs = frozenset(entry.model.outputs)
@@ -106,7 +108,7 @@ def memory_facts(runner: Runner) -> MemoryFacts:
     """Memory of the process so far, and what the package says of its weights; the cache is counted from its buffers."""
     return MemoryFacts(
         weight_bytes=runner.manifest.graph.weight_bytes,
-        cache_bytes=sum(buffer.size_bytes for buffer in runner.cache.buffers),
+        cache_bytes=runner.cache.size_bytes,
         rss_before_load_bytes=runner.rss_before_load_bytes,
         rss_after_load_bytes=runner.rss_after_load_bytes,
         peak_rss_bytes=max(peak_rss_bytes(), runner.rss_before_load_bytes, runner.rss_after_load_bytes),
@@ -125,7 +127,7 @@ def first_token_seconds(steps: Sequence[Step]) -> float | None:
     seconds = 0.0
     for step in steps:
         seconds += step.run_seconds + step.overhead_seconds
-        if any(token is not None for token in step.tokens):
+        if any(step.tokens):
             return seconds
     return None
 
@@ -133,7 +135,7 @@ def first_token_seconds(steps: Sequence[Step]) -> float | None:
 def new_tokens(steps: Sequence[Step]) -> int:
     """New tokens of the row that got most of them."""
     rows = zip(*(step.tokens for step in steps), strict=True)
-    return max((sum(token is not None for token in row) for row in rows), default=0)
+    return max((sum(map(len, row)) for row in rows), default=0)
 
 
 def finished(steps: Sequence[Step]) -> str:

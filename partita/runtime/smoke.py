@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from partita.errors import GenerationError, ProviderError
 from partita.package import Manifest, SmokeRecord
+from partita.partition_reports.wording import plural
 from partita.providers.base import Provider
 from partita.runtime.chain import idle_providers
-from partita.runtime.feed import Feed
+from partita.runtime.engine.loop import serve
+from partita.runtime.engine.request import Request
 from partita.runtime.runner import Runner, load_runner
 
 PROMPT_TOKENS = 5
@@ -35,37 +38,27 @@ def smoke(
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
             raise ProviderError(f"{folder}: {first.provider.name} takes no node of it")
-        feed = prefill_feed(runner)
-        run(runner, feed, 0)
-        if feed.new_tokens < runner.max_length:
-            run(runner, runner.decode_feed(), feed.new_tokens)
+        size = prompt_tokens(runner)
+        for _ in serve(runner.executor, [request(runner, row, size) for row in range(runner.contract.batch_size)]):
+            pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
-    detail = f"opened, read {feed.new_tokens} token{'s' if feed.new_tokens > 1 else ''} and one more; finite logits"
+    detail = f"opened, read {plural(size, 'token')} and one more; finite logits"
     return SmokeRecord(chain=names, status="ran", detail=detail)
 
 
-def prefill_feed(runner: Runner) -> Feed:
-    """A whole chunk of a static pair, else a few tokens, with the logits of the last one."""
-    size = runner.chunk_fixed or max(1, min(PROMPT_TOKENS, runner.max_length - 1))
-    return runner.prefill_feed(size, runner.prefill_rows or 1)
+def prompt_tokens(runner: Runner) -> int:
+    """A whole chunk of a static pair, else a few tokens."""
+    return runner.executor.graphs.chunk or max(1, min(PROMPT_TOKENS, runner.contract.max_length - 1))
 
 
-def run(runner: Runner, feed: Feed, start: int) -> None:
-    """Feed tokens from all over the vocabulary at `start`, and look at the logits of the last one in each row."""
-    count = runner.batch * feed.new_tokens
-    feed.tokens[:] = np.linspace(0, runner.vocab_size - 1, count, dtype=np.int64).reshape(runner.batch, -1)
-    last = feed.new_tokens - 1
-    feed.choose((last,))
-    feed.place(np.full(runner.batch, start, np.int64), start + feed.new_tokens)
-    feed.run()
-    for row in range(runner.batch):
-        logits = feed.logits(row, last)
-        if logits.shape != (runner.vocab_size,):
-            raise GenerationError(
-                f"{feed.file}: logits have the shape {list(logits.shape)}, [{runner.vocab_size}] is meant"
-            )
-        if not np.isfinite(logits.max()):  # -inf is how a model forbids a token
-            raise GenerationError(
-                f"{feed.file}: the logits of a {feed.phase} step are not finite; --precision bf16 or fp32 has a wider "
-                "range than fp16, and the weights may hold NaN"
-            )
+def request(runner: Runner, row: int, size: int) -> Request:
+    """A prompt of tokens from all over the vocabulary, and two more: one from the prompt, one from a decode step."""
+    vocab_size, batch = runner.contract.vocab_size, runner.contract.batch_size
+    spread = np.linspace(0, vocab_size - 1, batch * size, dtype=np.int64).reshape(batch, size)
+
+    def pick(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+        if logits.shape != (vocab_size,):
+            raise GenerationError(f"logits have the shape {list(logits.shape)}, [{vocab_size}] is meant")
+        return int(logits.argmax())
+
+    return Request(spread[row].tolist(), pick, max_new_tokens=2)

@@ -7,7 +7,7 @@ Knows the known answer's tensors and how to feed the same tokens that the origin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,14 @@ from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verif
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import idle_providers
-from partita.runtime.feed import Feed
+from partita.runtime.engine.executor import port_by_role
+from partita.runtime.engine.loop import serve
+from partita.runtime.engine.request import Request
+from partita.runtime.engine.scheduler import Policy, one_token_first, prompts_first
 from partita.runtime.generate import generate
 from partita.runtime.pins import Pin
-from partita.runtime.runner import Runner, load_runner, port_by_role
+from partita.runtime.runner import Runner, load_runner
+from partita.runtime.sampling import Sampler
 
 REPLAY_CHUNK_TOKENS = 5
 """Small and odd, so that even a short prompt takes several chunks and the last one is short."""
@@ -60,19 +64,19 @@ class Comparison:
     tolerance: float
     max_abs: float = 0.0
     tokens_equal: bool = True
-    near_ties: int = 0
+    ties: set[int] = field(default_factory=set)
+    """Positions at which the reference's two best logits cannot be told apart."""
 
-    def compare(self, position: int, ours: list[Logits]) -> None:
-        """Compare the logits [vocab] of every row of the batch with the reference at `position`."""
+    def compare(self, position: int, ours: Logits) -> None:
+        """Compare the logits [vocab] of one row of the batch with the reference at `position`."""
         wanted = self.reference[position]
         second, first = np.partition(wanted, -2)[-2:]
         tie = first - second <= 2 * self.tolerance * self.scale
-        self.near_ties += int(tie)
-        best = int(wanted.argmax())
-        for logits in ours:
-            error = float(np.abs(logits - wanted).max())
-            self.max_abs = max(self.max_abs, error) if np.isfinite(error) else float("inf")
-            self.tokens_equal = self.tokens_equal and bool(tie or int(logits.argmax()) == best)
+        if tie:
+            self.ties.add(position)
+        error = float(np.abs(ours - wanted).max())
+        self.max_abs = max(self.max_abs, error) if np.isfinite(error) else float("inf")
+        self.tokens_equal = self.tokens_equal and bool(tie or int(ours.argmax()) == int(wanted.argmax()))
 
     @property
     def scale(self) -> float:
@@ -115,7 +119,7 @@ def replay(
         limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
         compared = [
             *compare_prompt(runner, answer, limit),
-            *compare_decode(runner, answer, limit),
+            *compare_generation(runner, answer, limit),
             *compare_rows(runner, answer, limit),
         ]
         missed = unreached(runner, answer)
@@ -130,7 +134,7 @@ def replay(
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
-        near_ties=sum(entry.near_ties for entry in compared if entry.step != "chunked prefill"),
+        near_ties=sum(len(entry.ties) for entry in compared if entry.step != "chunked prefill"),
         steps=tuple(entry.result() for entry in compared),
     )
     difference = first_difference(verification)
@@ -152,68 +156,40 @@ def first_difference(verification: Verification) -> str | None:
 
 
 def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
-    """Read the prompt as a whole, then in chunks; each time into a fresh cache. The second is left in the cache.
+    """Read the prompt in as few steps as the package can, and look at every position."""
+    comparison = Comparison("prefill", output_name(runner), answer.prefill_logits, tolerance)
+    request = Request(
+        answer.prompt.tolist(), forced(answer), 1, listener=comparison.compare, rope_length=answer.length
+    )  # fmt: skip
+    run_all(runner, request, prefill_chunk=len(answer.prompt))
+    yield comparison
 
-    A fully static pair has one chunk size, so its chunked reading is token by token through the decode graph. The rest
-    of a prompt that is shorter than a chunk goes that way too, where padding would spoil a state.
+
+def compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+    """Read the prompt in chunks, then feed the reference's tokens one by one, whatever ours would have been.
+
+    A fully static pair has one chunk size; it begins with a single token, so that a chunk begins elsewhere than at 0.
     """
-    whole = runner.chunk_fixed or len(answer.prompt)
-    for name, size in (("prefill", whole), ("chunked prefill", REPLAY_CHUNK_TOKENS)):
-        comparison = Comparison(name, output_name(runner), answer.prefill_logits, tolerance)
-        runner.cache.clear()
-        start = 0
-        while start < len(answer.prompt):
-            left = len(answer.prompt) - start
-            feed = pick_feed(runner, start, min(size, left), by_token=name != "prefill")
-            start += feed_known(runner, feed, start, answer, comparison)
-        yield comparison
+    name, count = output_name(runner), len(answer.prompt)
+    chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance)
+    decoded = [
+        Comparison(f"decode {index + 1}", name, answer.decode_logits[index : index + 1], tolerance)
+        for index in range(len(answer.tokens))
+    ]
 
+    def hear(position: int, logits: Logits) -> None:
+        if position < count:
+            chunked.compare(position, logits)
+        else:
+            decoded[position - count].compare(0, logits)
 
-def pick_feed(runner: Runner, start: int, size: int, *, by_token: bool) -> Feed:
-    """The graph that can take the prompt's next tokens.
-
-    `by_token`: a static pair begins with a single token, and goes on so where no padding may fill its chunks.
-    """
-    fixed = runner.chunk_fixed
-    if start and not runner.can_append_chunks:
-        return runner.decode_feed()
-    if fixed is None:
-        return runner.prefill_feed(size, size)
-    padding = runner.cache.padding_is_safe
-    if by_token and (start == 0 or not padding):
-        return runner.decode_feed()  # so that the chunk after it begins somewhere else than at 0
-    usable = start + fixed <= runner.max_length and (padding or size >= fixed)
-    return runner.prefill_feed(fixed, runner.prefill_rows or fixed) if usable else runner.decode_feed()
-
-
-def feed_known(runner: Runner, feed: Feed, start: int, answer: KnownAnswer, comparison: Comparison) -> int:
-    """Feed the prompt from `start` on and compare the last positions, as many as the graph gives logits for."""
-    prompt = answer.prompt
-    count = min(feed.new_tokens, len(prompt) - start)
-    positions = range(max(count - feed.rows, 0), count)
-    feed.tokens.fill(0)
-    feed.tokens[:, :count] = prompt[start : start + count]
-    feed.choose(positions)
-    feed.place(np.full(runner.batch, start, np.int64), answer.length)
-    feed.run()
-    for position in positions:
-        comparison.compare(start + position, [feed.logits(row, position) for row in range(runner.batch)])
-    return count
-
-
-def compare_decode(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
-    """Feed the reference's tokens one by one after the prompt, whatever ours would have been."""
-    feed = runner.decode_feed()
-    feed.choose((0,))
-    for index, token in enumerate(answer.tokens):
-        comparison = Comparison(
-            f"decode {index + 1}", output_name(runner), answer.decode_logits[index : index + 1], tolerance
-        )
-        feed.tokens.fill(token)
-        feed.place(np.full(runner.batch, len(answer.prompt) + index, np.int64), answer.length)
-        feed.run()
-        comparison.compare(0, [feed.logits(row, 0) for row in range(runner.batch)])
-        yield comparison
+    request = Request(
+        answer.prompt.tolist(), forced(answer), len(answer.tokens) + 1, listener=hear, rope_length=answer.length
+    )
+    static = runner.executor.graphs.chunk is not None
+    policy = one_token_first if static else prompts_first
+    run_all(runner, request, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=policy)
+    yield from (chunked, *decoded)
 
 
 def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
@@ -222,7 +198,7 @@ def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Itera
     Left out where rotary frequencies depend on the length of the text: the reference has those of the whole.
     """
     sequence = np.concatenate([answer.prompt, answer.tokens])
-    lengths = [max(1, len(answer.prompt) - 3 * row) for row in range(runner.batch)]
+    lengths = [max(1, len(answer.prompt) - 3 * row) for row in range(runner.contract.batch_size)]
     if len(set(lengths)) < 2 or port_by_role(runner.loaded("decode").graph, "rope_length") is not None:
         return
     reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
@@ -230,7 +206,7 @@ def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Itera
 
     def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
         position = len(history) - 1
-        comparison.compare(position, [logits])
+        comparison.compare(position, logits)
         return int(sequence[min(position + 1, len(sequence) - 1)])
 
     prompts = [sequence[:length].tolist() for length in lengths]
@@ -239,12 +215,30 @@ def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Itera
     yield comparison
 
 
+def forced(answer: KnownAnswer) -> Sampler:
+    """Goes on with the reference's tokens, whatever the logits are."""
+    count = len(answer.prompt)
+
+    def pick(logits: Logits, history: npt.NDArray[np.int64]) -> int:
+        return int(answer.tokens[min(len(history) - count, len(answer.tokens) - 1)])
+
+    return pick
+
+
+def run_all(runner: Runner, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
+    """Run the same request in every row of the batch, in a cache that is all zero."""
+    runner.cache.clear()
+    requests = [request] * runner.contract.batch_size
+    for _ in serve(runner.executor, requests, prefill_chunk=prefill_chunk, policy=policy):
+        pass
+
+
 def unreached(runner: Runner, answer: KnownAnswer) -> str:
     """What of a package the known answer cannot have shown, as the end of a sentence."""
     tokens = len(answer.prompt) + len(answer.tokens)
     windows = sorted({state.window or 0 for state in runner.manifest.graph.states if (state.window or 0) >= tokens})
     parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
-    fixed = runner.chunk_fixed
+    fixed = runner.executor.graphs.chunk
     if fixed is not None and not runner.cache.padding_is_safe and fixed > len(answer.prompt):
         parts.append(f"not run: {runner.loaded('prefill').graph.file}, whose chunk is longer than the prompt")
     return "".join(f"; {part}" for part in parts)
@@ -277,7 +271,7 @@ def read_known_answer(folder: Path) -> KnownAnswer:
 
 def check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
     """Raise PackageError when the known answer does not belong to this package."""
-    count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.vocab_size
+    count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
     shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)
-    if not shapes or not count or count + steps > runner.max_length:
+    if not shapes or not count or count + steps > runner.contract.max_length:
         raise PackageError(f"{folder / KNOWN_ANSWER}: not of this package, its shapes do not fit; export it again")

@@ -47,9 +47,8 @@ def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill
     with load_runner(package, parse_chain("cpu")) as runner:
         sampler = make_sampler(temperature=0.0)
         for step in generate(runner, prompts, max_new_tokens=new_tokens, sampler=sampler, prefill_chunk=prefill_chunk):
-            for row, token in zip(rows, step.tokens, strict=True):
-                if token is not None:
-                    row.append(token)
+            for row, tokens in zip(rows, step.tokens, strict=True):
+                row.extend(tokens)
     return rows
 
 

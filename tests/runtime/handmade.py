@@ -21,19 +21,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
-from partita.package import (
-    KNOWN_ANSWER,
-    Graph,
-    GraphFile,
-    Manifest,
-    Port,
-    Role,
-    Source,
-    State,
-    Verification,
-    record_file,
-    write_manifest,
-)
+from partita.contract import GraphFile, Port, Role, State
+from partita.package import KNOWN_ANSWER, Graph, Manifest, Source, Verification, record_file, write_manifest
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
 RANDOM = np.random.default_rng(5)

@@ -38,17 +38,17 @@ def run(runner, prompts, *, new=20, stop=(), chunk=512, sampler=greedy):
 
 
 def row(steps, index=0):
-    return [step.tokens[index] for step in steps if step.tokens[index] is not None]
+    return [token for step in steps for token in step.tokens[index]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("chunk", [512, 5, 1])
 def test_greedy_tokens_are_those_of_transformers(open_runner, reference, kind, chunk):
     runner = open_runner(**KINDS[kind])
-    steps = run(runner, PROMPTS[: runner.batch], chunk=chunk)
-    for index in range(runner.batch):
+    steps = run(runner, PROMPTS[: runner.contract.batch_size], chunk=chunk)
+    for index in range(runner.contract.batch_size):
         assert row(steps, index) == reference(PROMPTS[index], 20)
-    assert steps[-1].finish == ("length",) * runner.batch
+    assert steps[-1].finish == ("length",) * runner.contract.batch_size
 
 
 def test_rows_may_come_in_any_order(open_runner, reference):
@@ -70,7 +70,7 @@ def test_steps_count_what_they_took_in(open_runner):
     assert [(step.phase, step.new_tokens) for step in steps] == [("prefill", n) for n in (8, 8, 4)] + [
         ("decode", 1)
     ] * 3
-    assert [step.tokens[0] is None for step in steps] == [True, True, False, False, False, False]
+    assert [step.tokens[0] == () for step in steps] == [True, True, False, False, False, False]
 
 
 def test_padding_is_not_counted_in_a_static_pair(open_runner):
@@ -81,7 +81,7 @@ def test_padding_is_not_counted_in_a_static_pair(open_runner):
 def test_a_static_chunk_that_would_leave_the_cache_is_read_token_by_token(open_runner, reference):
     """Of 62 prompt tokens 60 fit in chunks of 6; another chunk would end at 66, beyond the 64 of the cache."""
     runner = open_runner(**PAIR)
-    assert (runner.chunk_fixed, runner.max_length) == (6, 64)
+    assert (runner.executor.graphs.chunk, runner.contract.max_length) == (6, 64)
     prompt = random_prompt(6, 62)
     steps = run(runner, [prompt])
     assert [step.new_tokens for step in steps if step.phase == "prefill"] == [*[6] * 10, 1, 1]
@@ -104,20 +104,20 @@ def test_a_stop_token_ends_its_row_and_no_other(open_runner, reference):
 def test_a_full_cache_ends_the_row_after_the_last_token_that_fits(open_runner, reference, kind):
     runner = open_runner(**KINDS[kind])
     steps = run(runner, [PROMPTS[0]], new=1000)
-    assert row(steps) == reference(PROMPTS[0], runner.max_length - len(PROMPTS[0]))
+    assert row(steps) == reference(PROMPTS[0], runner.contract.max_length - len(PROMPTS[0]))
     assert steps[-1].finish == ("cache_full",)
 
 
 def test_a_prompt_that_fills_the_cache_leaves_no_room_for_a_token(open_runner):
     runner = open_runner()
-    steps = run(runner, [[5] * runner.max_length])
+    steps = run(runner, [[5] * runner.contract.max_length])
     assert row(steps) == []
     assert steps[-1].finish == ("cache_full",)
 
 
 def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, reference):
     runner = open_runner(attention="onnx24", batch_size=3)
-    long = random_prompt(7, runner.max_length - 2)
+    long = random_prompt(7, runner.contract.max_length - 2)
     steps = run(runner, [long, *PROMPTS[1:]], new=15)
     assert steps[-1].finish == ("cache_full", "length", "length")
     assert row(steps, 0) == reference(long, 2)
@@ -139,7 +139,7 @@ def test_a_prompt_that_cannot_be_taken_is_refused_before_anything_runs(open_runn
 
 def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_runner):
     runner = open_runner()
-    limit = runner.max_length
+    limit = runner.contract.max_length
     is_refused(runner, [[5] * (limit + 1)], f"{limit + 1} tokens and the cache holds {limit}.*--max-length")
 
 

@@ -159,7 +159,7 @@ def test_without_observation_there_is_no_profile_and_everything_else(open_runner
 def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
     runner = open_runner(observe=True)
     run(runner, take=3)
-    feed = runner.decode_feed()
+    feed = runner.executor.bound("decode", 1, 1)
     feed.tokens.fill(10_000)
     with pytest.raises(GenerationError):
         feed.run()

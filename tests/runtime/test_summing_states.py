@@ -11,14 +11,15 @@ import pytest
 from partita.errors import GenerationError
 from partita.package import read_manifest, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime import verify
+from partita.runtime.engine.cache.recurrent import RecurrentStates
+from partita.runtime.engine.executor import Executor
 from partita.runtime.generate import generate
 from partita.runtime.ort_buffers import host_buffer
 from partita.runtime.place import run_package
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
-from partita.runtime.verify import pick_feed, replay
+from partita.runtime.verify import replay
 from tests.runtime.handmade import ALL, LENGTH, PHASES, VOCAB, handmade, known_tokens
 
 CPU = parse_chain("cpu")
@@ -46,7 +47,7 @@ def run(runner, prompts, *, new=9, chunk=512, stop=(), sampler=greedy):
 
 
 def row(steps, index=0):
-    return [step.tokens[index] for step in steps if step.tokens[index] is not None]
+    return [token for step in steps for token in step.tokens[index]]
 
 
 def reading(steps):
@@ -82,21 +83,21 @@ def test_the_replay_pads_no_chunk_either(tmp_path, monkeypatch):
     """A prompt of 17 tokens: 3 chunks of 5, and 2 tokens one by one."""
     sizes = []
 
-    def spy(*arguments, **keywords):
-        feed = pick_feed(*arguments, **keywords)
-        sizes.append(feed.new_tokens)
-        return feed
+    def spy(executor, plan):
+        sizes.append(plan.new_tokens)
+        return prepare(executor, plan)
 
-    monkeypatch.setattr(verify, "pick_feed", spy)
+    prepare = Executor.prepare
+    monkeypatch.setattr(Executor, "prepare", spy)
     replay(handmade(tmp_path, shapes="pair"), CPU, threads=1)
-    assert sizes == [5, 5, 5, 1, 1, *[1] * 17]
+    assert sizes[:10] == [5, 5, 5, 1, 1, 1, 5, 5, 5, 1] and set(sizes[10:]) == {1}
 
 
 def test_a_longer_row_begins_alone_and_all_prompts_end_together(opened):
     steps = run(opened(batch=2), PROMPTS[:2])
     assert reading(steps) == [(14, 14, "model"), (6, 12, "model")]
-    assert [step.tokens for step in steps[:1]] == [(None, None)]
-    assert None not in steps[1].tokens
+    assert [step.tokens for step in steps[:1]] == [((), ())]
+    assert () not in steps[1].tokens
 
 
 def test_rows_of_one_length_are_read_in_one_step(opened):
@@ -134,7 +135,7 @@ def test_a_prompt_shorter_than_a_static_chunk_never_meets_the_prefill_graph(open
 @pytest.mark.parametrize("appends", [True, False])
 def test_one_graph_for_single_tokens_is_observed_in_both_phases(opened, appends):
     runner = opened(shapes="one", observe=True, appends=appends)
-    assert (runner.chunk_fixed, runner.prefill_rows) == (1, 1)
+    assert (runner.executor.graphs.chunk, runner.executor.graphs.logits_rows) == (1, 1)
     steps = run(runner, [PROMPTS[2]])
     assert reading(steps) == [(1, 1, "model")] * 3
     facts = run_facts(runner)
@@ -221,8 +222,9 @@ def test_rows_of_a_device_buffer_go_by_way_of_the_host(dtype, rows):
 def test_rows_that_cannot_be_zeroed_need_prompts_of_one_length(opened):
     """ONNX Runtime's Python package reads no bfloat16 back from CUDA."""
     runner = opened(batch=2)
-    cache = runner.cache
-    cache.buffers = (replace(cache.buffers[0], array=None, memory="Cuda", dtype="bfloat16"), *cache.buffers[1:])
+    states = runner.cache.stores[1]
+    assert isinstance(states, RecurrentStates)
+    states.buffers = (replace(states.buffers[0], array=None, memory="Cuda", dtype="bfloat16"), *states.buffers[1:])
     with pytest.raises(GenerationError, match="prompts of different lengths: .* bfloat16 .*equal length"):
         generate(runner, PROMPTS[:2], max_new_tokens=4, sampler=greedy)
     generate(runner, [PROMPTS[0], PROMPTS[0]], max_new_tokens=4, sampler=greedy)

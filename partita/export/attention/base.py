@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from partita.contract import Role
     from partita.export.operators import Form
-    from partita.package import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,10 @@
+"""The engine: requests in, steps out. Which graph takes which tokens is decided in one place, `planner`.
+
+request    what one row of the batch is asked for, and how far it is
+scheduler  which rows take part in the next step
+planner    which graph runs it, with how many tokens of each row; pure
+cache      one buffer per state, and what may be done with it
+executor   feeds a plan to a session and hands out logits
+loop       schedule, plan, run, sample, until every row has finished
+recorder   what is kept of the steps; an observer, which the loop does not know
+"""

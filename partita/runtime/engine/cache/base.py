@@ -1,0 +1,49 @@
+"""What every store of states can be asked. A store holds the states of one kind of behaviour.
+
+Fixed keys and values, and recurrent states, are implementations; one whose buffers grow (a graph of another exporter)
+would be a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from partita.partition_reports.facts import StateFact
+from partita.runtime.ort_buffers import Buffer
+from partita.runtime.session import Binding
+
+
+class Store(Protocol):
+    """The states of one kind, over all layers."""
+
+    @property
+    def padding_is_safe(self) -> bool:
+        """Whether tokens fed beyond a row's cursor leave nothing behind that is read."""
+
+    def named(self) -> Iterable[tuple[str, Buffer]]:
+        """The buffer of each state, by the name that graphs read it as."""
+
+    def bind(self, binding: Binding) -> None:
+        """Bind every buffer as past and as present of a binding."""
+
+    def clear(self) -> None:
+        """Zero all of it."""
+
+    def clears(self, rows: int) -> bool:
+        """Whether `begin` can prepare some of `rows` and leave the others as they are."""
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Prepare these rows of the batch for a first token."""
+
+    def rewinds(self, tokens: int) -> bool:
+        """Whether a row can be taken back by so many tokens."""
+
+    def look(self, outputs: Mapping[str, int]) -> None:
+        """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""
+
+    def facts(self) -> tuple[StateFact, ...]:
+        """What was seen of every state."""
+
+    def release(self) -> None:
+        """Let go of the buffers; facts can still be asked for."""

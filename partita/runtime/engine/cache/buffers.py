@@ -1,0 +1,72 @@
+"""States of a fixed shape: one buffer each, bound as past and as present, so nothing grows and nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from partita.contract import State
+from partita.partition_reports.facts import StateFact
+from partita.runtime.ort_buffers import Buffer
+from partita.runtime.session import Binding, Session
+
+
+@dataclass(slots=True)
+class Residence:
+    """Where one state was seen to be, over the runs that were looked at."""
+
+    address: int
+    same: bool = True
+    changes: int = 0
+    steps: int = 0
+
+    def look(self, past: int, present: int) -> None:
+        """Compare the addresses of one run with each other and with the run before."""
+        self.steps += 1
+        self.same = self.same and past == present
+        self.changes += present != self.address
+        self.address = present
+
+
+class InPlace:
+    """One buffer per state, which a step reads as past and writes as present."""
+
+    def __init__(self, states: Sequence[State], session: Session) -> None:
+        self.states = tuple(states)
+        self.buffers: tuple[Buffer, ...] = tuple(session.state_buffer(s.past, s.shape, s.dtype) for s in self.states)
+        self._seen = tuple(Residence(buffer.address()) for buffer in self.buffers)
+
+    def named(self) -> Iterable[tuple[str, Buffer]]:
+        """The buffer of each state, by the name that graphs read it as."""
+        return ((state.past, buffer) for state, buffer in zip(self.states, self.buffers, strict=True))
+
+    def bind(self, binding: Binding) -> None:
+        """Bind every buffer as past and as present."""
+        for state, buffer in zip(self.states, self.buffers, strict=True):
+            binding.bind_input(state.past, buffer)
+            binding.bind_output(state.present, buffer)
+
+    def clear(self) -> None:
+        """Zero all of it."""
+        for buffer in self.buffers:
+            buffer.clear()
+
+    def look(self, outputs: Mapping[str, int]) -> None:
+        """Take note of where a run left the states."""
+        for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True):
+            residence.look(buffer.address(), outputs[state.present])
+
+    def facts(self) -> tuple[StateFact, ...]:
+        """What was seen of every state."""
+        return tuple(
+            StateFact(
+                past=state.past, present=state.present, layer=state.layer, kind=state.kind,
+                memory=buffer.memory, size_bytes=buffer.size_bytes, same_address=residence.same,
+                address_changes=residence.changes, checked_steps=residence.steps,
+            )
+            for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True)
+        )  # fmt: skip
+
+    def release(self) -> None:
+        """Let go of the buffers."""
+        self.buffers = tuple(buffer.released() for buffer in self.buffers)

@@ -1,0 +1,104 @@
+"""The cache as the loop uses it: a cursor per row, and what the stores of the states can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from partita.contract import State
+from partita.partition_reports.facts import StateFact
+from partita.runtime.engine.cache import fixed
+from partita.runtime.engine.cache.base import Store
+from partita.runtime.engine.cache.fixed import FixedStates
+from partita.runtime.engine.cache.recurrent import RecurrentStates
+from partita.runtime.ort_buffers import Buffer
+from partita.runtime.session import Binding, Session
+
+
+class Cache:
+    """States of all layers, and how many tokens of each row of the batch are in them."""
+
+    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
+        self.states = tuple(states)
+        keys = [state for state in states if state.kind in fixed.KINDS]
+        others = [state for state in states if state.kind not in fixed.KINDS]
+        self.stores: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
+        self.filled = np.zeros(batch, np.int64)
+        """[B]: tokens of each row in the cache, which is where its next token goes."""
+        self.dirty = False
+        """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
+
+    @property
+    def padding_is_safe(self) -> bool:
+        """Whether a step may feed a row more tokens than it has: what they leave behind is never read."""
+        return all(store.padding_is_safe for store in self.stores)
+
+    @property
+    def begins_rows_apart(self) -> bool:
+        """Whether one row can begin while others are at work."""
+        return all(store.clears(len(self.filled)) for store in self.stores)
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """One per state, in the order of the package."""
+        named = {past: buffer for store in self.stores for past, buffer in store.named()}
+        return tuple(named[state.past] for state in self.states)
+
+    @property
+    def size_bytes(self) -> int:
+        """All buffers together."""
+        return sum(buffer.size_bytes for buffer in self.buffers)
+
+    def bind(self, binding: Binding) -> None:
+        """Bind every buffer as past and as present of `binding`."""
+        for store in self.stores:
+            store.bind(binding)
+
+    def prepare(self) -> None:
+        """Before a first request: zero it where that is needed, and free every row."""
+        if self.dirty:
+            self.clear()
+        self.filled[:] = 0
+
+    def clear(self) -> None:
+        """Zero every state, and free every row."""
+        for store in self.stores:
+            store.clear()
+        self.filled[:] = 0
+        self.dirty = False
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Make these rows ready for their first token."""
+        for store in self.stores:
+            store.begin(rows)
+
+    def advance(self, take: Sequence[int]) -> None:
+        """`take` [B] tokens of each row were fed."""
+        self.filled += take
+
+    def rewind(self, row: int, tokens: int) -> bool:
+        """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
+        if tokens > self.filled[row] or not all(store.rewinds(tokens) for store in self.stores):
+            return False
+        self.filled[row] -= tokens
+        return True
+
+    def release_row(self, row: int) -> None:
+        """Free a row: the next request in it begins at its beginning."""
+        self.filled[row] = 0
+
+    def look(self, outputs: Mapping[str, int]) -> None:
+        """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""
+        for store in self.stores:
+            store.look(outputs)
+
+    def facts(self) -> tuple[StateFact, ...]:
+        """What was seen of every state, in the order of the package."""
+        seen = {fact.past: fact for store in self.stores for fact in store.facts()}
+        return tuple(seen[state.past] for state in self.states)
+
+    def release(self) -> None:
+        """Let go of the buffers; facts can still be asked for."""
+        for store in self.stores:
+            store.release()

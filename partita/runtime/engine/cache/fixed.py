@@ -1,0 +1,26 @@
+"""Keys and values of a fixed length: written at the cursor, and never read beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.runtime.engine.cache.buffers import InPlace
+
+KINDS = frozenset({"key", "value"})
+
+
+class FixedStates(InPlace):
+    """What is beyond a row's cursor is overwritten by its next tokens, so a row begins anew or goes back for free."""
+
+    padding_is_safe = True
+
+    def clears(self, rows: int) -> bool:
+        """Always: there is nothing to do."""
+        return rows >= 0
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Nothing has to be done."""
+
+    def rewinds(self, tokens: int) -> bool:
+        """Any number: the cursor says what is valid, and no buffer rolls over what it would go back to."""
+        return tokens >= 0

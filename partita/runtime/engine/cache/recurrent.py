@@ -1,0 +1,29 @@
+"""Recurrent and convolution states: each takes in every token that its row is fed, and there is no way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.runtime.engine.cache.buffers import InPlace
+
+
+class RecurrentStates(InPlace):
+    """A state per row that is zero before the row's first token."""
+
+    @property
+    def padding_is_safe(self) -> bool:
+        """Only when there is none."""
+        return not self.states
+
+    def clears(self, rows: int) -> bool:
+        """Whether the buffers can be zeroed in part; one row alone is all of them."""
+        return rows <= 1 or all(buffer.clears_rows for buffer in self.buffers)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Zero the rows' part."""
+        for buffer in self.buffers:
+            buffer.clear_rows(rows)
+
+    def rewinds(self, tokens: int) -> bool:
+        """Not by a single token: what it took in cannot be taken out."""
+        return tokens == 0 or not self.states

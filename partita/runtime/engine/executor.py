@@ -1,0 +1,257 @@
+"""Runs plans: writes tokens and cursors into the buffers of one graph, runs it, hands out logits.
+
+Feeds strictly by role: what a port means comes from the contract, its name is only handed on. Every buffer is allocated
+and bound once; a step writes into the buffers and runs. Knows nothing of prompts, sampling or when to stop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.contract import Contract, GraphFile, PhaseName, Port
+from partita.errors import PackageError, PartitaError
+from partita.runtime.engine.cache.cache import Cache
+from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
+from partita.runtime.model_file import ModelFile
+from partita.runtime.observe import Window
+from partita.runtime.ort_buffers import Buffer, host_buffer
+from partita.runtime.session import Binding, Session
+
+Starts = npt.NDArray[np.int64]
+"""[B]: cache positions of the rows' next tokens."""
+Cursor = Callable[[Starts, npt.NDArray[Any]], object]
+"""Writes one cursor input, given the starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGraph:
+    """One ONNX file of the package, opened."""
+
+    graph: GraphFile
+    model: ModelFile
+    session: Session
+    window: Window
+    phases: tuple[PhaseName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run."""
+
+    run_seconds: float
+    """Wall time of the session run."""
+    observed: bool
+    """Profiling was on."""
+    file: str
+    """The ONNX file that ran."""
+
+
+def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
+    """How an input of `role` follows from the starts when S = `new_tokens`; None for inputs that are no cursor."""
+    steps, last = np.arange(new_tokens), new_tokens - 1
+    writers: dict[str, Cursor] = {
+        "positions": lambda starts, out: np.add(starts[:, None], steps, out=out, casting="unsafe"),
+        "last_index": lambda starts, out: np.add(starts, last, out=out, casting="unsafe"),
+        "total_length": lambda starts, out: out.fill(starts.max() + new_tokens),
+        "write_start": lambda starts, out: np.copyto(out, starts, casting="unsafe"),
+        "valid_length": lambda starts, out: np.add(starts, new_tokens, out=out, casting="unsafe"),
+    }
+    return writers.get(role)
+
+
+class BoundGraph:
+    """Buffers of one graph for S new tokens per row and K rows of logits.
+
+    `tokens` [B, S] is there to be written before each run. `phase` is what the run counts as.
+    """
+
+    def __init__(
+        self, loaded: LoadedGraph, cache: Cache, contract: Contract, *, phase: PhaseName, new_tokens: int, rows: int
+    ) -> None:
+        graph, session = loaded.graph, loaded.session
+        self.phase, self.file, self.new_tokens = phase, graph.file, new_tokens
+        self._cache, self._window = cache, loaded.window
+        self.binding = session.binding()
+        cache.bind(self.binding)
+        self.rows = rows
+        shapes = port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size)
+        inputs = bound(graph.inputs, shapes, self.binding.bind_input)
+        outputs = bound(graph.outputs, shapes, self.binding.bind_output)
+        self.tokens = required(inputs, "tokens", graph.file).host
+        self._logits = required(outputs, "logits", graph.file)
+        self._wide = np.empty((contract.batch_size, contract.vocab_size), np.float32)
+        self._chosen = inputs["logits_rows"].host if "logits_rows" in inputs else None
+        self._columns = {position: position for position in range(rows)}
+        self._cursors = [
+            (writer, buffer.host) for role, buffer in inputs.items() if (writer := cursor_writer(role, new_tokens))
+        ]
+        self._rope = inputs["rope_length"].host if "rope_length" in inputs else None
+        self._moving = moving(self.binding, session.wanted_memory, [port.name for port in graph.inputs], cache)
+
+    def place(self, starts: Starts, rope_length: int) -> None:
+        """Write every cursor input. `starts` [B]; `rope_length`: the length of text to take rotary frequencies for."""
+        for write, array in self._cursors:
+            write(starts, array)
+        if self._rope is not None:
+            self._rope.fill(rope_length)
+
+    def choose(self, positions: Sequence[int]) -> None:
+        """Ask for the logits at these positions of 0 .. S-1, at most K of them; what is left over repeats the last."""
+        if self._chosen is None:
+            return
+        self._columns = {position: column for column, position in enumerate(positions)}
+        self._chosen[: len(positions)] = positions
+        self._chosen[len(positions) :] = positions[-1]
+
+    def run(self) -> Outcome:
+        """Run once."""
+        window = self._window
+        began = time.perf_counter()
+        try:
+            for name, buffer in self._moving:
+                self.binding.bind_input(name, buffer)
+            self.binding.run()
+        except PartitaError:
+            window.close()  # the profile would count a run that nobody can describe
+            raise
+        seconds = time.perf_counter() - began
+        if not window.open:
+            return Outcome(seconds, False, self.file)
+        self._cache.look(self.binding.output_addresses())
+        window.after_run(self.phase, self.new_tokens)
+        return Outcome(seconds, True, self.file)
+
+    def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
+        """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
+        values: npt.NDArray[Any] = self._logits.host[row, self._columns[position]]
+        if self._logits.dtype == "float32":
+            return values  # no copy when they are float32
+        wide: npt.NDArray[np.float32] = self._wide[row]
+        if self._logits.dtype == "bfloat16":  # the upper half of a float32
+            np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
+        else:
+            np.copyto(wide, values)
+        return wide
+
+
+class Executor:
+    """The graphs of a package and its cache: a plan in, logits out."""
+
+    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph]) -> None:
+        self.contract, self.loaded = contract, tuple(loaded)
+        self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size)
+        prefill = self.graph("prefill").graph
+        rows = port_by_role(prefill, "logits_rows")
+        self._choosing = {entry.graph.file for entry in loaded if port_by_role(entry.graph, "logits_rows") is not None}
+        self.graphs = Graphs(
+            max_length=contract.max_length,
+            chunk=prefill.sequence_length,
+            logits_rows=rows.shape[0] if rows is not None and isinstance(rows.shape[0], int) else None,
+            appends_chunks=contract.appends_chunks,
+            padding_is_safe=self.cache.padding_is_safe,
+        )
+        self._bound: dict[GraphName, BoundGraph] = {}
+
+    def graph(self, name: GraphName) -> LoadedGraph:
+        """The opened graph that runs `name`."""
+        return next(entry for entry in self.loaded if name in entry.phases)
+
+    def bound(self, name: GraphName, new_tokens: int, rows: int) -> BoundGraph:
+        """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept."""
+        entry = self.graph(name)
+        if entry.graph.file not in self._choosing:
+            rows = new_tokens  # all logits come
+        elif name == "prefill":
+            rows = self.graphs.logits_rows or rows
+        kept = self._bound.get(name)
+        if kept is None or (kept.new_tokens, kept.rows) != (new_tokens, rows):
+            self._bound.pop(name, None)  # let go of the old buffers before the new ones are made
+            kept = self._bound[name] = BoundGraph(
+                entry, self.cache, self.contract, phase=name, new_tokens=new_tokens, rows=rows
+            )
+        return kept
+
+    def last_bound(self, name: GraphName) -> BoundGraph:
+        """The buffers that a graph last ran with, or would run with."""
+        kept = self._bound.get(name)
+        return kept if kept is not None else self.bound(name, self.graphs.chunk or 1 if name == "prefill" else 1, 1)
+
+    def prepare(self, plan: StepPlan) -> BoundGraph:
+        """The graph of a plan, its logits chosen; `tokens` [B, S] is to be written before `run`."""
+        graph = self.bound(plan.graph, plan.new_tokens, len(plan.positions))
+        graph.choose(plan.positions)
+        return graph
+
+    def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> Outcome:
+        """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors.
+
+        Raises GenerationError, ProviderError or ResourceError; the cache is not to be used then before it is cleared.
+        """
+        if plan.begins:
+            self.cache.begin(plan.begins)
+        graph.place(np.array(plan.starts, np.int64), rope_length)
+        try:
+            outcome = graph.run()
+        except PartitaError:
+            self.cache.dirty = True
+            raise
+        self.cache.advance(plan.take)
+        return outcome
+
+    def release(self) -> None:
+        """Free the buffers, before the sessions that they are of."""
+        for graph in self._bound.values():
+            graph.binding.release()
+        self.cache.release()
+
+
+def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache: Cache) -> list[tuple[str, Buffer]]:
+    """Inputs to bind anew before each run: binding copies what is not in the memory the session wants, there and then.
+
+    What is written into the buffer later would not be seen (shown with WebGPU, ONNX Runtime 1.27).
+    """
+    names = [*ports, *(state.past for state in cache.states)]
+    return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
+
+
+def bound(
+    ports: Sequence[Port], shapes: dict[str, tuple[int, ...]], bind: Callable[[str, Buffer], None]
+) -> dict[str, Buffer]:
+    """Allocate and bind a buffer for each port; by role."""
+    buffers: dict[str, Buffer] = {port.role: host_buffer(shapes[port.role], port.dtype) for port in ports}
+    for port in ports:
+        bind(port.name, buffers[port.role])
+    return buffers
+
+
+def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Shape of a buffer by role, for B = `batch`, S = `new_tokens`, K = `rows`."""
+    return {
+        "tokens": (batch, new_tokens),
+        "positions": (batch, new_tokens),
+        "last_index": (batch,),
+        "total_length": (),
+        "write_start": (batch,),
+        "valid_length": (batch,),
+        "logits_rows": (rows,),
+        "rope_length": (),
+        "logits": (batch, rows, vocab_size),
+    }
+
+
+def required(buffers: dict[str, Buffer], role: str, file: str) -> Buffer:
+    """The buffer of a role that no graph can do without."""
+    if role not in buffers:
+        raise PackageError(f"{file}: the manifest lists no port with the role {role!r}; export the checkpoint again")
+    return buffers[role]
+
+
+def port_by_role(graph: GraphFile, role: str) -> Port | None:
+    """The input with `role`, if the graph has one."""
+    return next((port for port in graph.inputs if port.role == role), None)

@@ -1,0 +1,279 @@
+"""The loop: schedule, plan, run, sample. Knows token ids only: no text, no printing, no providers.
+
+Rows join with a request and leave when it has finished; what a row gets in a step is decided by the scheduler and the
+planner. Whoever wants to know of the steps observes them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError, UsageError
+from partita.partition_reports.wording import plural
+from partita.runtime.engine.executor import BoundGraph, Executor
+from partita.runtime.engine.planner import RowView, StepPlan, plan_step
+from partita.runtime.engine.recorder import Step
+from partita.runtime.engine.request import Request, Row
+from partita.runtime.engine.scheduler import Policy, prompts_first
+from partita.runtime.sampling import Sampler
+
+PREFILL_CHUNK_TOKENS = 512
+PADDING = 0
+"""Any id of the vocabulary will do."""
+
+
+class Observer(Protocol):
+    """Hears of the steps of a generation."""
+
+    def on_prompts(self, lengths: tuple[int, ...]) -> None:
+        """A generation begins with prompts of these lengths."""
+
+    def on_step(self, step: Step) -> None:
+        """A step was made."""
+
+
+@dataclass
+class Engine:
+    """Rows of one batch at work. One at a time per executor."""
+
+    executor: Executor
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS
+    observers: Sequence[Observer] = ()
+    policy: Policy = prompts_first
+    rows: list[Row | None] = field(init=False)
+    """[B]: what each row of the batch is at; None for a free one."""
+    made: int = field(default=0, init=False)
+    """Steps so far."""
+    rope_length: int = field(default=0, init=False)
+    """The length of text that the keys of the last step have their rotary frequencies for."""
+    mark: float = field(default=0.0, init=False)
+    """When the last step ended."""
+
+    def __post_init__(self) -> None:
+        self.rows = [None] * self.executor.contract.batch_size
+        self.executor.cache.prepare()
+        self.mark = time.perf_counter()
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def join(self, request: Request) -> int:
+        """Give a request a free row of the batch. Raises GenerationError when there is none, or for a bad prompt."""
+        check_prompt(request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt")
+        if None not in self.rows:
+            raise GenerationError(
+                "no row of the batch is free; wait for one to finish, or export with a larger --batch-size"
+            )
+        row = self.rows.index(None)
+        self.executor.cache.release_row(row)
+        self.rows[row] = Row.of(request, self.executor.contract.max_length)
+        return row
+
+    def leave(self, row: int) -> None:
+        """Free a row, finished or not."""
+        self.rows[row] = None
+        self.executor.cache.release_row(row)
+
+    def extend(self, row: int, tokens: Sequence[int]) -> None:
+        """Give a row more tokens to read, as a next turn of its prompt."""
+        entry = self.row(row)
+        entry.history[entry.known : entry.known + len(tokens)] = tokens
+        entry.known += len(tokens)
+        entry.read_until = entry.known
+
+    def row(self, index: int) -> Row:
+        """The row of the batch that is at work there."""
+        entry = self.rows[index]
+        if entry is None:
+            raise GenerationError(f"row {index} of the batch is free")
+        return entry
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> Step | None:
+        """Make the next step. None when no row has anything to do.
+
+        Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
+        """
+        self.reread_if_outgrown()
+        graphs, filled = self.executor.graphs, self.executor.cache.filled
+        views = [row_view(row, int(count)) for row, count in zip(self.rows, filled, strict=True)]
+        plan = plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
+        if plan is None:
+            return None
+        graph = self.executor.prepare(plan)
+        write_tokens(graph.tokens, plan, self.rows, filled)
+        again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
+        self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
+        outcome = self.executor.run(plan, graph, self.rope_length)
+        tokens = self.hear(plan, graph)
+        now = time.perf_counter()
+        step = Step(
+            phase="prefill" if plan.reads else "decode",
+            index=self.made,
+            new_tokens=max(plan.take),
+            row_tokens=sum(plan.take),
+            tokens=tokens,
+            run_seconds=outcome.run_seconds,
+            overhead_seconds=now - self.mark - outcome.run_seconds,
+            finish=tuple(row.finish if row is not None else None for row in self.rows),
+            observed=outcome.observed,
+            file=outcome.file,
+            again=plan.reads and again,
+        )
+        self.mark = now
+        self.made += 1
+        for observer in self.observers:
+            observer.on_step(step)
+        return step
+
+    def hear(self, plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
+        """Tell listeners their logits, and add a token to each row that was fed its last one."""
+        tokens: list[tuple[int, ...]] = [()] * len(self.rows)
+        for index, row in enumerate(self.rows):
+            if row is not None and row.request.listener is not None:
+                begin = int(self.executor.cache.filled[index]) - plan.take[index]
+                for position in plan.positions:
+                    if position < plan.take[index]:
+                        row.request.listener(begin + position, graph.logits(index, position))
+        for index, position in plan.ends:
+            row = self.row(index)
+            if row.request.sampler is not None:
+                tokens[index] = self.add_token(index, row, graph.logits(index, position))
+        return tuple(tokens)
+
+    def add_token(self, index: int, row: Row, logits: npt.NDArray[np.float32]) -> tuple[int, ...]:
+        """Sample the next token of a row. None when the cache has no room for it."""
+        # The largest value is NaN if any is, so one pass finds both. A listener judges for itself.
+        if row.request.listener is None and not np.isfinite(logits.max()):
+            self.executor.cache.dirty = True
+            raise GenerationError(
+                f"the logits of step {self.made}, row {index}, are not finite; export the "
+                "checkpoint in a higher --precision, or check its weights"
+            )
+        if row.known == len(row.history):
+            row.finish = "cache_full"
+            return ()
+        assert row.request.sampler is not None
+        token = row.request.sampler(logits, row.history[: row.known])
+        row.add(token)
+        return (token,)
+
+    # --- rotary frequencies that depend on the length of the text -----------------------------------------------------
+
+    def reread_if_outgrown(self) -> None:
+        """Have the rows at work read again when the text gets so long that the cached keys do not go with it."""
+        limit = self.executor.contract.rereads_at
+        if limit is None or not self.rope_length or not self.rope_length <= limit < self.next_length():
+            return
+        for index, row in enumerate(self.rows):
+            if row is not None and row.finish is None:
+                self.executor.cache.release_row(index)
+                row.read_until, row.again = row.known, True
+        self.rope_length = 0
+
+    def next_length(self) -> int:
+        """Tokens of the longest row after the next step, finished ones included: other keys were made beside theirs."""
+        filled = self.executor.cache.filled
+        taken = [(row, int(count)) for row, count in zip(self.rows, filled, strict=True) if row is not None]
+        return max((count + (row.finish is None) for row, count in taken), default=0)
+
+    def next_rope_length(self, plan: StepPlan) -> int:
+        """The length of text that this step's rotary frequencies are for: that of what is read, or of what is there."""
+        rows = [row for row in self.rows if row is not None]
+        asked = max((row.request.rope_length for row in rows), default=0)
+        going = (row.read_until for row in rows if row.finish is None)
+        return max(asked, max(going, default=0) if plan.reads else self.next_length())
+
+
+def row_view(row: Row | None, filled: int) -> RowView:
+    """A row for the planner; a free one has nothing to do and nothing to lose."""
+    return RowView(0, 0, live=False) if row is None else row.view(filled)
+
+
+def write_tokens(
+    tokens: npt.NDArray[np.int64], plan: StepPlan, rows: Sequence[Row | None], filled: npt.NDArray[np.int64]
+) -> None:
+    """Fill [B, S] with the rows' own tokens, and padding after them."""
+    tokens.fill(PADDING)
+    for index, row in enumerate(rows):
+        if row is not None and (count := plan.take[index]):
+            begin = int(filled[index])
+            tokens[index, :count] = row.history[begin : begin + count]
+
+
+def generate(
+    executor: Executor, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, samplers: Sequence[Sampler],
+    stop_ids: Collection[int] = frozenset(), prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    observers: Sequence[Observer] = (),
+) -> Generator[Step, None, None]:  # fmt: skip
+    """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
+
+    `samplers`: one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or `cache_full` (prompt
+    and new tokens together fill the cache). Bad arguments raise at once: UsageError for an option, GenerationError for
+    a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or ResourceError when a run
+    fails. Closing it is always safe.
+    """
+    for option, value in (("--max-new-tokens", max_new_tokens), ("--prefill-chunk", prefill_chunk)):
+        if value < 1:
+            raise UsageError(f"{option} is {value}; it must be at least 1")
+    check_prompts(executor, prompts)
+    stops = frozenset(stop_ids)
+    requests = [
+        Request(prompt, sampler, max_new_tokens, stops) for prompt, sampler in zip(prompts, samplers, strict=True)
+    ]
+    return serve(executor, requests, prefill_chunk=prefill_chunk, observers=observers)
+
+
+def serve(
+    executor: Executor, requests: Iterable[Request], *, prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    observers: Sequence[Observer] = (), policy: Policy = prompts_first,
+) -> Generator[Step, None, None]:  # fmt: skip
+    """The steps of requests that all begin now, one per row of the batch, until every one has finished."""
+    engine = Engine(executor, prefill_chunk, observers, policy)
+    wanted = list(requests)
+    for observer in observers:
+        observer.on_prompts(tuple(len(request.prompt) for request in wanted))
+    for request in wanted:
+        engine.join(request)
+    while (step := engine.step()) is not None:
+        yield step
+
+
+def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise GenerationError for prompts that this package cannot take."""
+    batch, limit = executor.contract.batch_size, executor.contract.max_length
+    if len(prompts) != batch:
+        raise GenerationError(
+            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}; give {batch}, or export with "
+            f"--batch-size {max(len(prompts), 1)}"
+        )
+    for row, prompt in enumerate(prompts):
+        check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
+    if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
+        raise GenerationError(
+            "prompts of different lengths: one row's part of a bfloat16 state on this device cannot be zeroed; give "
+            "prompts of equal length, or export with another --precision"
+        )
+
+
+def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
+    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it."""
+    if not len(prompt):
+        raise GenerationError(f"{where} is empty; give at least one token to begin with")
+    if len(prompt) > limit:
+        raise GenerationError(
+            f"{where} has {len(prompt)} tokens and the cache holds {limit}; shorten it, or export with a larger "
+            f"--max-length than {limit}"
+        )
+    for position, token in enumerate(prompt):
+        if not 0 <= token < vocab_size:
+            raise GenerationError(
+                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
+                f"{vocab_size - 1}: is the tokenizer that of the model?"
+            )

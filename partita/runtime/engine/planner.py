@@ -1,0 +1,153 @@
+"""Which graph takes which tokens next: a pure function of the rows and of what the package's graphs can take.
+
+A step feeds S tokens to every row of the batch; a row that has fewer is padded on the right. Two facts decide how much
+of that is allowed. Keys and values beyond a row's cursor are never read and are overwritten by its next tokens, so
+padding is free as long as it stays inside the cache. A recurrent state takes in whatever its row is fed, so rows that
+have begun must all be fed S tokens of their own; a row that has not begun may wait, for its states are zeroed when it
+begins. Rows then begin so that all end together:
+
+    row 0   ▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒▒     prompt of 21 tokens
+    row 1   ...............▒▒▒▒▒▒     prompt of 6 tokens, which begins after 15
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+GraphName = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """What a package's graphs and cache can take."""
+
+    max_length: int
+    """N: tokens that a row of the cache holds."""
+    chunk: int | None = None
+    """S of the graph that reads prompts, when it is fixed in the file."""
+    logits_rows: int | None = None
+    """K of that graph, when it is fixed in the file."""
+    appends_chunks: bool = True
+    """False: only a step in which every row is at its beginning takes more than one token per row."""
+    padding_is_safe: bool = True
+    """False: a row that has begun must be fed tokens of its own only."""
+
+    def chunk_of(self, asked: int, longest: int) -> int:
+        """Prompt tokens per run, which is not always what was asked for. `longest`: tokens of the longest prompt."""
+        return self.chunk or (asked if self.appends_chunks else longest)
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """One row of the batch as the planner sees it."""
+
+    filled: int
+    """Tokens in the cache, which is where the next one goes."""
+    pending: int
+    """Known tokens that are not in the cache; 0 for a row that is free or has finished."""
+    reads: bool = False
+    """The pending tokens are part of its prompt."""
+    every_logit: bool = False
+    """The logits of all its tokens are wanted, and not only those of the last one that is known."""
+    live: bool = True
+    """False: what it has in the cache is not read any more."""
+    most: int | None = None
+    """So many of the pending tokens may be fed in this step; 0 for a row that waits. None: all of them."""
+
+    @property
+    def ready(self) -> int:
+        """Tokens that may be fed in this step."""
+        return self.pending if self.most is None else min(self.pending, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One run of one graph. B rows, S tokens per row, K positions whose logits are computed."""
+
+    graph: GraphName
+    new_tokens: int
+    """S."""
+    take: tuple[int, ...]
+    """[B]: how many of the S tokens are the row's own; the rest is padding."""
+    starts: tuple[int, ...]
+    """[B]: the cache position of the row's first token."""
+    positions: tuple[int, ...]
+    """Positions of 0 .. S-1 whose logits are wanted, ascending."""
+    ends: tuple[tuple[int, int], ...]
+    """(row, position) of the rows that are fed their last known token: their next token follows from its logits."""
+    begins: tuple[int, ...] = ()
+    """Rows that are fed their first token: recurrent states are zeroed before."""
+    reads: bool = False
+    """Part of a prompt is read, so the step counts as prefill."""
+
+
+def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> StepPlan | None:
+    """The next step; None when no row has a pending token. `most_tokens`: largest S, where it is not fixed."""
+    if not any(row.ready for row in rows):
+        return None
+    turn = [row.ready for row in rows] if graphs.padding_is_safe else aligned(rows)
+    reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
+    graph, size = choose_graph(rows, turn, graphs, most_tokens, reads=reads)
+    take = tuple(min(count, size) for count in turn)
+    ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
+    return StepPlan(
+        graph=graph,
+        new_tokens=size,
+        take=take,
+        # A row with a full cache has finished: what is written over its last token is never read.
+        starts=tuple(min(row.filled, graphs.max_length - size) for row in rows),
+        positions=wanted_positions(rows, take, ends, graphs.logits_rows if graph == "prefill" else None),
+        ends=ends,
+        begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
+        reads=reads,
+    )
+
+
+def aligned(rows: Sequence[RowView]) -> list[int]:
+    """[B]: tokens that each row may be fed where padding would spoil a state: one number, or 0 for a row that waits."""
+    begun = [row.pending for row in rows if row.pending and row.filled]
+    longest = max(begun) if begun else max(row.pending for row in rows)
+    goes = [bool(row.pending) and (bool(row.filled) or row.pending >= longest) for row in rows]
+    until = min(row.ready for row, go in zip(rows, goes, strict=True) if go)
+    later = [longest - row.pending for row, go in zip(rows, goes, strict=True) if row.pending and not go]
+    count = min([until, *later])
+    return [count if go else 0 for go in goes]
+
+
+def choose_graph(
+    rows: Sequence[RowView], turn: Sequence[int], graphs: Graphs, most_tokens: int, *, reads: bool
+) -> tuple[GraphName, int]:
+    """The graph, and S. `turn` [B]: tokens that each row may be fed."""
+    if not reads and max(turn) == 1:
+        return "decode", 1
+    longest, furthest = max(turn), max(row.filled for row in rows if row.live)
+    may_append = graphs.appends_chunks or furthest == 0
+    room = graphs.max_length - furthest  # padding must not be written over what another row has in the cache
+    fixed = graphs.chunk
+    if fixed is None:
+        return "prefill", max(
+            1, min(longest, room, most_tokens if graphs.appends_chunks else longest if may_append else 1)
+        )
+    ends = {count for count in turn if 0 < count <= fixed}
+    served = len(ends) <= (graphs.logits_rows or fixed)
+    unpadded = graphs.padding_is_safe or min(filter(None, turn)) >= fixed
+    usable = (may_append or fixed == 1) and fixed <= room and served and unpadded
+    return ("prefill", fixed) if usable else ("decode", 1)
+
+
+def wanted_positions(
+    rows: Sequence[RowView], take: Sequence[int], ends: Sequence[tuple[int, int]], most: int | None
+) -> tuple[int, ...]:
+    """Positions whose logits somebody wants: the last ones, where the graph gives fewer. At least one."""
+    wanted = {position for _, position in ends}
+    for row, count in zip(rows, take, strict=True):
+        if row.every_logit:
+            wanted.update(range(count))
+    found = sorted(wanted) or [0]
+    if most is not None and len(found) > most:
+        last = {position for _, position in ends}
+        others = [position for position in found if position not in last]
+        found = sorted([*last, *others[len(others) - (most - len(last)) :]])
+    return tuple(found)

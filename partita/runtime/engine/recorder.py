@@ -1,0 +1,54 @@
+"""What is kept of the steps of a generation: an observer of the loop, which does not know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partita.contract import PhaseName
+from partita.runtime.engine.request import Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the generation loop: one session run, and what came of it."""
+
+    phase: PhaseName
+    """prefill while any row still reads its prompt."""
+    index: int
+    """0-based, over the whole generation."""
+    new_tokens: int
+    """Tokens that the row with most of them took in; padding does not count."""
+    row_tokens: int
+    """Tokens taken in over all rows: prompt tokens while a prompt is read, then one per row that still goes on."""
+    tokens: tuple[tuple[int, ...], ...]
+    """The new tokens of each row; none for a row that has finished, or whose prompt has not been read to its end."""
+    run_seconds: float
+    """Wall time of the session run."""
+    overhead_seconds: float
+    """Wall time since the step before, less `run_seconds`: feeding, sampling, and what the caller did in between."""
+    finish: tuple[Finish | None, ...]
+    """Why a row has finished, in this step or an earlier one; None while it goes on, or is free."""
+    observed: bool
+    """Profiling was on."""
+    file: str
+    """ONNX file that ran it. A static pair reads part of a prompt with decode.onnx."""
+    again: bool = False
+    """It read tokens that had been read before, because what was cached of them was no longer valid."""
+
+
+class Recorder:
+    """Keeps the steps of one generation."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.prompt_tokens = 0
+        """Tokens of the longest prompt."""
+
+    def on_prompts(self, lengths: tuple[int, ...]) -> None:
+        """A generation begins with prompts of these lengths."""
+        self.steps = []
+        self.prompt_tokens = max(lengths, default=0)
+
+    def on_step(self, step: Step) -> None:
+        """A step was made."""
+        self.steps.append(step)

@@ -1,0 +1,77 @@
+"""What one row of the batch is asked for, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.runtime.engine.planner import RowView
+from partita.runtime.sampling import Sampler
+
+Finish = Literal["stop", "length", "cache_full"]
+Listener = Callable[[int, npt.NDArray[np.float32]], object]
+"""Hears the logits [vocab] of the token at a 0-based position; they are valid until the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and what is wanted after it. Each has its own sampler, stop set, budget and end."""
+
+    prompt: Sequence[int]
+    sampler: Sampler | None = None
+    """None: the row reads what it is given and adds nothing by itself."""
+    max_new_tokens: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    listener: Listener | None = None
+    """Asks for the logits of every token, where the graph gives them."""
+    rope_length: int = 0
+    """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
+
+
+@dataclass(slots=True)
+class Row:
+    """A request at work. Where its next token goes is the cache's to know."""
+
+    request: Request
+    history: npt.NDArray[np.int64]
+    """[N]: the known tokens, prompt and new ones, and then padding."""
+    known: int
+    read_until: int
+    """Tokens that count as read rather than as generated; those of a prompt, or all that were known at a re-prefill."""
+    finish: Finish | None = None
+    again: bool = field(default=False)
+    """What it reads had been read before."""
+
+    @classmethod
+    def of(cls, request: Request, max_length: int) -> Row:
+        """A row that has read nothing yet."""
+        history = np.zeros(max_length, np.int64)
+        count = len(request.prompt)
+        history[:count] = request.prompt
+        return cls(request, history, count, count)
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that were added to the prompt."""
+        return self.known - len(self.request.prompt)
+
+    def view(self, filled: int) -> RowView:
+        """The row for the planner, with `filled` of its tokens in the cache."""
+        if self.finish is not None:
+            return RowView(filled, 0, live=False)
+        return RowView(filled, self.known - filled, filled < self.read_until, self.request.listener is not None)
+
+    def add(self, token: int) -> None:
+        """Append a token, and note whether the row ends with it."""
+        self.history[self.known] = token
+        self.known += 1
+        if token in self.request.stop_ids:
+            self.finish = "stop"
+        elif self.new_tokens == self.request.max_new_tokens:
+            self.finish = "length"
+        elif self.known == len(self.history):
+            self.finish = "cache_full"

@@ -1,0 +1,25 @@
+"""Which rows take part in the next step. A policy is a function of the rows; the planner does what it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from partita.runtime.engine.planner import Graphs, RowView
+
+Policy = Callable[[Sequence[RowView], Graphs], list[RowView]]
+
+
+def prompts_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
+    """While a prompt is read, rows that only go on wait: their step would cost as much as a whole chunk.
+
+    Not where padding would spoil a state: every row that has begun must take part then.
+    """
+    if not graphs.padding_is_safe or not any(row.reads and row.pending for row in rows):
+        return list(rows)
+    return [row if row.reads else replace(row, most=0) for row in rows]
+
+
+def one_token_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
+    """Like `prompts_first`, and every row begins with a single token, so that a chunk begins elsewhere than at 0."""
+    return [replace(row, most=1) if not row.filled else row for row in prompts_first(rows, graphs)]
