@@ -29,7 +29,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signals": set(),
     "files": {"errors", "signals"},
     "extras": {"remedies", "errors"},
-    "package": {"strangers", "remedies", "errors"},
+    "contract": set(),
+    "package": {"contract", "strangers", "remedies", "errors"},
     "partition_reports": {"files", "strangers", "remedies", "errors"},
     "providers": {"partition_reports", "extras", "remedies", "errors"},
     "runtime": {
@@ -43,8 +44,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "strangers",
         "remedies",
         "errors",
+        "contract",
     },
-    "export": {"package", "process", "signals", "files", "extras", "strangers", "remedies", "errors"},
+    "export": {"contract", "package", "process", "signals", "files", "extras", "strangers", "remedies", "errors"},
     "commands": {
         "export",
         "package",
