@@ -156,6 +156,7 @@ class Executor:
             appends_chunks=contract.appends_chunks,
             padding_is_safe=self.cache.padding_is_safe,
         )
+        self.takes_rope_length = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self._bound: dict[GraphName, BoundGraph] = {}
 
     def graph(self, name: GraphName) -> LoadedGraph:

@@ -102,14 +102,15 @@ class Engine:
         """
         self.reread_if_outgrown()
         graphs, filled = self.executor.graphs, self.executor.cache.filled
-        views = [row_view(row, int(count)) for row, count in zip(self.rows, filled, strict=True)]
+        views = [row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
         plan = plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
         if plan is None:
             return None
         graph = self.executor.prepare(plan)
         write_tokens(graph.tokens, plan, self.rows, filled)
         again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
-        self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
+        if self.executor.takes_rope_length:
+            self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
         outcome = self.executor.run(plan, graph, self.rope_length)
         tokens = self.hear(plan, graph)
         now = time.perf_counter()
@@ -137,7 +138,7 @@ class Engine:
         tokens: list[tuple[int, ...]] = [()] * len(self.rows)
         for index, row in enumerate(self.rows):
             if row is not None and row.request.listener is not None:
-                begin = int(self.executor.cache.filled[index]) - plan.take[index]
+                begin = self.executor.cache.filled[index] - plan.take[index]
                 for position in plan.positions:
                     if position < plan.take[index]:
                         row.request.listener(begin + position, graph.logits(index, position))
@@ -180,7 +181,7 @@ class Engine:
     def next_length(self) -> int:
         """Tokens of the longest row after the next step, finished ones included: other keys were made beside theirs."""
         filled = self.executor.cache.filled
-        taken = [(row, int(count)) for row, count in zip(self.rows, filled, strict=True) if row is not None]
+        taken = [(row, count) for row, count in zip(self.rows, filled, strict=True) if row is not None]
         return max((count + (row.finish is None) for row, count in taken), default=0)
 
     def next_rope_length(self, plan: StepPlan) -> int:
@@ -197,13 +198,13 @@ def row_view(row: Row | None, filled: int) -> RowView:
 
 
 def write_tokens(
-    tokens: npt.NDArray[np.int64], plan: StepPlan, rows: Sequence[Row | None], filled: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64], plan: StepPlan, rows: Sequence[Row | None], filled: Sequence[int]
 ) -> None:
     """Fill [B, S] with the rows' own tokens, and padding after them."""
     tokens.fill(PADDING)
     for index, row in enumerate(rows):
         if row is not None and (count := plan.take[index]):
-            begin = int(filled[index])
+            begin = filled[index]
             tokens[index, :count] = row.history[begin : begin + count]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 GraphName = Literal["prefill", "decode"]
 
@@ -39,9 +39,8 @@ class Graphs:
         return self.chunk or (asked if self.appends_chunks else longest)
 
 
-@dataclass(frozen=True, slots=True)
-class RowView:
-    """One row of the batch as the planner sees it."""
+class RowView(NamedTuple):
+    """One row of the batch as the planner sees it. A tuple, because one is made per row and step."""
 
     filled: int
     """Tokens in the cache, which is where the next one goes."""
@@ -62,8 +61,7 @@ class RowView:
         return self.pending if self.most is None else min(self.pending, self.most)
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One run of one graph. B rows, S tokens per row, K positions whose logits are computed."""
 
     graph: GraphName
@@ -85,9 +83,13 @@ class StepPlan:
 
 def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> StepPlan | None:
     """The next step; None when no row has a pending token. `most_tokens`: largest S, where it is not fixed."""
-    if not any(row.ready for row in rows):
+    ready = [row.ready for row in rows]
+    most = max(ready)
+    if not most:
         return None
-    turn = [row.ready for row in rows] if graphs.padding_is_safe else aligned(rows)
+    if most == 1 and not any(row.reads for row in rows):
+        return decode_step(rows, ready, graphs)
+    turn = ready if graphs.padding_is_safe else aligned(rows)
     reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
     graph, size = choose_graph(rows, turn, graphs, most_tokens, reads=reads)
     take = tuple(min(count, size) for count in turn)
@@ -102,6 +104,20 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
         ends=ends,
         begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
         reads=reads,
+    )
+
+
+def decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) -> StepPlan:
+    """One token of each row that has one: what nearly every step of a generation is."""
+    last = graphs.max_length - 1
+    return StepPlan(
+        graph="decode",
+        new_tokens=1,
+        take=tuple(ready),
+        starts=tuple([min(row.filled, last) for row in rows]),
+        positions=(0,),
+        ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending and ready[index]]),
+        begins=tuple([index for index, row in enumerate(rows) if ready[index] and not row.filled]),
     )
 
 
@@ -120,8 +136,6 @@ def choose_graph(
     rows: Sequence[RowView], turn: Sequence[int], graphs: Graphs, most_tokens: int, *, reads: bool
 ) -> tuple[GraphName, int]:
     """The graph, and S. `turn` [B]: tokens that each row may be fed."""
-    if not reads and max(turn) == 1:
-        return "decode", 1
     longest, furthest = max(turn), max(row.filled for row in rows if row.live)
     may_append = graphs.appends_chunks or furthest == 0
     room = graphs.max_length - furthest  # padding must not be written over what another row has in the cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from partita.runtime.engine.planner import Graphs, RowView
 
@@ -17,9 +16,9 @@ def prompts_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
     """
     if not graphs.padding_is_safe or not any(row.reads and row.pending for row in rows):
         return list(rows)
-    return [row if row.reads else replace(row, most=0) for row in rows]
+    return [row if row.reads else row._replace(most=0) for row in rows]
 
 
 def one_token_first(rows: Sequence[RowView], graphs: Graphs) -> list[RowView]:
     """Like `prompts_first`, and every row begins with a single token, so that a chunk begins elsewhere than at 0."""
-    return [replace(row, most=1) if not row.filled else row for row in prompts_first(rows, graphs)]
+    return [row._replace(most=1) if not row.filled else row for row in prompts_first(rows, graphs)]

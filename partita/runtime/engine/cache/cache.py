@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from partita.contract import State
 from partita.partition_reports.facts import StateFact
 from partita.runtime.engine.cache import fixed
@@ -24,7 +22,7 @@ class Cache:
         keys = [state for state in states if state.kind in fixed.KINDS]
         others = [state for state in states if state.kind not in fixed.KINDS]
         self.stores: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
-        self.filled = np.zeros(batch, np.int64)
+        self.filled = [0] * batch
         """[B]: tokens of each row in the cache, which is where its next token goes."""
         self.dirty = False
         """What a failed run left in it may not be finite, so that it has to be zeroed before it is used again."""
@@ -59,13 +57,13 @@ class Cache:
         """Before a first request: zero it where that is needed, and free every row."""
         if self.dirty:
             self.clear()
-        self.filled[:] = 0
+        self.filled[:] = [0] * len(self.filled)
 
     def clear(self) -> None:
         """Zero every state, and free every row."""
         for store in self.stores:
             store.clear()
-        self.filled[:] = 0
+        self.filled[:] = [0] * len(self.filled)
         self.dirty = False
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -75,7 +73,7 @@ class Cache:
 
     def advance(self, take: Sequence[int]) -> None:
         """`take` [B] tokens of each row were fed."""
-        self.filled += take
+        self.filled[:] = [count + taken for count, taken in zip(self.filled, take, strict=True)]
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
