@@ -165,7 +165,7 @@ def test_one_prompt_per_row(
     package = exported(tiny_checkpoint("qwen2"), batch_size=2)
     out, _ = succeeds(capsys, "generate", package, PROMPT, "the list", "--max-new-tokens", 4)
     assert out.startswith("[1] ") and "\n[2] " in out
-    fails(capsys, 1, "1 prompts for a package of batch size 2", "generate", package, PROMPT)
+    fails(capsys, 1, "1 prompt for a package of batch size 2", "generate", package, PROMPT)
 
 
 def test_a_full_cache_ends_the_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
