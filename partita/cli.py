@@ -214,7 +214,7 @@ def common_report(context: typer.Context) -> None:
     _help_alone(context)
 
 
-@app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 4096")
+@app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 512")
 def export(
     context: typer.Context,
     checkpoint: Annotated[
@@ -684,7 +684,7 @@ def report_markdown(
     verb.markdown(file, out)
 
 
-@report_app.command(epilog="Example: partita report explain run.json layers.0.self_attn/Softmax")
+@report_app.command(epilog="Example: partita report explain run.json layers.0.mlp.up_proj/MatMul")
 def explain(
     file: ReportArgument,
     node: Annotated[

@@ -1,0 +1,104 @@
+"""Every example of README.md and of --help is run, on the embedded checkpoint where it names one, or a package."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import typer.main
+from onnx import parser
+
+from partita import cli
+from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, require
+
+PREFIX = "Example: "
+OF_THE_PLACEMENT = {3, 5}
+"""Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""
+VISION = """<ir_version: 10, opset_import: ["": 21]>
+g (float[1,3,224,224] x) => (float[1,3,224,224] y) { y = Relu(x) }"""
+
+
+def helped() -> Iterator[tuple[str, str]]:
+    """Examples of --help, by the words of their command."""
+
+    def below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from below(inner, (*words, name))
+        if command.epilog:
+            yield f"{' '.join(words)} --help", command.epilog.removeprefix(PREFIX)
+
+    yield from below(typer.main.get_command(cli.app), ())
+
+
+def written() -> Iterator[tuple[str, str]]:
+    """Command lines in the code blocks of README.md."""
+    text = (REPOSITORY / "README.md").read_text("utf-8")
+    for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            if line.startswith("partita ") or "| partita " in line:
+                yield "README.md", line
+
+
+EXAMPLES = {line: where for where, line in [*written(), *helped()]}
+MAKES_THE_PACKAGE = "partita export ./my-checkpoint ./package --precision fp16 --max-length 512"
+"""The example whose package the others take."""
+ELSEWHERE = ("partita export partita/demo/checkpoint build/for-cuda --target cuda",)
+"""Carried out on a smaller model by tests/test_export_target.py: exports of the embedded checkpoint take their time."""
+
+
+@pytest.fixture(scope="module")
+def place_of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that examples name."""
+    require("torch")
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "my-checkpoint").symlink_to(DEMO_CHECKPOINT)
+    monkeypatch = pytest.MonkeyPatch()
+    with monkeypatch.context() as inside:
+        inside.chdir(folder)
+        assert MAKES_THE_PACKAGE in EXAMPLES and cli.run(shlex.split(MAKES_THE_PACKAGE)[1:]) == 0
+    (folder / "build" / "demo").mkdir(parents=True)
+    package = folder / "package"
+    (folder / "build" / "demo" / "package").symlink_to(package)
+    onnx.save(parser.parse_model(VISION), folder / "model.onnx")
+    given = ["generate", str(package), "Return the", "--max-new-tokens", "4", "--provider", "cpu", "--report"]
+    for name in ("run.json", "last-week.json", "today.json"):
+        assert cli.run([*given, str(folder / name)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_works(
+    example: str, place_of_examples: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, pipe, after = example.partition("| ")
+    words = shlex.split((after if pipe else example).partition(" >> ")[0])
+    assert words[0] == "partita", EXAMPLES[example]
+    if example == MAKES_THE_PACKAGE:
+        assert (place_of_examples / "package" / "manifest.json").is_file()
+        return
+    if example in ELSEWHERE:
+        group: Any = typer.main.get_command(cli.app)
+        assert group.commands[words[1]].make_context(words[1], words[2:]).params["target"] == "cuda"
+        return
+    arguments = [*words[1:], *(["--rounds", "2"] if words[1] == "bench" else [])]
+    if "--dry-run" in arguments or "cuda" in arguments:
+        pytest.importorskip("elftools")
+    monkeypatch.chdir(place_of_examples)
+    if pipe:
+        text = " ".join(shlex.split(before)[1:])
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    code = cli.run(arguments)
+    told = capsys.readouterr()
+    assert code == 0 or (code in OF_THE_PLACEMENT and limited(arguments)), told.err
+    assert "internal error" not in told.err
+
+
+def limited(arguments: list[str]) -> bool:
+    """Whether the example asks for something that a machine may not have."""
+    return bool({"--max-cpu-nodes", "--require", "--providers", "--dry-run"}.intersection(arguments))
