@@ -266,6 +266,7 @@ def export(
         ),
     ] = False,
     provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
     static_shapes: Annotated[
         bool, typer.Option("--static-shapes", help="Write prefill.onnx and decode.onnx without any symbolic size.")
     ] = False,
@@ -286,9 +287,14 @@ def export(
     from partita.commands.scratch import own_compile_cache
 
     context.with_resource(own_compile_cache())
-    from partita.commands import export as verb
-    from partita.commands.export import TargetOptions
-    from partita.export.pipeline import ExportOptions
+    from partita.commands.terminal import Bars
+    from partita.export.progress import stage
+
+    bars = Bars()
+    with bars, stage(bars, "load libraries", {}):  # torch and transformers take seconds
+        from partita.commands import export as verb
+        from partita.commands.export import TargetOptions
+        from partita.export.pipeline import ExportOptions
 
     verb.run(
         ExportOptions(
@@ -304,7 +310,13 @@ def export(
             force=force,
             opset=opset,
         ),
-        TargetOptions(target, tuple(provider_option or ()), default_allowed=target_default),
+        TargetOptions(
+            target,
+            tuple(provider_option or ()),
+            tuple(provider_library or ()),
+            default_allowed=target_default,
+        ),
+        bars,
         as_json=as_json,
     )
 

@@ -92,8 +92,10 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
     [
         (("--target", "cuda,cpu"), ("--target cuda,cpu", "name one provider")),
         (("--target", "cpu,cpu"), ("cpu",)),
-        (("--target", "nosuchprovider"), ("nosuchprovider", "cpu")),
-        (("--target", ""), ("--target is empty", "cpu")),
+        (("--target", "nosuchprovider"), ("--target: unknown provider 'nosuchprovider'", "cpu")),
+        (("--target", ""), ("--target is empty",)),
+        (("--provider-library", "mine=/nosuch.so", "--target", "mine"), ("--provider-library", "/nosuch.so")),
+        (("--provider-library", "mine=/nosuch.so"), ("--provider-library", "--target names")),
         (("--attention", "gqa", "--provider-option", "cuda.device_id=0"), ("--provider-option", "--target")),
         (("--attention", "gqa", "--target-default"), ("--target-default", "--target names")),
         (("--target", "cpu", "--provider-option", "cuda.device_id=0"), ("cuda",)),
@@ -105,3 +107,28 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
 )
 def test_what_makes_no_sense_is_a_usage_error(exporting: Export, options: tuple[str, ...], words: Any) -> None:
     refused(exporting(*options), 2, *words)
+
+
+def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Path) -> None:
+    """One that is no plugin: the export says so of that very file, as every verb with the option does."""
+    library = tmp_path / "libmine.so"
+    library.write_bytes(b"\x7fELF" + b"\0" * 60)
+    refused(exporting("--target", "mine", "--provider-library", f"mine={library}"), 3, "--target mine", "libmine.so")
+    refused(exporting("--target", "cpu", "--provider-library", f"mine={library}"), 2, "--provider-library mine", "cpu")
+
+
+def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(
+    exporting: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from partita.commands.terminal import Bars
+
+    shown: list[str] = []
+    start = Bars.start
+
+    def started(self: Bars, title: str, total_bytes: int | None) -> Any:
+        shown.append(title)
+        return start(self, title, total_bytes)
+
+    monkeypatch.setattr(Bars, "start", started)
+    assert exporting("--attention", "gqa", "--target", "cpu", "--no-verify")[0] == 0
+    assert shown[:6] == ["load libraries", "find target", "read checkpoint", "build model", "trace gqa", "rewrite gqa"]

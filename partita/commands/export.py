@@ -13,6 +13,7 @@ from partita.commands.terminal import Bars, fold, note, print_record, size, writ
 from partita.errors import UsageError
 from partita.export.companions import Reader
 from partita.export.pipeline import ExportOptions, Summary, check_options, export
+from partita.export.progress import stage
 from partita.export.running import BY_REPLAY
 from partita.export.target import Target
 from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
@@ -28,14 +29,17 @@ class TargetOptions:
     name: str | None = None
     """None: the best usable one, which is asked only when the lowering is to be found."""
     options: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    """Plugin libraries, NAME=PATH."""
     default_allowed: bool = False
 
 
-def run(options: ExportOptions, wanted: TargetOptions, *, as_json: bool) -> None:
-    """Export and say what was written."""
+def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: bool) -> None:
+    """Export and say what was written. `bars` show how far it is."""
     check_options(options)
-    target = choose_target(options, wanted)
-    with Bars() as bars:
+    with bars:
+        with stage(bars, "find target", {}):
+            target = choose_target(options, wanted)
         summary = export(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=bars)
     for line in summary.notes:
         note(f"note: {line}")
@@ -51,12 +55,15 @@ def choose_target(options: ExportOptions, wanted: TargetOptions) -> Target | Non
     Raises UsageError, and ProviderError when the target cannot be asked.
     """
     if wanted.name is None and options.attention != "auto":
-        if wanted.options or wanted.default_allowed:
+        if wanted.options or wanted.default_allowed or wanted.libraries:
             raise UsageError(
-                "--provider-option and --target-default are about the provider that --target names; add it"
+                "--provider-option, --provider-library and --target-default are about the provider that --target "
+                "names; add it"
             )
         return None
-    return find_target(wanted.name, wanted.options, default_allowed=wanted.default_allowed)
+    if wanted.name is None and wanted.libraries:
+        raise UsageError("--provider-library brings a provider that --target names; add it")
+    return find_target(wanted.name, wanted.options, default_allowed=wanted.default_allowed, libraries=wanted.libraries)
 
 
 def replay(folder: Path, manifest: Manifest) -> Verification:

@@ -19,19 +19,22 @@ from partita.package import Manifest, SmokeRecord, Verification
 from partita.partition_reports.facts import CPU
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
+from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
-from partita.providers.resolve import Resolution, parse_chain, resolve_one
+from partita.providers.resolve import Resolution, all_names, parse_chain, resolve_one
 
 FLAG, DEFAULT_FLAG = "--target", "--target-default"
 ASK_SECONDS = 120.0
 """For all questions about one lowering. A graph has some sixty distinct nodes; a GPU may compile for each."""
 
 
-def find_target(name: str | None, options: tuple[str, ...], *, default_allowed: bool) -> Target:
+def find_target(
+    name: str | None, options: tuple[str, ...], *, default_allowed: bool, libraries: tuple[str, ...] = ()
+) -> Target:
     """The provider a package is for: the one that was named, else the one that would lead a chain on this machine.
 
-    Raises UsageError for a name or option that makes no sense, ProviderError when the provider cannot be asked here and
-    the default was not allowed.
+    `libraries`: of plugin providers that the user brings. Raises UsageError for a name or option that makes no sense,
+    ProviderError when the provider cannot be asked here and the default was not allowed.
     """
     from partita.runtime.ort_registry import available_ort_names
     from partita.runtime.provider_check import best_chain, check
@@ -42,7 +45,7 @@ def find_target(name: str | None, options: tuple[str, ...], *, default_allowed: 
         provider, source = best.chain[0], f"default: {best.reason}"
         named = parse_options(options, (provider,)) if options else {}
     else:
-        provider, source = one_provider(name), FLAG
+        provider, source = one_provider(name, parse_libraries(libraries, all_names())), FLAG
         named = parse_options(options, (provider,))
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
     if provider.ort_name == CPU:
@@ -60,13 +63,19 @@ def find_target(name: str | None, options: tuple[str, ...], *, default_allowed: 
     return replace(target, by_default=name is None)
 
 
-def one_provider(name: str) -> Provider:
-    """The provider called `name`. Raises UsageError for a chain, or a name that nobody has."""
-    chain = parse_chain(name, flag=FLAG)
+def one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
+    """The provider called `name`, which may be one of `libraries`.
+
+    Raises UsageError for a chain, a name that nobody has, or a library of another provider.
+    """
+    chain = parse_chain(name, libraries, flag=FLAG)
     if len(chain) != 1:
         raise UsageError(
             f"{FLAG} {name}: name one provider; a package is made for one, and runs on others all the same"
         )
+    unused = [library.name for library in libraries if library not in chain]
+    if unused:
+        raise UsageError(f"--provider-library {unused[0]}: not the provider that {FLAG} names ({chain[0].name})")
     return chain[0]
 
 

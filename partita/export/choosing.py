@@ -111,7 +111,7 @@ class Choosing:
         if self.target.ask is None:
             self.answers[name] = Answer(len(list(traced.model.graph)), {}, "")
             return
-        with stage(work.progress, "ask target", work.seconds):
+        with stage(work.progress, "ask target", work.seconds, of=name):
             self.answers[name] = self.target.ask(skeleton(traced.model), one_token(traced))
 
     def reason(self, name: str) -> str:

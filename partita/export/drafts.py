@@ -79,7 +79,7 @@ class Draft:
         options, work = self.work.options, self.work
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
-        with stage(work.progress, "trace", work.seconds):
+        with stage(work.progress, "trace", work.seconds, of=chosen.name):
             wanted, traced = self._trace_told(chosen)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
@@ -88,7 +88,7 @@ class Draft:
         if not self.fake.probed.length_as_tensor:
             tell(work, "the model's code was given 0 for the number of cached tokens, as it takes a plain number only")
         graphs = Graphs(self, chosen, wanted, traced, {})
-        with stage(work.progress, "rewrite", work.seconds):
+        with stage(work.progress, "rewrite", work.seconds, of=chosen.name):
             rewrite(graphs)
         return graphs
 
@@ -122,6 +122,12 @@ class Draft:
     def _trace_all(self, chosen: Lowering, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
         options = self.work.options
         wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
+        if fixed and (options.prefill_chunk or 0) > self.max_length:
+            tell(
+                self.work,
+                f"--prefill-chunk {options.prefill_chunk} is more than the cache holds (--max-length "
+                f"{self.max_length}): prefill.onnx reads {self.max_length} tokens at a time",
+            )
         specs = [spec(options, chosen, self.max_length, length) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 

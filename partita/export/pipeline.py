@@ -68,7 +68,7 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
         checkpoint = open_checkpoint(options.checkpoint)
         length = max_length(options, checkpoint)
         stops = stop_tokens(runtime.reader, checkpoint.folder)
-    with stage(work.progress, "trace", work.seconds):
+    with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
         except UnsupportedModelError as error:

@@ -43,14 +43,17 @@ class Silent:
 
 
 @contextmanager
-def stage(progress: Progress, title: str, seconds: dict[str, float], total_bytes: int | None = None) -> Iterator[Stage]:
-    """Run a stage, show it and record how long it took under `title`."""
+def stage(
+    progress: Progress, title: str, seconds: dict[str, float], total_bytes: int | None = None, *, of: str = ""
+) -> Iterator[Stage]:
+    """Run a stage, show it and add how long it took to what `title` took before. `of`: what it is done for now."""
     import time
 
     started = time.perf_counter()
-    current = progress.start(title, total_bytes)
+    current = progress.start(f"{title} {of}" if of else title, total_bytes)
     try:
         yield current
     finally:
-        seconds[title] = time.perf_counter() - started
-        progress.finish(current, seconds[title])
+        took = time.perf_counter() - started
+        seconds[title] = seconds.get(title, 0.0) + took
+        progress.finish(current, took)

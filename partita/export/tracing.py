@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.contract import Port, State
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
+from partita.export.axis_names import name_axes
 from partita.export.calling import call
 from partita.export.causal_buffers import rows_by_position
 from partita.export.cleaning import clean
@@ -161,6 +162,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         clean(model)
         settle_length(model, spec.batch)
         _drop_unused_inputs(model)
+        name_axes(model)
         name_nodes(model)
         if spec.opset < WRITTEN:
             to_opset17(model)

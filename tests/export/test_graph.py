@@ -136,3 +136,27 @@ def test_the_source_is_recorded(tiny_checkpoint: TinyCheckpoint, tmp_path: Path)
 
 def test_default_length_is_the_models_own(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     assert unverified(tiny_checkpoint("llama"), tmp_path / "out", max_length=None).graph.max_length == 256
+
+
+@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
+def test_axes_have_the_names_of_the_manifest(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, attention: str) -> None:
+    manifest = unverified(tiny_checkpoint("llama", num_hidden_layers=1), tmp_path / "out", attention=attention)
+    (file,) = manifest.graph.files
+    graph = load(tmp_path / "out", "model.onnx").graph
+    ports = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
+    for port in (*file.inputs, *file.outputs):
+        assert tuple(size.dim_param or size.dim_value for size in ports[port.name]) == port.shape
+    inner = {size.dim_param for value in graph.value_info for size in value.type.tensor_type.shape.dim}
+    assert "sequence_length" in inner and not [name for name in inner if name.lstrip("2*").startswith("s7")]
+
+
+def test_a_chunk_that_the_cache_cannot_hold_is_said(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    summary = export(
+        ExportOptions(
+            str(tiny_checkpoint("llama", num_hidden_layers=1)), tmp_path / "out", verify=False, max_length=32,
+            static_shapes=True, prefill_chunk=1000,
+        ),
+        replay=lambda folder, manifest: pytest.fail("--no-verify must not replay"),
+    )  # fmt: skip
+    assert summary.manifest.graph.files[0].sequence_length == 32
+    assert any("--prefill-chunk 1000" in note and "--max-length 32" in note for note in summary.notes)

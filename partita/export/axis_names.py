@@ -1,0 +1,45 @@
+"""The symbolic sizes of a graph, named as the manifest names them: a trace calls them s70 and s66."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+AXES = {"input_ids": (1, "sequence_length"), "logits_indices": (0, "logits_rows")}
+"""Input whose axis a size is, and the name that the manifest has for it."""
+
+
+def name_axes(model: ir.Model) -> None:
+    """Rename every symbolic size of `model`, also where others are computed from it (`2*s70`)."""
+    names = {}
+    for value in model.graph.inputs:
+        if value.name in AXES and value.shape is not None:
+            axis, name = AXES[value.name]
+            size = value.shape[axis]
+            if isinstance(size, ir.SymbolicDim) and size.value is not None:
+                names[str(size.value)] = name
+    if not names:
+        return
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
+    for value in values(model):
+        if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
+            value.shape = ir.Shape([renamed(size, names, pattern) for size in value.shape])
+
+
+def renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Pattern[str]) -> int | str | None:
+    """One size under its new name."""
+    if isinstance(size, int):
+        return size
+    return None if size.value is None else pattern.sub(lambda found: names[found.group(1)], str(size.value))
+
+
+def values(model: ir.Model) -> Iterator[ir.Value]:
+    """Every value that has a shape, those of subgraphs included."""
+    yield from model.graph.inputs
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        yield from node.outputs
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from attribute.as_graph().inputs
