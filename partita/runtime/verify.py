@@ -53,6 +53,12 @@ class KnownAnswer:
         return len(self.prompt) + len(self.tokens)
 
 
+RULED_OUT = -1e30
+"""Logits of the reference, which is in float32, below this are of tokens that the model must not write."""
+LOWEST = -6e4
+"""The same in float16, whose lowest number is -65504."""
+
+
 @dataclass(slots=True)
 class Comparison:
     """Our logits of one step against the reference's, position by position."""
@@ -74,14 +80,14 @@ class Comparison:
         tie = first - second <= 2 * self.tolerance * self.scale
         if tie:
             self.ties.add(position)
-        error = float(np.abs(ours - wanted).max())
+        error = difference(ours, wanted)
         self.max_abs = max(self.max_abs, error) if np.isfinite(error) else float("inf")
         self.tokens_equal = self.tokens_equal and bool(tie or int(ours.argmax()) == int(wanted.argmax()))
 
     @property
     def scale(self) -> float:
-        """Largest magnitude of the reference."""
-        return float(np.abs(self.reference).max()) or 1.0
+        """Largest magnitude of the reference, without what a model rules out."""
+        return float(np.abs(self.reference[self.reference >= RULED_OUT]).max(initial=0.0)) or 1.0
 
     def result(self) -> StepError:
         """The step as a record."""
@@ -90,6 +96,18 @@ class Comparison:
             step=self.step, output=self.output, max_abs_error=self.max_abs, max_rel_error=relative,
             tokens_equal=self.tokens_equal,
         )  # fmt: skip
+
+
+def difference(ours: Logits, wanted: Logits) -> float:
+    """Largest difference between the logits [vocab]; infinite where a token is ruled out by one of the two alone.
+
+    Some models give the lowest float to tokens that they must not write, which is not the same in every precision and
+    beside which no other difference would count.
+    """
+    out = wanted < RULED_OUT
+    if not (ours[out] <= LOWEST).all():
+        return float("inf")
+    return float(np.abs(ours[~out] - wanted[~out]).max(initial=0.0))
 
 
 def replay(

@@ -195,3 +195,14 @@ def test_a_file_of_another_size_is_refused_before_anything_is_loaded(package_cop
         stream.write(b"x")
     with pytest.raises(PackageError, match="bytes, the manifest says"):
         replay(folder, parse_chain("cpu"))
+
+
+@pytest.mark.parametrize("lowest", [np.finfo(np.float32).min, np.float32(-65504.0), -np.inf])
+def test_tokens_that_are_ruled_out_do_not_hide_other_differences(lowest):
+    """Their logits are the lowest float of whatever precision; beside it everything else would be equal."""
+    reference = np.array([[3.0, 1.0, np.finfo(np.float32).min]], np.float32)
+    for ours, agrees in (([3.0, 1.0, lowest], True), ([3.0, 1.5, lowest], False), ([3.0, 1.0, 0.0], False)):
+        comparison = Comparison("prefill", "logits", reference, tolerance=1e-4)
+        comparison.compare(0, np.array(ours, np.float32))
+        assert (comparison.result().max_rel_error <= 1e-4) is agrees
+        assert not comparison.ties

@@ -17,7 +17,7 @@ from partita.errors import GenerationError, ParityError, PartitaError
 from partita.package import TOLERANCES, read_manifest
 from tests.export.breadth import recipes
 from tests.export.breadth.records import Outcome
-from tests.export.breadth.reference import NEW_TOKENS, Reference, first_line, load, reference, relative_error
+from tests.export.breadth.reference import NEW_TOKENS, Reference, first_line, load, reference, relative_error, scale
 
 MAX_LENGTH = 64
 PROMPT = [1, *(3 + (37 * i) % 280 for i in range(19))]
@@ -174,7 +174,7 @@ def _checked(ours: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32], whe
     if not error <= TOLERANCE:
         raise DifferenceError(f"{where}: relative error {error:.1e}")
     second, first = np.partition(wanted, -2)[-2:]
-    tie = first - second <= 2 * TOLERANCE * float(np.abs(wanted).max())
+    tie = first - second <= 2 * TOLERANCE * scale(wanted)
     if not tie and int(ours.argmax()) != int(wanted.argmax()):
         raise DifferenceError(f"{where}: another token, although the relative error is {error:.1e}")
     return error

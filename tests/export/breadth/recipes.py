@@ -75,6 +75,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": [LINEAR, "moe", FULL, "mlp"]},
     # Towers
     "chameleon": {"vocabulary_map": {"<image>": 286, "IMGIMGA": 5}, "image_token_id": 286},
+    "florence_vision": {"num_heads": ..., "num_groups": ...},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
     "glm4v_vision": {"out_hidden_size": 64}, "glm4v_moe_vision": {"out_hidden_size": 64},
     "glm_ocr_vision": {"out_hidden_size": 64}, "qwen2_vl_vision": {"depth": 2, "embed_dim": 64},

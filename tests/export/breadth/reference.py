@@ -70,8 +70,16 @@ def reference(model: Any, prompt: list[int]) -> Reference:
 
 def relative_error(ours: Logits, wanted: Logits) -> float:
     """Largest difference relative to the largest magnitude of `wanted`; infinite where ours is not finite."""
-    error = float(np.abs(ours - wanted).max())
-    return error / (float(np.abs(wanted).max()) or 1.0) if np.isfinite(error) else float("inf")
+    ruled_out = wanted < -1e30  # tokens that a model must not write have the lowest float
+    if not (ours[ruled_out] < -1e30).all():
+        return float("inf")
+    error = float(np.abs(ours[~ruled_out] - wanted[~ruled_out]).max(initial=0.0))
+    return error / scale(wanted) if np.isfinite(error) else float("inf")
+
+
+def scale(wanted: Logits) -> float:
+    """The largest magnitude, without tokens that the model must not write."""
+    return float(np.abs(wanted[wanted >= -1e30]).max(initial=0.0)) or 1.0
 
 
 def _causal(steps: Logits, whole: Logits) -> str:
