@@ -1,4 +1,4 @@
-"""Every example of README.md and of --help is run, on the embedded checkpoint where it names one, or a package."""
+"""Examples of README.md, of the pages that it was cut from and of --help are run; on the demo, or a package of it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from partita import cli
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, require
 
 PREFIX = "Example: "
+PAGES = ("README.md", "docs/exporting.md", "docs/running.md")
 OF_THE_PLACEMENT = {3, 5}
 """Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""
 VISION = """<ir_version: 10, opset_import: ["": 21]>
@@ -37,12 +38,13 @@ def helped() -> Iterator[tuple[str, str]]:
 
 
 def written() -> Iterator[tuple[str, str]]:
-    """Command lines in the code blocks of README.md."""
-    text = (REPOSITORY / "README.md").read_text("utf-8")
-    for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
-            if line.startswith("partita ") or "| partita " in line:
-                yield "README.md", line
+    """Command lines in the code blocks of these pages."""
+    for page in PAGES:
+        text = (REPOSITORY / page).read_text("utf-8")
+        for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                if line.startswith("partita ") or "| partita " in line:
+                    yield page, line
 
 
 EXAMPLES = {line: where for where, line in [*written(), *helped()]}
