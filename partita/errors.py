@@ -31,13 +31,14 @@ class PartitaError(Exception):
     """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with.
 
     `remedy`: what to do about it, which ends the message; None where the message says so itself, or nothing helps.
+    `problem`: the message without it.
     """
 
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, remedy: Remedy | None = None) -> None:
         super().__init__(message if remedy is None else f"{message}; {remedy}")
-        self.remedy = remedy
+        self.problem, self.remedy = message, remedy
 
 
 class UsageError(PartitaError):

@@ -64,6 +64,7 @@ def quoted(word: str) -> str:
     return plain if plain == word or set(word) & SPECIAL else f'"{word}"'
 
 
+FROM_CHECKPOINT = Remedy("export the checkpoint again")
 MAY_READ = Remedy("let it be read", ("chmod", "u+r", "{path}"))
 MAY_ENTER = Remedy("let the folder be read", ("chmod", "u+rx", "{path}"))
 MAY_WRITE = Remedy("let it be written", ("chmod", "u+w", "{path}"))

@@ -47,11 +47,9 @@ class ErrorResult(Record):
 
 
 def error_fact(kind: str, message: str, exit_code: int, details: str = "", remedy: str | None = None) -> ErrorFact:
-    """An error as a record; without a `remedy` that its author gave, the message tells."""
-    _, semicolon, last = message.rpartition("; ")
-    told = last if semicolon else None
+    """An error as a record; without a `remedy` that is data, the message alone tells what to do."""
     return ErrorFact(
-        kind=kind, message=message, remedy=remedy or told, details=tuple(details.splitlines()), exit_code=exit_code
+        kind=kind, message=message, remedy=remedy, details=tuple(details.splitlines()), exit_code=exit_code
     )
 
 

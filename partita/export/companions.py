@@ -30,9 +30,8 @@ def stop_tokens(reader: Reader | None, folder: Path) -> frozenset[int]:
     try:
         return reader.stops(folder)
     except PackageError as error:
-        said = str(error).partition("; ")[0]
         raise CheckpointError(
-            f"{said}; generate would refuse it: correct the file, or download the checkpoint again"
+            f"{error.problem}; generate would refuse it: correct the file, or download the checkpoint again"
         ) from error
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import GenerationError, PackageError
+from partita.remedies import FROM_CHECKPOINT
 
 Message = dict[str, Any]
 """role and content."""
@@ -82,5 +83,5 @@ def template_of_processor(folder: Path) -> str | None:
         if not isinstance(template, str):
             raise TypeError("chat_template is not a text")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
     return template

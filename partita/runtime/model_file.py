@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from partita.errors import PackageError
 from partita.package import inside, refuse_absent
 from partita.partition_reports.facts import GraphNode
+from partita.remedies import FROM_CHECKPOINT
 
 if TYPE_CHECKING:
     import onnx
@@ -53,7 +54,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     try:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, OSError) as error:
-        raise PackageError(f"{path}: not a readable ONNX file ({error}); export the checkpoint again") from error
+        raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
     check_external_data(model, path, folder)
     initializers = {tensor.name for tensor in model.graph.initializer}
     return ModelFile(
@@ -73,7 +74,7 @@ def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> Non
     for location in sorted(data_files(model)):
         data = inside(folder, location)
         if not data.is_file():
-            raise PackageError(f"{path}: its weights file {location!r} is missing; export the checkpoint again")
+            raise PackageError(f"{path}: its weights file {location!r} is missing", remedy=FROM_CHECKPOINT)
         refuse_absent(data)
 
 

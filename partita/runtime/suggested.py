@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import PackageError
+from partita.remedies import FROM_CHECKPOINT
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
@@ -62,9 +63,9 @@ def suggestion(folder: Path) -> Suggestion:
     except FileNotFoundError:
         return Suggestion()
     except ValueError as error:
-        raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
     if not isinstance(given, dict):
-        raise PackageError(f"{path}: damaged (no object); export the checkpoint again")
+        raise PackageError(f"{path}: damaged (no object)", remedy=FROM_CHECKPOINT)
     read = _Reader(path, given)
     penalty = read.number("repetition_penalty", 1.0, above=0)
     length = read.whole("max_new_tokens", 0)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from partita.errors import PackageError, UsageError
 from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
-from partita.remedies import Remedy
+from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.chat import Message, conversation, rendered, template_of_processor
 
 INCOMPLETE = "\ufffd"
@@ -254,5 +254,5 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
                     raise TypeError(f"eos_token_id is {ids!r}")
                 return frozenset(listed)
         except (ValueError, TypeError, AttributeError) as error:
-            raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+            raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
     return frozenset()

@@ -17,6 +17,7 @@ from partita.errors import PackageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
+from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import idle_providers
 from partita.runtime.engine.executor import port_by_role
 from partita.runtime.engine.loop import serve
@@ -284,7 +285,7 @@ def read_known_answer(folder: Path) -> KnownAnswer:
                 reference=(file.metadata() or {}).get("reference", "unknown"),
             )
     except (SafetensorError, OSError) as error:
-        raise PackageError(f"{path}: damaged ({error}); export the checkpoint again") from error
+        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
 
 
 def check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
@@ -292,4 +293,6 @@ def check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
     shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)
     if not shapes or not count or count + steps > runner.contract.max_length:
-        raise PackageError(f"{folder / KNOWN_ANSWER}: not of this package, its shapes do not fit; export it again")
+        raise PackageError(
+            f"{folder / KNOWN_ANSWER}: not of this package, its shapes do not fit", remedy=FROM_CHECKPOINT
+        )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from partita.contract import Contract, GraphFile, PhaseName, Port
 from partita.errors import PackageError, PartitaError
+from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
@@ -249,7 +250,7 @@ def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict
 def required(buffers: dict[str, Buffer], role: str, file: str) -> Buffer:
     """The buffer of a role that no graph can do without."""
     if role not in buffers:
-        raise PackageError(f"{file}: the manifest lists no port with the role {role!r}; export the checkpoint again")
+        raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)
     return buffers[role]
 
 
