@@ -14,16 +14,35 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import Abort, Exit, TyperException
 
 import partita
 from partita import extras
+from partita.commands.arguments import (
+    HELP,
+    JsonOption,
+    MaxCopiesOption,
+    MaxCopyBytesOption,
+    MaxCpuNodesOption,
+    PackageArgument,
+    PinOption,
+    ProbeSecondsOption,
+    ProviderLibraryOption,
+    ProviderOption,
+    ProviderOptionsOption,
+    ThreadsOption,
+    complete,
+    help_alone,
+    not_empty,
+    read_pair,
+    read_path,
+)
+from partita.commands.report_app import report_app
 from partita.errors import INTERRUPTED, PartitaError, public_type
 from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
@@ -31,7 +50,6 @@ from partita.signals import TerminatedError, ended_by_exception, received
 if TYPE_CHECKING:
     from partita.commands.chain_options import ChainOptions
 
-HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="partita",
     help="Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where.",
@@ -40,15 +58,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=HELP,
 )
-report_app = typer.Typer(help="Look at a partition report.", invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(report_app, name="report")
 
 PROGRAM = "partita"
 """However it was started: `python -m partita` is told to go on with the same commands."""
 COMPLETE_VARIABLE = "_PARTITA_COMPLETE"
 """Set by a shell that asks what could be typed next."""
-USAGE = 2
-"""Exit code of a command line that makes no sense."""
 BY_SIGNAL = 128
 """Exit codes above it stand for a signal that ended the command."""
 
@@ -56,94 +71,6 @@ _OWN_PROCESS = False
 """Set by `main`: the process is ours alone."""
 
 COMPLETION_OPTIONS = ("--install-completion", "--show-completion")
-
-
-def read_path(text: str) -> Path:
-    """A path as it was written; every option and argument that names a file or folder is read by this."""
-    return Path(not_empty(text))
-
-
-def not_empty(text: str) -> str:
-    """The text itself. An empty path would be the current folder, which nobody means by an unset variable."""
-    if not text:
-        raise typer.BadParameter("it is empty; name a file or folder, or leave it out")
-    return text
-
-
-def read_pair(text: str) -> str:
-    """NAME=FILE as it was written, with a file behind the name."""
-    name, equals, file = text.partition("=")
-    if equals and not file:
-        raise typer.BadParameter(f"the file of {name!r} is empty; name one behind {name}=")
-    return text
-
-
-def complete(kind: str) -> Callable[[str], list[Any]]:
-    """A function that completes values, by its name in `partita.commands.completion`."""
-
-    def ask(incomplete: str) -> list[Any]:
-        from partita.commands import completion
-
-        found: list[Any] = getattr(completion, kind)(incomplete)
-        return found
-
-    return ask
-
-
-PackageArgument = Annotated[
-    Path,
-    typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False, parser=read_path),
-]
-ProviderOption = Annotated[
-    str | None,
-    typer.Option(
-        "--provider",
-        "-e",
-        metavar="CHAIN",
-        autocompletion=complete("chains"),
-        help="Execution providers in order, comma-separated; these and no others may run a node. Default: the best "
-        "usable one, then cpu.",
-    ),
-]
-ProviderOptionsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--provider-option",
-        metavar="PROVIDER.NAME=VALUE",
-        autocompletion=complete("provider_options"),
-        help="Option of a provider: cuda.device_id=1.",
-    ),
-]
-ProviderLibraryOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--provider-library", metavar="NAME=PATH", parser=read_pair, help="Library file of a plugin provider."
-    ),
-]
-PinOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pin",
-        metavar="PROVIDER:MODULE",
-        autocompletion=complete("pins"),
-        help="Run a module there: cpu:lm_head or webgpu:layers.0-11.",
-    ),
-]
-MaxCpuNodesOption = Annotated[
-    int | None, typer.Option(help="Exit code 3 when more nodes than this are on the CPU provider.")
-]
-MaxCopiesOption = Annotated[int | None, typer.Option(help="Exit code 3 when a step has more Memcpy nodes than this.")]
-MaxCopyBytesOption = Annotated[
-    int | None, typer.Option(help="Exit code 3 when a decode step copies more bytes than this between devices.")
-]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
-ProbeSecondsOption = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS", help="Longest time for experiments on nodes that fell back, for the report; 0: none."
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -167,13 +94,6 @@ def _install_completion(shell: str | None) -> None:
         name, file = completion.install(shell)
         typer.echo(f"{file}: completion for {name}; a new shell has it")
         raise Exit
-
-
-def _help_alone(context: typer.Context) -> None:
-    """Without a verb, the help is the answer; nothing was done, and scripts hear of that."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise Exit(USAGE)
 
 
 @app.callback()
@@ -205,13 +125,7 @@ def common(
     ] = None,
 ) -> None:
     """Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where."""
-    _help_alone(context)
-
-
-@report_app.callback()
-def common_report(context: typer.Context) -> None:
-    """Look at a partition report."""
-    _help_alone(context)
+    help_alone(context)
 
 
 @app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 512")
@@ -636,174 +550,6 @@ def providers(provider_library: ProviderLibraryOption = None, as_json: JsonOptio
     from partita.commands import providers as verb
 
     verb.run(tuple(provider_library or ()), as_json=as_json)
-
-
-ReportArgument = Annotated[
-    Path,
-    typer.Argument(metavar="FILE", help="Report that `--report FILE` wrote.", show_default=False, parser=read_path),
-]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="F", parser=read_path, help="File to write to. Default: stdout."),
-]
-
-
-@report_app.command(epilog="Example: partita report show run.json")
-def show(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE", help="Report that `generate --report` wrote.", show_default=False, parser=read_path
-        ),
-    ],
-    brief: Annotated[bool, typer.Option("--brief", help="In at most ten lines.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a report: what happened and what to do about it, then tables of what stands behind it."""
-    from partita.commands import report as verb
-
-    verb.show(file, as_json=as_json, brief=brief)
-
-
-@report_app.command("html", epilog="Example: partita report html run.json --out run.html")
-def report_html(
-    file: ReportArgument,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="PAGE",
-            parser=read_path,
-            help="File for the page; - is stdout. Default: FILE with the suffix .html.",
-        ),
-    ] = None,
-) -> None:
-    """Write a report as one HTML page that works offline."""
-    from partita.commands import report as verb
-
-    verb.write_html(file, out)
-
-
-@report_app.command("markdown", epilog="Example: partita report markdown run.json >> $GITHUB_STEP_SUMMARY")
-def report_markdown(
-    file: ReportArgument,
-    out: OutOption = None,
-) -> None:
-    """Write a report as Markdown, for a comment of CI or a pull request: the answer first, the rest folded."""
-    from partita.commands import report as verb
-
-    verb.markdown(file, out)
-
-
-@report_app.command(epilog="Example: partita report explain run.json layers.0.mlp.up_proj/MatMul")
-def explain(
-    file: ReportArgument,
-    node: Annotated[
-        str, typer.Argument(metavar="NODE", help="Its name, or a part that only it has.", show_default=False)
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was fused
-    away is explained by the one that stands for it. A part of several names lists them and ends with exit code 2.
-    """
-    from partita.commands import report as verb
-
-    verb.explain(file, node, as_json=as_json)
-
-
-@report_app.command(epilog="Example: partita report diff last-week.json today.json")
-def diff(
-    before: Annotated[
-        Path, typer.Argument(metavar="A", help="The earlier report.", show_default=False, parser=read_path)
-    ],
-    after: Annotated[Path, typer.Argument(metavar="B", help="The later report.", show_default=False, parser=read_path)],
-    force: Annotated[
-        bool, typer.Option("--force", help="Compare reports of different models, too, which is else exit code 1.")
-    ] = False,
-    exit_code: Annotated[
-        bool,
-        typer.Option(
-            "--exit-code",
-            help="Exit code 1 when nodes, reasons or copies differ, as git diff has it; versions and times do not "
-            "count.",
-        ),
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what is different in B: nodes that moved, came or went, reasons, copies, versions, and the cost."""
-    from partita.commands import report as verb
-
-    raise Exit(verb.diff(before, after, as_json=as_json, force=force, exit_code=exit_code))
-
-
-@report_app.command(
-    epilog="Example: partita report check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2"
-)
-def check(
-    file: ReportArgument,
-    max_cpu_nodes: Annotated[int | None, typer.Option(help="Most nodes on the CPU provider, in any phase.")] = None,
-    max_copies: Annotated[int | None, typer.Option(help="Most Memcpy nodes in a decode step or run.")] = None,
-    max_copy_bytes_per_token: Annotated[
-        int | None, typer.Option(help="Most bytes that a decode step or run copies between devices.")
-    ] = None,
-    max_unexplained: Annotated[int | None, typer.Option(help="Most fallbacks without a reason, in any phase.")] = None,
-    require_cache_in_place: Annotated[
-        bool, typer.Option("--require-cache-in-place", help="Every state has to stay in one buffer.")
-    ] = False,
-    min_tokens_per_second: Annotated[float | None, typer.Option(help="Least speed of decode.")] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="CONDITIONS",
-            help="FIELD OP VALUE, comma-separated, all of which have to hold in every phase; may be given several "
-            "times. Nodes: phase, op, module, provider, reason (= or !=). Numbers: nodes, share, time_share of those "
-            "nodes; partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase (= != < <= > >=).",
-        ),
-    ] = None,
-    baseline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="A",
-            parser=read_path,
-            help="A report: no node may have left its provider, no reason, copy or byte be new.",
-        ),
-    ] = None,
-    max_slowdown: Annotated[
-        float | None,
-        typer.Option(help="With --baseline: 0.1 allows 10 % more time per token. Default: any."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Hold a report against limits, for CI. Exit code 5 with one line for everything that does not hold."""
-    from partita.commands import report as verb
-
-    verb.check(
-        file,
-        verb.CheckOptions(
-            max_cpu_nodes=max_cpu_nodes,
-            max_copies=max_copies,
-            max_copy_bytes_per_token=max_copy_bytes_per_token,
-            max_unexplained=max_unexplained,
-            cache_in_place=require_cache_in_place,
-            min_tokens_per_second=min_tokens_per_second,
-            require=tuple(require or ()),
-            baseline=baseline,
-            max_slowdown=max_slowdown,
-        ),
-        as_json=as_json,
-    )
-
-
-@report_app.command(epilog="Example: partita report trace run.json --out trace.json")
-def trace(
-    file: ReportArgument,
-    out: OutOption = None,
-) -> None:
-    """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
-    from partita.commands import report as verb
-
-    verb.trace(file, out)
 
 
 def _where(

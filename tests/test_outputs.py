@@ -18,6 +18,7 @@ import pytest
 
 import partita.cli
 from partita.cli import run
+from partita.commands.report_app import report_app
 from partita.errors import ReportError
 from partita.files import STDIN, claim, write_text
 from tests.conftest import Exported, TinyCheckpoint
@@ -43,7 +44,7 @@ PATHS = (Path, Path | None, list[Path] | None)
 def path_parameters() -> set[str]:
     """`verb parameter` of everything on the command line that is a path."""
     found = set()
-    for prefix, app in (("", partita.cli.app), ("report ", partita.cli.report_app)):
+    for prefix, app in (("", partita.cli.app), ("report ", report_app)):
         for command in app.registered_commands:
             assert command.callback is not None
             name = prefix + (command.name or command.callback.__name__)

@@ -1,0 +1,109 @@
+"""Arguments and options that several verbs share: how they are spelled, read and completed. Imports typer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import Exit
+
+HELP = {"help_option_names": ["-h", "--help"]}
+USAGE = 2
+"""Exit code of a command line that makes no sense."""
+
+
+def read_path(text: str) -> Path:
+    """A path as it was written; every option and argument that names a file or folder is read by this."""
+    return Path(not_empty(text))
+
+
+def not_empty(text: str) -> str:
+    """The text itself. An empty path would be the current folder, which nobody means by an unset variable."""
+    if not text:
+        raise typer.BadParameter("it is empty; name a file or folder, or leave it out")
+    return text
+
+
+def read_pair(text: str) -> str:
+    """NAME=FILE as it was written, with a file behind the name."""
+    name, equals, file = text.partition("=")
+    if equals and not file:
+        raise typer.BadParameter(f"the file of {name!r} is empty; name one behind {name}=")
+    return text
+
+
+def complete(kind: str) -> Callable[[str], list[Any]]:
+    """A function that completes values, by its name in `partita.commands.completion`."""
+
+    def ask(incomplete: str) -> list[Any]:
+        from partita.commands import completion
+
+        found: list[Any] = getattr(completion, kind)(incomplete)
+        return found
+
+    return ask
+
+
+PackageArgument = Annotated[
+    Path,
+    typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False, parser=read_path),
+]
+ProviderOption = Annotated[
+    str | None,
+    typer.Option(
+        "--provider",
+        "-e",
+        metavar="CHAIN",
+        autocompletion=complete("chains"),
+        help="Execution providers in order, comma-separated; these and no others may run a node. Default: the best "
+        "usable one, then cpu.",
+    ),
+]
+ProviderOptionsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider-option",
+        metavar="PROVIDER.NAME=VALUE",
+        autocompletion=complete("provider_options"),
+        help="Option of a provider: cuda.device_id=1.",
+    ),
+]
+ProviderLibraryOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--provider-library", metavar="NAME=PATH", parser=read_pair, help="Library file of a plugin provider."
+    ),
+]
+PinOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pin",
+        metavar="PROVIDER:MODULE",
+        autocompletion=complete("pins"),
+        help="Run a module there: cpu:lm_head or webgpu:layers.0-11.",
+    ),
+]
+MaxCpuNodesOption = Annotated[
+    int | None, typer.Option(help="Exit code 3 when more nodes than this are on the CPU provider.")
+]
+MaxCopiesOption = Annotated[int | None, typer.Option(help="Exit code 3 when a step has more Memcpy nodes than this.")]
+MaxCopyBytesOption = Annotated[
+    int | None, typer.Option(help="Exit code 3 when a decode step copies more bytes than this between devices.")
+]
+ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
+ProbeSecondsOption = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="Longest time for experiments on nodes that fell back, for the report; 0: none."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
+
+
+def help_alone(context: typer.Context) -> None:
+    """Without a verb, the help is the answer; nothing was done, and scripts hear of that."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise Exit(USAGE)

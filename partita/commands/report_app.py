@@ -1,0 +1,187 @@
+"""`partita report`: its verbs and their options. Imports typer alone; each verb is imported when it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import Exit
+
+from partita.commands.arguments import JsonOption, help_alone, read_path
+
+report_app = typer.Typer(help="Look at a partition report.", invoke_without_command=True, rich_markup_mode=None)
+
+
+@report_app.callback()
+def common_report(context: typer.Context) -> None:
+    """Look at a partition report."""
+    help_alone(context)
+
+
+ReportArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="Report that `--report FILE` wrote.", show_default=False, parser=read_path),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="F", parser=read_path, help="File to write to. Default: stdout."),
+]
+
+
+@report_app.command(epilog="Example: partita report show run.json")
+def show(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Report that `generate --report` wrote.", show_default=False, parser=read_path
+        ),
+    ],
+    brief: Annotated[bool, typer.Option("--brief", help="In at most ten lines.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a report: what happened and what to do about it, then tables of what stands behind it."""
+    from partita.commands import report as verb
+
+    verb.show(file, as_json=as_json, brief=brief)
+
+
+@report_app.command("html", epilog="Example: partita report html run.json --out run.html")
+def report_html(
+    file: ReportArgument,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="PAGE",
+            parser=read_path,
+            help="File for the page; - is stdout. Default: FILE with the suffix .html.",
+        ),
+    ] = None,
+) -> None:
+    """Write a report as one HTML page that works offline."""
+    from partita.commands import report as verb
+
+    verb.write_html(file, out)
+
+
+@report_app.command("markdown", epilog="Example: partita report markdown run.json >> $GITHUB_STEP_SUMMARY")
+def report_markdown(
+    file: ReportArgument,
+    out: OutOption = None,
+) -> None:
+    """Write a report as Markdown, for a comment of CI or a pull request: the answer first, the rest folded."""
+    from partita.commands import report as verb
+
+    verb.markdown(file, out)
+
+
+@report_app.command(epilog="Example: partita report explain run.json layers.0.mlp.up_proj/MatMul")
+def explain(
+    file: ReportArgument,
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="Its name, or a part that only it has.", show_default=False)
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was fused
+    away is explained by the one that stands for it. A part of several names lists them and ends with exit code 2.
+    """
+    from partita.commands import report as verb
+
+    verb.explain(file, node, as_json=as_json)
+
+
+@report_app.command(epilog="Example: partita report diff last-week.json today.json")
+def diff(
+    before: Annotated[
+        Path, typer.Argument(metavar="A", help="The earlier report.", show_default=False, parser=read_path)
+    ],
+    after: Annotated[Path, typer.Argument(metavar="B", help="The later report.", show_default=False, parser=read_path)],
+    force: Annotated[
+        bool, typer.Option("--force", help="Compare reports of different models, too, which is else exit code 1.")
+    ] = False,
+    exit_code: Annotated[
+        bool,
+        typer.Option(
+            "--exit-code",
+            help="Exit code 1 when nodes, reasons or copies differ, as git diff has it; versions and times do not "
+            "count.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is different in B: nodes that moved, came or went, reasons, copies, versions, and the cost."""
+    from partita.commands import report as verb
+
+    raise Exit(verb.diff(before, after, as_json=as_json, force=force, exit_code=exit_code))
+
+
+@report_app.command(
+    epilog="Example: partita report check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2"
+)
+def check(
+    file: ReportArgument,
+    max_cpu_nodes: Annotated[int | None, typer.Option(help="Most nodes on the CPU provider, in any phase.")] = None,
+    max_copies: Annotated[int | None, typer.Option(help="Most Memcpy nodes in a decode step or run.")] = None,
+    max_copy_bytes_per_token: Annotated[
+        int | None, typer.Option(help="Most bytes that a decode step or run copies between devices.")
+    ] = None,
+    max_unexplained: Annotated[int | None, typer.Option(help="Most fallbacks without a reason, in any phase.")] = None,
+    require_cache_in_place: Annotated[
+        bool, typer.Option("--require-cache-in-place", help="Every state has to stay in one buffer.")
+    ] = False,
+    min_tokens_per_second: Annotated[float | None, typer.Option(help="Least speed of decode.")] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITIONS",
+            help="FIELD OP VALUE, comma-separated, all of which have to hold in every phase; may be given several "
+            "times. Nodes: phase, op, module, provider, reason (= or !=). Numbers: nodes, share, time_share of those "
+            "nodes; partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase (= != < <= > >=).",
+        ),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="A",
+            parser=read_path,
+            help="A report: no node may have left its provider, no reason, copy or byte be new.",
+        ),
+    ] = None,
+    max_slowdown: Annotated[
+        float | None,
+        typer.Option(help="With --baseline: 0.1 allows 10 % more time per token. Default: any."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold a report against limits, for CI. Exit code 5 with one line for everything that does not hold."""
+    from partita.commands import report as verb
+
+    verb.check(
+        file,
+        verb.CheckOptions(
+            max_cpu_nodes=max_cpu_nodes,
+            max_copies=max_copies,
+            max_copy_bytes_per_token=max_copy_bytes_per_token,
+            max_unexplained=max_unexplained,
+            cache_in_place=require_cache_in_place,
+            min_tokens_per_second=min_tokens_per_second,
+            require=tuple(require or ()),
+            baseline=baseline,
+            max_slowdown=max_slowdown,
+        ),
+        as_json=as_json,
+    )
+
+
+@report_app.command(epilog="Example: partita report trace run.json --out trace.json")
+def trace(
+    file: ReportArgument,
+    out: OutOption = None,
+) -> None:
+    """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
+    from partita.commands import report as verb
+
+    verb.trace(file, out)
