@@ -28,7 +28,7 @@ NAMES       := openvino webgpu qnn plugins
 ENV_TARGETS := $(NAMES:%=env-%)
 WANTED      := $(filter $(NAMES:%=env-%),$(ENVIRONMENTS:%=env-%))
 
-.PHONY: help install envs $(ENV_TARGETS) demo test test-cuda breadth check bench clean
+.PHONY: help install envs $(ENV_TARGETS) demo test test-heavy test-cuda breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -87,6 +87,9 @@ test: install ## run the whole test suite, and the contract tests of every envir
 	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
 	@$(BIN)/python -m pytest tests --environments="$(ENVIRONMENTS)" --venvs=$(VENVS) $(PYTEST_ARGS); \
 	  code=$$?; echo $$code > build/pytest-exit-code; exit $$code
+
+test-heavy: install ## run the cases of which `make test` has samples: an hour on two cores
+	PARTITA_HEAVY=1 $(BIN)/python -m pytest tests -m heavy $(PYTEST_ARGS)
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
 	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)

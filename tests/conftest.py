@@ -77,6 +77,16 @@ CHAT_TEMPLATE = (
 )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the cases out of which others are a sample, unless PARTITA_HEAVY=1 asks for them."""
+    if os.environ.get("PARTITA_HEAVY") == "1":
+        return
+    left_out = [item for item in items if item.get_closest_marker("heavy")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("heavy")]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
     """A KeyboardInterrupt that nobody pressed is a failure of its test, and does not end the run."""

@@ -19,6 +19,7 @@ import importlib.metadata
 import json
 import os
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -36,6 +37,9 @@ MARK = "environment"
 POLL_SECONDS = 0.05
 ENVIRONMENT_SECONDS = 1500
 """Longest time the contract tests of one environment may take, together."""
+BESIDE = Environment("beside", "beside")
+"""No other environment, but another process of this Python: long tests of the main suite, for the second core."""
+KNOWN = {**ENVIRONMENTS, BESIDE.name: BESIDE}
 TAIL_LINES = 15
 RUNTIME_WHEELS = ("onnxruntime", "onnxruntime-", "onnxruntime_")
 
@@ -51,12 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     names = chosen(config)
-    unknown = [name for name in (*names, config.getoption("--inside")) if name not in ENVIRONMENTS]
+    unknown = [name for name in (*names, config.getoption("--inside")) if name not in KNOWN]
     if unknown:
         raise pytest.UsageError(f"unknown environment {unknown[0]!r}; there are: {', '.join(ENVIRONMENTS)}")
     absent_files = [
-        f"environment {name} needs {ENVIRONMENTS[name].file}, which is not there: {ENVIRONMENTS[name].why}"
-        for name in names if ENVIRONMENTS[name].file and not Path(ENVIRONMENTS[name].file).exists()
+        f"environment {name} needs {KNOWN[name].file}, which is not there: {KNOWN[name].why}"
+        for name in names if KNOWN[name].file and not Path(KNOWN[name].file).exists()
     ]  # fmt: skip
     if absent_files:
         raise pytest.UsageError(absent_files[0])
@@ -73,16 +77,18 @@ def chosen(config: pytest.Config) -> tuple[str, ...]:
 
 
 def environment_of(item: pytest.Item) -> Environment | None:
-    """The environment that a contract test belongs to; None for every other test."""
+    """The environment that a contract test belongs to; None for every test of the main suite that runs here."""
     mark = item.get_closest_marker(MARK)
-    return None if mark is None else ENVIRONMENTS[mark.args[0]]
+    return None if mark is None else KNOWN[mark.args[0]]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out environments that were not asked for; those of other Pythons come last, one after the other."""
     inside, wanted = config.getoption("--inside"), chosen(config)
-    order = {name: position for position, name in enumerate(ENVIRONMENTS)}
+    order = {name: position for position, name in enumerate(KNOWN)}
+    if MAIN in wanted:
+        wanted = (*wanted, BESIDE.name)
     kept: list[tuple[int, pytest.Item]] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -181,15 +187,17 @@ class Orchestra:
         if any(isinstance(child, Child) and child.process.poll() is None for child in self.children.values()):
             return
         for name in dict.fromkeys(self.names.values()):  # in the order of the items
-            if name not in self.children and ENVIRONMENTS[name].home != MAIN:
-                self.children[name] = self.start(ENVIRONMENTS[name], session)
+            if name not in self.children and KNOWN[name].home != MAIN:
+                self.children[name] = self.start(KNOWN[name], session)
                 return
 
     def start(self, environment: Environment, session: pytest.Session) -> Child | str:
         """Start the child of an environment on all of its tests, or say why that cannot be done."""
         venvs = self.config.rootpath / self.config.getoption("--venvs")
         python = venvs / environment.name / "bin" / "python"
-        if not (venvs / environment.name / ".installed").is_file():
+        if environment is BESIDE:
+            python = Path(sys.executable)
+        elif not (venvs / environment.name / ".installed").is_file():
             failed = venvs / f"{environment.name}.failed"
             detail = f" ({failed.read_text(encoding='utf-8').strip()})" if failed.is_file() else ""
             return f"environment {environment.name} is not installed{detail}; run: make env-{environment.name}"

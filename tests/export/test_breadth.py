@@ -20,33 +20,25 @@ from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types, multimodal_types
 from tests.export.breadth.running import run, run_type
 
+pytestmark = pytest.mark.environment("beside")  # minutes of exports
+
 # What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,
 # norms over all heads, layers without rotation, and plain experts.
 QUICK = {
-    "bert": "gqa",  # an encoder's layers with a causal mask, token types
     "bloom": "onnx24",  # position biases, queries, keys and values in one matrix, split by head
     "cohere2": "gqa",  # parallel layers, interleaved rotation, layers without positions
     "deepseek_v3": "primitives",  # keys and values out of a latent, keys wider than values, experts in groups
     "falcon": "onnx24",  # one head of keys and values
     "falcon_h1": "gqa",  # attention and a state space in the same layer
-    "gpt2": "onnx24",  # learned positions, transposed weights
     "gpt_neo": "gqa",  # which key a query sees is a buffer, cut by the number of keys
-    "gpt_neox": "primitives",  # a part of each head is rotated
     "gpt_oss": "gqa",  # sinks, frequencies for long contexts, experts with biases
-    "granitemoehybrid": "primitives",  # multipliers, state spaces and experts
     "idefics3": "primitives",  # an image's tokens are put into those of the text
     "jamba": "gqa",  # selective state spaces
     "lfm2": "onnx24",  # short convolutions
     "llama4_text": "gqa",  # attention in chunks, temperature by position
-    "mamba2": "gqa",  # no attention at all
-    "minicpm3": "gqa",  # scaled depth and embeddings
-    "mpt": "gqa",  # position biases without any position input
     "nemotron_h": "onnx24",  # a limit on the time step of a state space, layers that are only experts
-    "opt": "primitives",  # positions with an offset
-    "phi": "gqa",  # biases everywhere, also in the head
     "qwen3_next": "primitives",  # the delta rule, gates
     "qwen2_5_vl": "onnx24",  # positions in three rows
-    "qwen2_audio": "gqa",  # sound
 }
 STATUSES = ("verified", "refused", "not equal", "not tried")
 REFUSED = "reformer"

@@ -131,7 +131,7 @@ def test_json_that_is_not_meant_to_be_read(
 CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1,000,000,000"),
     "negative_layers": ({"num_hidden_layers": -5}, "num_hidden_layers is -5"),
-    "heads": ({"num_attention_heads": 0}, "refuses config.json (integer modulo by zero)"),
+    "heads": ({"num_attention_heads": 0}, "num_attention_heads in config.json is '0', not a size"),
     "architectures": ({"architectures": [3]}, "the checkpoint holds 3, which has no language-model head"),
     "model_type": ({"model_type": ["llama"]}, "cannot read config.json of model type ['llama']"),
     "rope_theta": ({"rope_parameters": {"rope_type": "default", "rope_theta": "x"}}, "rope_theta is 'x', not a number"),

@@ -6,7 +6,8 @@ Prompts and answers are longer than every sliding window of the tiny models, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from partita.package import TOLERANCES, read_manifest
 from tests.conftest import MODELS, Exported, TinyCheckpoint
+
+pytestmark = pytest.mark.environment("beside")  # minutes of exports
 
 NEW_TOKENS = 24
 PROMPT = [1, *(3 + (37 * i) % 280 for i in range(19))]
@@ -52,12 +55,17 @@ def our_tokens(package: Path, prompts: list[list[int]], new_tokens: int, prefill
     return rows
 
 
+def sampled(cases: Iterable[tuple[str, str]], kept: Collection[tuple[str, str]]) -> list[Any]:
+    """All cases, of which only those that are kept run with `make test`."""
+    return [pytest.param(*case, marks=() if case in kept else pytest.mark.heavy) for case in cases]
+
+
 # Every lowering with those that ask most of it; test_breadth has many more, `make breadth` all of them in all three.
-FP32 = [(model_type, "gqa") for model_type in sorted(MODELS)] + [
-    (model_type, attention)
-    for model_type in ("gemma2", "gemma3_text", "llama")
-    for attention in ("onnx24", "primitives")
-]
+FP32 = sampled(
+    [(model_type, "gqa") for model_type in sorted(MODELS)]
+    + [(kind, name) for kind in ("gemma2", "gemma3_text", "llama") for name in ("onnx24", "primitives")],
+    {("llama", "gqa"), ("gemma2", "gqa"), ("gemma3_text", "onnx24"), ("llama", "primitives")},
+)
 
 
 @pytest.mark.parametrize(("model_type", "attention"), FP32)
@@ -75,8 +83,13 @@ def test_fp32(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     assert our_tokens(package, [PROMPT], NEW_TOKENS, prefill_chunk=7) == [expected]
 
 
-@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
-@pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    sampled(
+        itertools.product(("llama", "gemma3_text"), ("gqa", "onnx24", "primitives")),
+        {("llama", "gqa"), ("llama", "onnx24"), ("gemma3_text", "primitives")},
+    ),
+)
 def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str) -> None:
     checkpoint = tiny_checkpoint(model_type)
     package = exported(checkpoint, attention=attention, static_shapes=True, prefill_chunk=6)
@@ -84,8 +97,13 @@ def test_static_pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_
     assert our_tokens(package, [PROMPT], NEW_TOKENS) == [expected]
 
 
-@pytest.mark.parametrize("attention", ["gqa", "onnx24", "primitives"])
-@pytest.mark.parametrize("model_type", ["qwen2", "gemma2"])
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    sampled(
+        itertools.product(("qwen2", "gemma2"), ("gqa", "onnx24", "primitives")),
+        {("qwen2", "gqa"), ("gemma2", "onnx24"), ("qwen2", "primitives")},
+    ),
+)
 def test_rows_of_different_length(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, attention: str
 ) -> None:
@@ -112,8 +130,10 @@ ROPE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("attention", ["gqa", "primitives"])
-@pytest.mark.parametrize("kind", sorted(ROPE))
+@pytest.mark.parametrize(
+    ("kind", "attention"),
+    sampled(itertools.product(sorted(ROPE), ("gqa", "primitives")), {*((kind, "gqa") for kind in ROPE)}),
+)
 def test_rope_beyond_the_original_context(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str, attention: str
 ) -> None:
@@ -136,8 +156,13 @@ def test_rope_beyond_the_original_context(
 LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
 
 
-@pytest.mark.parametrize("attention", ["gqa", "primitives"])
-@pytest.mark.parametrize("model_type", ["bamba", "kimi_linear", "jamba"])
+@pytest.mark.parametrize(
+    ("model_type", "attention"),
+    sampled(
+        itertools.product(("bamba", "kimi_linear", "jamba"), ("gqa", "primitives")),
+        {("bamba", "gqa"), ("kimi_linear", "primitives"), ("jamba", "gqa")},
+    ),
+)
 def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: str) -> None:
     """Four chunks of 16 tokens and some single ones; two rows, the second much shorter."""
     from partita.commands.export import replay
@@ -171,8 +196,10 @@ def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.Monk
         export(ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, attention="primitives"), replay=replay)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    ("model_type", "precision"),
+    sampled(itertools.product(("llama", "gemma2"), ("fp16", "bf16")), {("llama", "fp16"), ("gemma2", "bf16")}),
+)
 def test_half_precision(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str) -> None:
     manifest = read_manifest(exported(tiny_checkpoint(model_type), precision=precision))
     result = manifest.verification
