@@ -39,8 +39,15 @@ def at_work(verb: str, folder: Path, temporary: Path) -> bool:
     return any(path.name.startswith("partita-") for path in temporary.iterdir())
 
 
+def heed() -> None:
+    """In a child: what this run was told to ignore, by nohup for one, ends it all the same."""
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(words: tuple[str, ...], folder: Path, **changes: object) -> tuple[subprocess.Popen[bytes], Path]:
     (temporary := folder / "temporary").mkdir()
+    changes = {"preexec_fn": heed, **changes}
     process = subprocess.Popen(
         [sys.executable, "-m", "partita", *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**child_environment(), "TMPDIR": str(temporary)}, start_new_session=True, **changes,  # type: ignore[call-overload]
@@ -108,7 +115,7 @@ def test_the_terminal_that_is_closed_takes_no_error_message(package: Path, tmp_p
     process = subprocess.Popen(
         [sys.executable, "-m", "partita", "place", str(package), "--provider", "cpu", "--runs", "1000"],
         stdin=slave, stdout=slave, stderr=slave, env={**child_environment(), "TMPDIR": str(temporary)},
-        start_new_session=True,
+        start_new_session=True, preexec_fn=heed,
     )  # fmt: skip
     os.close(slave)
     wait_until(lambda: at_work("place", tmp_path, temporary), process)
