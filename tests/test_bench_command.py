@@ -357,7 +357,7 @@ def test_the_result_goes_to_a_file_that_can_be_looked_at(
 ) -> None:
     file = tmp_path / "a result.json"
     out, err = succeeds(capsys, "bench", package, "--provider", "cpu", *QUICK, "--out", file)
-    assert out.startswith("cpu: decode ") and f"partita report show '{file}'" in err.replace("\n", "")
+    assert out.startswith("cpu: decode ") and f'partita report show "{file}"' in err.replace("\n", "")
     stored = Bench.model_validate_json(file.read_text(encoding="utf-8"))
     shown, _ = succeeds(capsys, "report", "show", file)
     assert shown == out

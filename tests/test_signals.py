@@ -126,6 +126,7 @@ def test_the_terminal_that_is_closed_takes_no_error_message(package: Path, tmp_p
 
 
 def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a run that nohup did not start
     now = [1000.0]
     monkeypatch.setattr("partita.signals.time.monotonic", lambda: now[0])
     before = signal.getsignal(signal.SIGTERM)
@@ -142,6 +143,7 @@ def test_signals_that_come_together_are_one(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(TerminatedError):  # Python may have dropped the first one
             signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGHUP, ignored)
 
 
 def test_nothing_is_left_in_the_temporary_folder_by_libraries_either(package: Path, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_checkpoint_is_to_be_exported_first(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_checkpoint("llama"), "my checkpoint")
     line = told(capsys, verb[0], "my checkpoint", *verb[1:], "--provider", "cpu")
-    assert "a checkpoint, not a package" in line and "partita export 'my checkpoint' 'my checkpoint-package'" in line
+    assert "a checkpoint, not a package" in line and 'partita export "my checkpoint" "my checkpoint-package"' in line
     if verb[0] == "generate":  # one export is enough
         command = remedy_of(verb[0], "my checkpoint", *verb[1:], "--provider", "cpu").command
         assert cli.run([*command[1:], "--max-length", "32", "--no-verify"]) == 0
@@ -58,7 +58,7 @@ def test_files_go_to_the_verb_that_reads_them(package: Path, capsys: pytest.Capt
     shutil.copy(package / "model.onnx", "alone.onnx")
     shutil.copy(package / WEIGHTS, WEIGHTS)
     capsys.readouterr()
-    sizes = ("--provider", "cpu", "--shape", "s66=1", "--shape", "s70=1")
+    sizes = ("--provider", "cpu", "--shape", "logits_rows=1", "--shape", "sequence_length=1")
     for file, what, more in (("run.json", "the report of a run", ()), ("alone.onnx", "an ONNX file", sizes)):
         assert what in told(capsys, "generate", file, "hi", "--provider", "cpu")
         command = remedy_of("generate", file, "hi", "--provider", "cpu").command
@@ -175,7 +175,7 @@ def test_a_remedy_is_quoted_for_the_shell_and_says_what_else_helps() -> None:
         "let {path} be read", ("chmod", "u+r", "{path}"), otherwise=Remedy("allow it", options=("--x", "a b"))
     )
     filled = remedy.filled(path="my model")
-    assert str(filled) == "let my model be read: chmod u+r 'my model', or allow it: --x 'a b'"
+    assert str(filled) == 'let my model be read: chmod u+r "my model", or allow it: --x "a b"'
     assert filled.command == ("chmod", "u+r", "my model")
     with pytest.raises(KeyError):
         remedy.filled()

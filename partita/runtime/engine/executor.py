@@ -157,7 +157,8 @@ class Executor:
             appends_chunks=contract.appends_chunks,
             padding_is_safe=self.cache.padding_is_safe,
         )
-        self.takes_rope_length = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
+        roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
+        self.takes_rope_length = roped or contract.rereads_at is not None
         self._bound: dict[GraphName, BoundGraph] = {}
 
     def graph(self, name: GraphName) -> LoadedGraph:
