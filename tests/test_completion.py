@@ -181,12 +181,21 @@ def test_the_answer_is_quick_and_loads_nothing_heavy():
         "atexit.register(lambda: print(json.dumps([m for m in heavy if m in sys.modules]), file=sys.stderr))\n"
         "from partita.cli import main\nmain()"
     )
-    seconds = []
+    seconds, plain = [], []
     for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = of_children()
         done = asked("bash", "partita generate p --provider ", python=("-c", tell))
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        seconds.append(of_children() - before)
         assert "webgpu" in done.stdout.split()
         assert json.loads(done.stderr) == []
-    assert min(seconds) < LIMIT_SECONDS, seconds
+        before = of_children()
+        subprocess.run([sys.executable, "-c", "import typer.main"], check=True)
+        plain.append(of_children() - before)
+    # A slow or busy machine is as slow with an empty command line.
+    assert min(seconds) < max(LIMIT_SECONDS, 5 * min(plain)), (seconds, plain)
+
+
+def of_children() -> float:
+    """Seconds of the processor that ended children have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
