@@ -553,9 +553,12 @@ def providers(provider_library: ProviderLibraryOption = None, as_json: JsonOptio
 
 
 def _where(
-    provider: str | None, options: list[str] | None, libraries: list[str] | None, pins: list[str] | None,
+    provider: str | None,
+    options: list[str] | None,
+    libraries: list[str] | None,
+    pins: list[str] | None,
     threads: int | None,
-) -> ChainOptions:  # fmt: skip
+) -> ChainOptions:
     from partita.commands.chain_options import ChainOptions
 
     return ChainOptions(

@@ -26,10 +26,17 @@ EXPORT_AGAIN = Remedy("export it again", ("partita", "export", "{checkpoint}", "
 EXPORT_LIKE = replace(
     EXPORT_AGAIN,
     command=(
-        *EXPORT_AGAIN.command, "--attention", "{attention}", "--precision", "{precision}",
-        "--max-length", "{max_length}", "--batch-size", "{batch_size}",
+        *EXPORT_AGAIN.command,
+        "--attention",
+        "{attention}",
+        "--precision",
+        "{precision}",
+        "--max-length",
+        "{max_length}",
+        "--batch-size",
+        "{batch_size}",
     ),
-)  # fmt: skip
+)
 KNOWN_ANSWER = "known_answer.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 
@@ -269,9 +276,13 @@ def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
     graph, checkpoint = manifest.graph, manifest.source.checkpoint
     known = checkpoint if "/" in checkpoint else "CHECKPOINT"
     return EXPORT_LIKE.filled(
-        checkpoint=known, out=folder, attention=graph.attention, precision=graph.precision,
-        max_length=graph.max_length, batch_size=graph.batch_size,
-    )  # fmt: skip
+        checkpoint=known,
+        out=folder,
+        attention=graph.attention,
+        precision=graph.precision,
+        max_length=graph.max_length,
+        batch_size=graph.batch_size,
+    )
 
 
 def refuse_absent(path: Path) -> None:

@@ -60,8 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"unknown environment {unknown[0]!r}; there are: {', '.join(ENVIRONMENTS)}")
     absent_files = [
         f"environment {name} needs {KNOWN[name].file}, which is not there: {KNOWN[name].why}"
-        for name in names if KNOWN[name].file and not Path(KNOWN[name].file).exists()
-    ]  # fmt: skip
+        for name in names
+        if KNOWN[name].file and not Path(KNOWN[name].file).exists()
+    ]
     if absent_files:
         raise pytest.UsageError(absent_files[0])
     if path := config.getoption("--report-lines"):
@@ -246,21 +247,29 @@ def absent(item: pytest.Item, reason: str) -> pytest.TestReport:
     """The report of a test whose environment is not there: skipped, or failed where everything is required."""
     required = os.environ.get("PARTITA_REQUIRE_ALL") == "1"
     return pytest.TestReport(
-        item.nodeid, item.location, dict.fromkeys(item.keywords, 1),
+        item.nodeid,
+        item.location,
+        dict.fromkeys(item.keywords, 1),
         outcome="failed" if required else "skipped",
-        longrepr=f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)" if required
+        longrepr=f"{reason} (PARTITA_REQUIRE_ALL=1 allows no skips)"
+        if required
         else (str(Path(__file__)), 1, f"Skipped: {reason}"),
         when="call" if required else "setup",
-    )  # fmt: skip
+    )
 
 
 class Child:
     """One pytest in the Python of another environment."""
 
     def __init__(
-        self, environment: Environment, python: Path, folder: Path, packages: Path, ids: list[str],
+        self,
+        environment: Environment,
+        python: Path,
+        folder: Path,
+        packages: Path,
+        ids: list[str],
         config: pytest.Config,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.environment, self.config = environment, config
         self.wheels = "?"
         own = folder / f"{environment.name}-{os.getpid()}"  # two sessions may run in one checkout
@@ -274,13 +283,31 @@ class Child:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [
-                    str(python), "-m", "pytest", f"@{self.ids}", "--inside", environment.name,
-                    "--environments", environment.name, "--packages", str(packages), "--report-lines", str(self.lines),
-                    "--rootdir", str(config.rootpath), "-c", str(config.inipath),
-                    "-p", "no:cacheprovider", "--color=no",
+                    str(python),
+                    "-m",
+                    "pytest",
+                    f"@{self.ids}",
+                    "--inside",
+                    environment.name,
+                    "--environments",
+                    environment.name,
+                    "--packages",
+                    str(packages),
+                    "--report-lines",
+                    str(self.lines),
+                    "--rootdir",
+                    str(config.rootpath),
+                    "-c",
+                    str(config.inipath),
+                    "-p",
+                    "no:cacheprovider",
+                    "--color=no",
                 ],
-                cwd=config.rootpath, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                cwd=config.rootpath,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def reports(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         """Wait for the test to end in the child, and give its reports; a failed one when the child ends first."""
@@ -319,10 +346,14 @@ class Child:
         self.stop()
         tail = "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
         return pytest.TestReport(
-            item.nodeid, item.location, dict.fromkeys(item.keywords, 1), outcome="failed", when="call",
+            item.nodeid,
+            item.location,
+            dict.fromkeys(item.keywords, 1),
+            outcome="failed",
+            when="call",
             longrepr=f"the pytest of environment {self.environment.name} {how} before this test did; "
             f"{self.log} ends with:\n{tail}",
-        )  # fmt: skip
+        )
 
     def stop(self) -> None:
         """End the child if it still runs."""

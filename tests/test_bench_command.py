@@ -258,8 +258,11 @@ def test_a_process_that_prints_to_stdout_does_not_spoil_the_answers(package: Pat
     command = [sys.executable, "-m", "partita", "bench", str(package), "--provider", "mine,cpu", "cpu", *QUICK]
     done = subprocess.run(
         [*command, "--provider-library", f"mine={plugin}", "--json"],
-        capture_output=True, text=True, env={**child_environment(), "PARTITA_CACHE_DIR": os.devnull}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**child_environment(), "PARTITA_CACHE_DIR": os.devnull},
+        check=False,
+    )
     found = json.loads(done.stdout)
     assert found["contenders"][1]["status"] == "measured"
     assert "no answer" not in done.stdout
@@ -323,8 +326,11 @@ def test_packages_are_measured_beside_each_other(
     assert all(entry["same_tokens"] for entry in found["contenders"][1:])
     assert [len(entry["turns"][0]["tokens"]) for entry in found["contenders"]] == [1, 1, 2, 2]
     assert sorted(path.name for path in folder.iterdir()) == [
-        "package-cpu-1.json", "package-cpu-3.json", "package-cuda-cpu-2.json", "package-cuda-cpu-4.json",
-    ]  # fmt: skip
+        "package-cpu-1.json",
+        "package-cpu-3.json",
+        "package-cuda-cpu-2.json",
+        "package-cuda-cpu-4.json",
+    ]
     reports = [json_view.read(path) for path in sorted(folder.iterdir())]
     assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
 
@@ -341,9 +347,12 @@ def test_the_baseline_is_a_chain_of_the_first_package(
 
 
 def test_packages_that_cannot_be_compared(
-    package: Path, tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path,
+    package: Path,
+    tiny_checkpoint: TinyCheckpoint,
+    exported: Exported,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     words = ("bench", package, "--provider", "cpu", *QUICK)
     fails(capsys, 2, "is there twice", *words, "--against", package)
     larger = exported(tiny_checkpoint("llama", vocab_size=320))

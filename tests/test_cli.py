@@ -455,8 +455,10 @@ def into_closed_pipe(*arguments: object, **environment: str) -> subprocess.Compl
     command = f"(sleep 0.2; exec {sys.executable} -m partita {words}) | head -c 0"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
-        capture_output=True, env={**child_environment(), **environment}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        env={**child_environment(), **environment},
+        check=False,
+    )
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr, done.stderr
     return done
 

@@ -108,9 +108,16 @@ def test_every_verb_has_a_short_help_option_and_no_option_twice(path, command, c
 
 
 SHORT = {
-    "-e": "provider", "-p": "prompt", "-n": "max_new_tokens", "-t": "temperature", "-s": "seed", "-r": "report",
-    "-o": "out", "-f": "force", "-c": "chat",
-}  # fmt: skip
+    "-e": "provider",
+    "-p": "prompt",
+    "-n": "max_new_tokens",
+    "-t": "temperature",
+    "-s": "seed",
+    "-r": "report",
+    "-o": "out",
+    "-f": "force",
+    "-c": "chat",
+}
 
 
 def test_a_short_option_means_the_same_in_every_verb():

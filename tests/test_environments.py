@@ -20,12 +20,17 @@ def session(*arguments: object, required: bool = False) -> tuple[int, str]:
     """Exit code and output of a pytest of the main environment."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--color=no", "-p", "no:cacheprovider", *map(str, arguments)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=300,
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
         env={
-            "PATH": "/usr/bin:/bin", "COLUMNS": "200", "PARTITA_REQUIRE_ALL": "1" if required else "0",
+            "PATH": "/usr/bin:/bin",
+            "COLUMNS": "200",
+            "PARTITA_REQUIRE_ALL": "1" if required else "0",
             "PYTEST_PLUGINS": "tests.environments",  # for a test file outside tests/
         },
-    )  # fmt: skip
+    )
     return done.returncode, done.stdout + done.stderr
 
 

@@ -51,8 +51,9 @@ def decoder(path: Path, layers: int) -> Path:
     }
     caches: dict[str, list[str | int]] = {
         f"past_key_values.{layer}.{kind}": ["batch_size", 2, "past_sequence_length", 4]
-        for layer in range(layers) for kind in ("key", "value")
-    }  # fmt: skip
+        for layer in range(layers)
+        for kind in ("key", "value")
+    }
     inputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in {**sizes, **caches}.items()
     ]

@@ -46,9 +46,20 @@ def test_generate_says_all_that_repeats_it(package, capsys):
     assert told["load_seconds"] > 0 and told["tokenizer_load_seconds"] > 0 and told["prefill_chunk_tokens"] > 0
     options = told["options"]
     again = printed(
-        capsys, "generate", "generate", package, PROMPT, "-n", options["max_new_tokens"], "-t", options["temperature"],
-        "--seed", options["seed"], "-e", "cpu",
-    )  # fmt: skip
+        capsys,
+        "generate",
+        "generate",
+        package,
+        PROMPT,
+        "-n",
+        options["max_new_tokens"],
+        "-t",
+        options["temperature"],
+        "--seed",
+        options["seed"],
+        "-e",
+        "cpu",
+    )
     assert again["rows"] == told["rows"] and again["error"] is None
 
 

@@ -27,15 +27,31 @@ from tests.test_cli import child_environment
 # Every parameter of the command line that names a file or a folder. A new one has to be put here, and one that is
 # written into WRITERS, too.
 WRITTEN = {
-    "export out", "generate report", "place report", "bench report", "bench out", "report html out", "report trace out",
+    "export out",
+    "generate report",
+    "place report",
+    "bench report",
+    "bench out",
+    "report html out",
+    "report trace out",
     "report markdown out",
-}  # fmt: skip
+}
 READ = {
-    "generate package", "verify package", "place model", "bench package", "bench against", "report show file",
+    "generate package",
+    "verify package",
+    "place model",
+    "bench package",
+    "bench against",
+    "report show file",
     "report html file",
-    "report explain file", "report diff before", "report diff after", "report check file", "report check baseline",
-    "report trace file", "report markdown file",
-}  # fmt: skip
+    "report explain file",
+    "report diff before",
+    "report diff after",
+    "report check file",
+    "report check baseline",
+    "report trace file",
+    "report markdown file",
+}
 
 
 PATHS = (Path, Path | None, list[Path] | None)
@@ -80,8 +96,9 @@ class Files:
         """Hash of every file; links are followed."""
         return {
             str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in self.folder.rglob("*") if path.is_file()
-        }  # fmt: skip
+            for path in self.folder.rglob("*")
+            if path.is_file()
+        }
 
 
 def make_files(folder: Path, package: Path, report: Path) -> Files:
@@ -105,11 +122,12 @@ def write_model(path: Path) -> Path:
     from onnx import TensorProto, helper, numpy_helper
 
     graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "w"], ["y"], name="add")], "g",
+        [helper.make_node("Add", ["x", "w"], ["y"], name="add")],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])],
         [numpy_helper.from_array(np.arange(4, dtype=np.float32), "w")],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
     return path
@@ -136,30 +154,41 @@ WRITERS = [
     Writer("generate", "--report", lambda f: [f.package, "1,2", "--token-ids", "--provider", "cpu"], in_package),
     Writer("place", "--report", lambda f: [f.package, "--provider", "cpu"], in_package),
     Writer(
-        "place", "--report", lambda f: [f.model, "--provider", "cpu", "--input", f"x={f.array}"],
+        "place",
+        "--report",
+        lambda f: [f.model, "--provider", "cpu", "--input", f"x={f.array}"],
         lambda f: [f.model, f.data, f.array],
     ),
     Writer(
-        "place", "--report",
+        "place",
+        "--report",
         lambda f: [
-            f.model, "--provider", "mine,openvino,cpu", "--provider-library", f"mine={f.library}",
-            "--provider-option", f"openvino.load_config={f.settings}",
+            f.model,
+            "--provider",
+            "mine,openvino,cpu",
+            "--provider-library",
+            f"mine={f.library}",
+            "--provider-option",
+            f"openvino.load_config={f.settings}",
         ],
         lambda f: [f.library, f.settings],
     ),
     Writer(
-        "bench", "--report", lambda f: [f.package, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
+        "bench",
+        "--report",
+        lambda f: [f.package, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
         in_package,
     ),
     Writer(
-        "bench", "--out",
+        "bench",
+        "--out",
         lambda f: [f.package, "--against", f.other, "--provider", "cpu", "--max-new-tokens", 2, "--rounds", 1],
         lambda f: [*in_package(f), f.other / "manifest.json"],
     ),
     Writer("report html", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report markdown", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report trace", "--out", lambda f: [f.report], lambda f: [f.report]),
-]  # fmt: skip
+]
 
 
 def spelled(path: Path, folder: Path) -> Path:
@@ -189,8 +218,13 @@ def below_a_link(path: Path, folder: Path) -> Path:
 
 
 WAYS: list[Callable[[Path, Path], Path]] = [
-    lambda path, folder: path, spelled, linked, linked_twice, hard_linked, below_a_link
-]  # fmt: skip
+    lambda path, folder: path,
+    spelled,
+    linked,
+    linked_twice,
+    hard_linked,
+    below_a_link,
+]
 
 
 @pytest.fixture(scope="module")
@@ -239,9 +273,13 @@ def test_the_prompts_file_is_not_written_over(files: Files) -> None:
     words[words.index("1,2")] = "-"
     with prompt.open() as stdin:
         done = subprocess.run(
-            [sys.executable, "-m", "partita", *words], stdin=stdin, capture_output=True, text=True,
-            env=child_environment(), check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "partita", *words],
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            env=child_environment(),
+            check=False,
+        )
     assert (done.returncode, prompt.read_text()) == (2, "1,2,3")
     assert "the file that stdin reads" in done.stderr
 
@@ -304,9 +342,13 @@ def test_a_terminal_may_be_read_and_written() -> None:
 
 def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", command.replace("partita ", f"{sys.executable} -m partita ")], cwd=folder, capture_output=True,
-        text=True, env=child_environment(), check=False,
-    )  # fmt: skip
+        ["bash", "-c", command.replace("partita ", f"{sys.executable} -m partita ")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=child_environment(),
+        check=False,
+    )
 
 
 def test_a_report_on_stdout_goes_into_the_next_command(files: Files) -> None:

@@ -72,10 +72,13 @@ def press_ctrl_c(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("where", "says"), [
-    ("partita.runtime.probes.engine.probe_run", "experiments on nodes that fell back were interrupted"),
-    ("partita.runtime.session.Binding.run", "run 1 of 3 was interrupted"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("partita.runtime.probes.engine.probe_run", "experiments on nodes that fell back were interrupted"),
+        ("partita.runtime.session.Binding.run", "run 1 of 3 was interrupted"),
+    ],
+)
 def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, capsys, where, says):
     monkeypatch.setattr(where, press_ctrl_c)
     model, report = whole_numbers(tmp_path / "m.onnx"), tmp_path / "r.json"

@@ -27,9 +27,11 @@ PLANTED = (
 )
 """Three nodes whose cause only an experiment tells, and one whose cause CUDA of ONNX Runtime 1.31 logs itself."""
 CODES = {
-    "version": "no_kernel_version", "operator": "no_kernel_op", "type": "no_kernel_type",
+    "version": "no_kernel_version",
+    "operator": "no_kernel_op",
+    "type": "no_kernel_type",
     "attribute": "attribute_unsupported",
-}  # fmt: skip
+}
 PROBED = ("version", "operator", "type")
 IN_EXPERIMENTS = """
 import os, signal, sys, time

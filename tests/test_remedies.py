@@ -38,13 +38,27 @@ MAKER = "Remedy"
 INSIDE = frozenset({"partita/remedies.py:filled"})
 """Functions that make a remedy out of another one."""
 BLANKS: dict[str, Any] = {
-    "checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu",
-    "folder": "pkg", "wheel": "onnxruntime", "version": "1.31.1", "specifier": ">=1.31", "plain": "cpu",
+    "checkpoint": "owner/name",
+    "out": "out",
+    "path": "model.onnx",
+    "provider": "webgpu",
+    "chain": "webgpu",
+    "folder": "pkg",
+    "wheel": "onnxruntime",
+    "version": "1.31.1",
+    "specifier": ">=1.31",
+    "plain": "cpu",
     "plugin": "onnxruntime-qnn",
-    "wheels": ("onnxruntime", "onnxruntime-gpu"), "owners": ("onnxruntime", "onnxruntime-gpu"), "owner": "onnx-ir",
-    "others": "gpu, webgpu", "extras": "export,cpu", "attention": "gqa", "precision": "fp32", "max_length": 512,
+    "wheels": ("onnxruntime", "onnxruntime-gpu"),
+    "owners": ("onnxruntime", "onnxruntime-gpu"),
+    "owner": "onnx-ir",
+    "others": "gpu, webgpu",
+    "extras": "export,cpu",
+    "attention": "gqa",
+    "precision": "fp32",
+    "max_length": 512,
     "batch_size": 1,
-}  # fmt: skip
+}
 VERBS = ("generate", "place", "export", "verify")
 POSITIONAL = {"generate": ["pkg", "1,2"], "place": ["pkg"], "export": ["owner/name", "out"], "verify": ["pkg"]}
 TRIED = {

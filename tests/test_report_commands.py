@@ -24,9 +24,13 @@ REPORTS = {
     "tame": renamed(mixed(), {QUERY: HOSTILE}),
 }
 VERBS = [
-    ["explain", "F", "Memcpy"], ["diff", "F", "mixed.json"], ["diff", "mixed.json", "F"], ["trace", "F"],
-    ["check", "F", "--max-copies", "9"], ["check", "mixed.json", "--baseline", "F"],
-]  # fmt: skip
+    ["explain", "F", "Memcpy"],
+    ["diff", "F", "mixed.json"],
+    ["diff", "mixed.json", "F"],
+    ["trace", "F"],
+    ["check", "F", "--max-copies", "9"],
+    ["check", "mixed.json", "--baseline", "F"],
+]
 
 
 @pytest.fixture
@@ -154,13 +158,19 @@ def test_check_as_json(folder, capsys):
     one_line(err)
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ([], "nothing to check"), (["--max-copies", "-1"], "must be 0 or more"),
-    (["--min-tokens-per-second", "nan"], "must be a number"), (["--max-slowdown", "0.1"], "needs --baseline"),
-    (["--max-unexplained", "-2"], "must be a number that is 0 or more"),
-    (["--require", "providr=webgpu,share>=1"], "did you mean 'provider'"),
-    (["--require", "provider=webpgu,share>=1"], "did you mean 'webgpu'"), (["--require", ""], "is not FIELD OP VALUE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "nothing to check"),
+        (["--max-copies", "-1"], "must be 0 or more"),
+        (["--min-tokens-per-second", "nan"], "must be a number"),
+        (["--max-slowdown", "0.1"], "needs --baseline"),
+        (["--max-unexplained", "-2"], "must be a number that is 0 or more"),
+        (["--require", "providr=webgpu,share>=1"], "did you mean 'provider'"),
+        (["--require", "provider=webpgu,share>=1"], "did you mean 'webgpu'"),
+        (["--require", ""], "is not FIELD OP VALUE"),
+    ],
+)
 def test_a_check_that_makes_no_sense_is_exit_code_2(folder, capsys, arguments, words):
     code, out, err = call(capsys, "check", "mixed.json", *arguments)
     assert (code, out) == (2, "") and words in one_line(err)

@@ -49,9 +49,14 @@ def start(words: tuple[str, ...], folder: Path, **changes: object) -> tuple[subp
     (temporary := folder / "temporary").mkdir()
     changes = {"preexec_fn": heed, **changes}
     process = subprocess.Popen(
-        [sys.executable, "-m", "partita", *words], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**child_environment(), "TMPDIR": str(temporary)}, start_new_session=True, **changes,  # type: ignore[call-overload]
-    )  # fmt: skip
+        [sys.executable, "-m", "partita", *words],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**child_environment(), "TMPDIR": str(temporary)},
+        start_new_session=True,
+        **changes,  # type: ignore[call-overload]
+    )
     return process, temporary
 
 
@@ -114,9 +119,13 @@ def test_the_terminal_that_is_closed_takes_no_error_message(package: Path, tmp_p
     (temporary := tmp_path / "temporary").mkdir()
     process = subprocess.Popen(
         [sys.executable, "-m", "partita", "place", str(package), "--provider", "cpu", "--runs", "1000"],
-        stdin=slave, stdout=slave, stderr=slave, env={**child_environment(), "TMPDIR": str(temporary)},
-        start_new_session=True, preexec_fn=heed,
-    )  # fmt: skip
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**child_environment(), "TMPDIR": str(temporary)},
+        start_new_session=True,
+        preexec_fn=heed,
+    )
     os.close(slave)
     wait_until(lambda: at_work("place", tmp_path, temporary), process)
     os.close(master)

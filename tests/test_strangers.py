@@ -40,9 +40,12 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 def test_a_checkpoint_is_to_be_exported_first(
-    verb: tuple[str, ...], tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    verb: tuple[str, ...],
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_checkpoint("llama"), "my checkpoint")
     line = told(capsys, verb[0], "my checkpoint", *verb[1:], "--provider", "cpu")
@@ -130,11 +133,17 @@ def unprivileged(*arguments: object) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("verb", "name"),
     [
-        ("generate", MANIFEST), ("generate", "model.onnx"), ("generate", WEIGHTS), ("generate", "tokenizer.json"),
-        ("generate", "generation_config.json"), ("verify", "known_answer.safetensors"), ("generate", "."),
-        ("place", "model.onnx"), ("place", WEIGHTS),
+        ("generate", MANIFEST),
+        ("generate", "model.onnx"),
+        ("generate", WEIGHTS),
+        ("generate", "tokenizer.json"),
+        ("generate", "generation_config.json"),
+        ("verify", "known_answer.safetensors"),
+        ("generate", "."),
+        ("place", "model.onnx"),
+        ("place", WEIGHTS),
     ],
-)  # fmt: skip
+)
 def test_what_may_not_be_read_is_to_be_made_readable(package: Path, verb: str, name: str) -> None:
     """The command that is named is run, and the complaint is gone."""
     path, mode = package / name, (package / name).stat().st_mode

@@ -53,8 +53,11 @@ def test_no_other_end_of_native_code_passes_for_success(
     temporary.mkdir()
     done = subprocess.run(
         command(package, library(tmp_path, source)),
-        capture_output=True, text=True, env={**child_environment(), "TMPDIR": str(temporary)}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**child_environment(), "TMPDIR": str(temporary)},
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert [path.name for path in temporary.iterdir() if path.name.startswith("partita")] == []
@@ -73,9 +76,12 @@ def test_a_native_crash_is_one_line_and_exit_code_3(package: Path, tmp_path: Pat
 def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Path) -> None:
     """Only the process that the user started gets the signal; nothing may be left running."""
     running = subprocess.Popen(
-        command(package, library(tmp_path, HANGS)), stderr=subprocess.PIPE, text=True, env=child_environment(),
+        command(package, library(tmp_path, HANGS)),
+        stderr=subprocess.PIPE,
+        text=True,
+        env=child_environment(),
         start_new_session=True,
-    )  # fmt: skip
+    )
     child = psutil.Process(running.pid)
     for _ in range(600):
         time.sleep(0.2)

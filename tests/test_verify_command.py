@@ -20,9 +20,16 @@ def printed(status: str, width: int = 80) -> str:
         for n, name in enumerate(STEPS)
     )
     result = Verification.model_validate(
-        {"status": status, "detail": "…", "provider": "WebGpuExecutionProvider", "reference": "transformers 5.23.0",
-         "tolerance": 1e-4, "near_ties": 1, "steps": [step.model_dump() for step in steps]}
-    )  # fmt: skip
+        {
+            "status": status,
+            "detail": "…",
+            "provider": "WebGpuExecutionProvider",
+            "reference": "transformers 5.23.0",
+            "tolerance": 1e-4,
+            "near_ties": 1,
+            "steps": [step.model_dump() for step in steps],
+        }
+    )
     stream = io.StringIO()
     show(Path("pkg"), result, Console(file=stream, width=width, color_system=None))
     return stream.getvalue()

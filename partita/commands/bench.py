@@ -97,9 +97,14 @@ def saying() -> Iterator[Say]:
 
 
 def build(
-    options: BenchOptions, subjects: Sequence[Subject], racers: Sequence[Racer], files: dict[str, Path],
-    asked: str | None, *, interrupted: bool,
-) -> Bench:  # fmt: skip
+    options: BenchOptions,
+    subjects: Sequence[Subject],
+    racers: Sequence[Racer],
+    files: dict[str, Path],
+    asked: str | None,
+    *,
+    interrupted: bool,
+) -> Bench:
     """The record of a bench."""
     from partita.runtime.advice import package_facts
 

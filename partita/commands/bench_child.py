@@ -101,8 +101,9 @@ class Worker:
         idle = sorted({name for entry in self.runner.graphs for name in idle_providers(entry.session, entry.model)})
         missing = [
             f"{entry.provider.name} is not used: {entry.reason}: {entry.evidence}"
-            for entry in self.runner.resolutions if entry.status != "active"
-        ]  # fmt: skip
+            for entry in self.runner.resolutions
+            if entry.status != "active"
+        ]
         return {
             "load_seconds": sum(graph.session.load_seconds for graph in self.runner.graphs),
             "active": active(self.runner),
@@ -115,9 +116,13 @@ class Worker:
         from partita.runtime.runner import load_runner
 
         return load_runner(
-            Path(self.task.package), self.target.chain, threads=self.where.threads, observe=observe,
-            manifest=self.manifest, options=self.target.options,
-        )  # fmt: skip
+            Path(self.task.package),
+            self.target.chain,
+            threads=self.where.threads,
+            observe=observe,
+            manifest=self.manifest,
+            options=self.target.options,
+        )
 
     def generate(self, runner: Runner) -> None:
         """Generate greedily, to the last token: where a model would stop, every contender goes on."""
@@ -125,9 +130,12 @@ class Worker:
         from partita.runtime.sampling import make_sampler
 
         loop = generate(
-            runner, self.task.prompts, max_new_tokens=self.task.max_new_tokens, sampler=make_sampler(temperature=0.0),
+            runner,
+            self.task.prompts,
+            max_new_tokens=self.task.max_new_tokens,
+            sampler=make_sampler(temperature=0.0),
             prefill_chunk=self.task.prefill_chunk or PREFILL_CHUNK_TOKENS,
-        )  # fmt: skip
+        )
         for _ in loop:
             pass
 

@@ -129,9 +129,14 @@ def open_package(options: GenerateOptions, target: Target, manifest: Manifest, p
     """The runner. Raises ProviderError with what experiments tell when the chain cannot be honoured."""
     try:
         return load_runner(
-            options.package, target.chain, threads=options.where.threads, observe=options.report is not None,
-            manifest=manifest, options=target.options, pins=pins,
-        )  # fmt: skip
+            options.package,
+            target.chain,
+            threads=options.where.threads,
+            observe=options.report is not None,
+            manifest=manifest,
+            options=target.options,
+            pins=pins,
+        )
     except (ChainError, NoKernelError) as error:
         raise package_refused(error, options.probe_seconds) from error
 

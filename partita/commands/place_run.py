@@ -70,9 +70,12 @@ def place(
         opened = read_onnx(options.model)
         values = read_values(opened.inputs, options.values)
         sizes = input_shapes(
-            opened.inputs, options.shapes, {name: array.shape for name, array in values.items()},
-            files=options.values, command=options.command(),
-        )  # fmt: skip
+            opened.inputs,
+            options.shapes,
+            {name: array.shape for name, array in values.items()},
+            files=options.values,
+            command=options.command(),
+        )
         try:
             placed = place_model(opened, sizes, replace(where, values=values))
         except (ChainError, NoKernelError) as error:

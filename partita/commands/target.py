@@ -50,14 +50,24 @@ def find_target(
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
     if provider.ort_name == CPU:
         target = Target(
-            provider.name, source, provider.preferred_attention, "by itself",
-            asker(resolution), as_verified(provider), smoker(provider, {}),
-        )  # fmt: skip
+            provider.name,
+            source,
+            provider.preferred_attention,
+            "by itself",
+            asker(resolution),
+            as_verified(provider),
+            smoker(provider, {}),
+        )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
-            provider.name, source, provider.preferred_attention, "by itself",
-            asker(tried.resolution), replayer(provider, named), smoker(provider, named),
-        )  # fmt: skip
+            provider.name,
+            source,
+            provider.preferred_attention,
+            "by itself",
+            asker(tried.resolution),
+            replayer(provider, named),
+            smoker(provider, named),
+        )
     else:
         target = not_usable(provider, source, tried.resolution, default_allowed)
     return replace(target, by_default=name is None)

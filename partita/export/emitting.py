@@ -109,15 +109,33 @@ class Emitter:
                     f"{request.module} attends to keys that it has not cached; such attention cannot be exported yet"
                 )
             reading = Reading(
-                request.query, keys, values, self.positions, self.cursors, request.scale, request.softcap, window,
-                mask, request.sink,
-            )  # fmt: skip
+                request.query,
+                keys,
+                values,
+                self.positions,
+                self.cursors,
+                request.scale,
+                request.softcap,
+                window,
+                mask,
+                request.sink,
+            )
             return self.lowering.attend(reading)
         written = self.written[layer]
         call = AttentionCall(
-            request.query, written.key, written.value, self.past["key", layer, 0], self.past["value", layer, 0],
-            self.positions, self.cursors, request.scale, request.softcap, window, mask, request.sink,
-        )  # fmt: skip
+            request.query,
+            written.key,
+            written.value,
+            self.past["key", layer, 0],
+            self.past["value", layer, 0],
+            self.positions,
+            self.cursors,
+            request.scale,
+            request.softcap,
+            window,
+            mask,
+            request.sink,
+        )
         output, *present_pair = self.lowering.emit(call)
         written.present, written.fused = (present_pair[0], present_pair[1]), True
         return output

@@ -127,8 +127,10 @@ def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
 
 def _from_config(config: PreTrainedConfig, dtype: str, attention: str) -> torch.nn.Module:
     arguments: dict[str, Any] = {
-        "attn_implementation": attention, "dtype": TORCH_DTYPES[dtype], "trust_remote_code": False
-    }  # fmt: skip
+        "attn_implementation": attention,
+        "dtype": TORCH_DTYPES[dtype],
+        "trust_remote_code": False,
+    }
     try:
         return auto_class(config).from_config(config, **arguments)  # type: ignore[no-any-return]
     except DataDependentOutputException:

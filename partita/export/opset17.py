@@ -12,10 +12,19 @@ from partita.errors import UnsupportedModelError
 from partita.export.passes.rewriting import constant, drop_unused_initializers
 
 OPSET, WRITTEN = 17, 18
-AXES_AS_INPUT = frozenset({
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSumSquare",
-})  # fmt: skip
+AXES_AS_INPUT = frozenset(
+    {
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSumSquare",
+    }
+)
 
 
 def to_opset17(model: ir.Model) -> None:

@@ -51,9 +51,16 @@ def not_causal(model: Any, prompt: torch.Tensor) -> str | None:
 def not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:
     """Whether `generate` after `prompt` [1, P] has other logits than `forward` over the text that it generated."""
     out = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=steps, min_new_tokens=steps, do_sample=False,
-        num_beams=1, output_logits=True, return_dict_in_generate=True, use_cache=True,
-    )  # fmt: skip
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=steps,
+        min_new_tokens=steps,
+        do_sample=False,
+        num_beams=1,
+        output_logits=True,
+        return_dict_in_generate=True,
+        use_cache=True,
+    )
     generated = torch.cat(out.logits)
     count = prompt.shape[1]
     computed = model(input_ids=out.sequences, use_cache=False).logits[0, count - 1 : count - 1 + len(generated)]

@@ -219,9 +219,15 @@ def own_tensors(model: torch.nn.Module) -> list[str]:
 
 
 def _run(
-    model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: int,
-    extras: dict[tuple[str, int, int], ExtraState], *, length_as_tensor: bool, ones: bool,
-) -> Recorder:  # fmt: skip
+    model: torch.nn.Module,
+    fake: FakeTensorMode,
+    batch: int,
+    max_length: int,
+    extras: dict[tuple[str, int, int], ExtraState],
+    *,
+    length_as_tensor: bool,
+    ones: bool,
+) -> Recorder:
     """One run over a few tokens; what was noted."""
     with fake, torch.no_grad():
         ids = torch.zeros(batch, min(PROBE_TOKENS, max_length), dtype=torch.long)

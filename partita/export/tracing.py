@@ -107,9 +107,14 @@ class _Wrapper(torch.nn.Module):
         if isinstance(size, torch.SymInt):
             self.granted.shapes.append(size.node.shape_env)
         plug = Emitter(
-            self.fake.probed, self.lowering, self.max_length, layer_count(model), position_ids, cursors,
+            self.fake.probed,
+            self.lowering,
+            self.max_length,
+            layer_count(model),
+            position_ids,
+            cursors,
             dict(zip(self.keys, past, strict=True)),
-        )  # fmt: skip
+        )
         length, form = lengths[0] if lengths else None, self.lowering.form
         with (
             plugged(plug),
@@ -146,14 +151,18 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             dynamo=True,
             opset_version=max(spec.opset, WRITTEN),
             input_names=[
-                "input_ids", "position_ids", "logits_indices", *(c.name for c in lowering.cursors),
-                *(s.past for s in states), *("rope_length" for _ in arguments["lengths"]),
+                "input_ids",
+                "position_ids",
+                "logits_indices",
+                *(c.name for c in lowering.cursors),
+                *(s.past for s in states),
+                *("rope_length" for _ in arguments["lengths"]),
             ],
             output_names=["logits", *(s.present for s in states)],
             custom_translation_table=dict(TABLE),
             optimize=False,
             verbose=False,
-        )  # fmt: skip
+        )
     assert onnx_program is not None
     model = onnx_program.model
     with quiet(), translated("cleaning the graph"):
@@ -197,9 +206,12 @@ def exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> t
     try:
         # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
         program = torch.export.export(
-            wrapper, tuple(arguments.values()), dynamic_shapes=shapes, strict=False,
+            wrapper,
+            tuple(arguments.values()),
+            dynamic_shapes=shapes,
+            strict=False,
             prefer_deferred_runtime_asserts_over_guards=True,
-        )  # fmt: skip
+        )
     except UserError as error:
         if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
             raise
@@ -283,9 +295,11 @@ def settle_length(model: ir.Model, batch: int) -> None:
         positions = node.inputs[0]
         assert positions is not None
         zero = ir.Value(
-            name=f"{node.name}.first", shape=ir.Shape([2]), type=ir.TensorType(ir.DataType.INT64),
+            name=f"{node.name}.first",
+            shape=ir.Shape([2]),
+            type=ir.TensorType(ir.DataType.INT64),
             const_value=ir.tensor([0, 0], dtype=ir.DataType.INT64, name=f"{node.name}.first"),
-        )  # fmt: skip
+        )
         graph.initializers[zero.name or ""] = zero
         first = ir.node("GatherND", inputs=[positions, zero])
         wide = ir.node("Cast", inputs=[first.outputs[0]], attributes={"to": int(ir.DataType.INT64)})

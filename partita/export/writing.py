@@ -95,9 +95,14 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
     manifest = manifest.model_copy(update={"target": record, "smoke": smoke})
     write_manifest(work.folder, manifest)
     return Summary(
-        options.out, manifest, choosing.reason(chosen.name), graphs.passes, work.seconds, peak_rss_bytes(),
+        options.out,
+        manifest,
+        choosing.reason(chosen.name),
+        graphs.passes,
+        work.seconds,
+        peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
-    )  # fmt: skip
+    )
 
 
 def _graph_files(files_of: list[Phase], traced: list[Traced]) -> tuple[GraphFile, ...]:

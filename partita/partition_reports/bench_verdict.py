@@ -96,8 +96,9 @@ def alone(entry: Contender) -> str:
     """One contender without a ratio."""
     parts = [
         f"{phase} {say_speed(speed)} tokens/s"
-        for phase, speed in (("decode", entry.decode), ("prefill", entry.prefill)) if speed is not None
-    ]  # fmt: skip
+        for phase, speed in (("decode", entry.decode), ("prefill", entry.prefill))
+        if speed is not None
+    ]
     cause = where_the_time_goes(entry)
     told = f"{entry.name}: {listing(parts) or 'no round is complete'}"
     return "; ".join([told, *([cause] if cause else []), *entry.unused])

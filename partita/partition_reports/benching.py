@@ -106,8 +106,9 @@ def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> R
     other = {turn.round: rate(turn, phase) for turn in theirs}
     pairs = [
         (mine, base)
-        for turn in ours if (mine := rate(turn, phase)) is not None and (base := other.get(turn.round)) is not None
-    ]  # fmt: skip
+        for turn in ours
+        if (mine := rate(turn, phase)) is not None and (base := other.get(turn.round)) is not None
+    ]
     ratios = spread(mine / base for mine, base in pairs)
     left, right = spread(pair[0] for pair in pairs), spread(pair[1] for pair in pairs)
     if ratios is None or left is None or right is None:
@@ -138,8 +139,9 @@ def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[in
     found = [
         Difference(row=row, position=position, token=token, baseline_token=base)
         for row, (mine, others) in enumerate(zip(ours, theirs, strict=False))
-        for position, (token, base) in enumerate(zip_longest(mine, others)) if token != base
-    ]  # fmt: skip
+        for position, (token, base) in enumerate(zip_longest(mine, others))
+        if token != base
+    ]
     return min(found, key=lambda entry: (entry.position, entry.row), default=None)
 
 

@@ -8,10 +8,17 @@ from partita.partition_reports.diff_records import Change, Figure, NodeChange, R
 from partita.partition_reports.wording import human_bytes, listing, plural, short_provider
 
 NAMED = {
-    ("environment", "onnxruntime"), ("environment", "onnxruntime package"), ("package", "precision"),
-    ("package", "attention"), ("package", "manifest sha256"), ("model", "sha256"), ("request", "chain"),
-    ("request", "phases"), ("dry_run", "device"), ("checks", "checks failed"),
-}  # fmt: skip
+    ("environment", "onnxruntime"),
+    ("environment", "onnxruntime package"),
+    ("package", "precision"),
+    ("package", "attention"),
+    ("package", "manifest sha256"),
+    ("model", "sha256"),
+    ("request", "chain"),
+    ("request", "phases"),
+    ("dry_run", "device"),
+    ("checks", "checks failed"),
+}
 """Changes that the sentence tells; others are counted."""
 
 

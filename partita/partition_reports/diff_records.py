@@ -98,9 +98,15 @@ class Figure(Record):
 
     phase: PhaseName
     name: Literal[
-        "nodes", "partitions", "copies", "copy_bytes_per_run", "copy_bytes_per_token", "host_wait_us_per_token",
-        "tokens_per_second", "step_p50_ms",
-    ]  # fmt: skip
+        "nodes",
+        "partitions",
+        "copies",
+        "copy_bytes_per_run",
+        "copy_bytes_per_token",
+        "host_wait_us_per_token",
+        "tokens_per_second",
+        "step_p50_ms",
+    ]
     before: float | None
     after: float | None
     ratio: float | None

@@ -15,12 +15,29 @@ from partita.partition_reports.session_index import SessionIndex
 from partita.partition_reports.timing import NodeTimes
 
 TIMING_NOTE = "no time is given: this was a dry run, in which no device computes"
-BY_VALUES = frozenset({
-    "BeamSearch", "Compress", "GreedySearch", "If", "Loop", "NonMaxSuppression", "NonZero", "Optional",
-    "OptionalGetElement",
-    "RemovePadding", "Sampling", "Scan", "SequenceAt", "SequenceMap", "SplitToSequence", "StringNormalizer",
-    "StringSplit", "Unique", "WhisperBeamSearch",
-})  # fmt: skip
+BY_VALUES = frozenset(
+    {
+        "BeamSearch",
+        "Compress",
+        "GreedySearch",
+        "If",
+        "Loop",
+        "NonMaxSuppression",
+        "NonZero",
+        "Optional",
+        "OptionalGetElement",
+        "RemovePadding",
+        "Sampling",
+        "Scan",
+        "SequenceAt",
+        "SequenceMap",
+        "SplitToSequence",
+        "StringNormalizer",
+        "StringSplit",
+        "Unique",
+        "WhisperBeamSearch",
+    }
+)
 """Operators whose output sizes depend on the values of their inputs, or on which body runs and how often."""
 SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,),
@@ -38,8 +55,16 @@ SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     "OneHot": (1,),
     "Pad": (1, 3),
     "Range": (0, 1, 2),
-    "ReduceL1": (1,), "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceMax": (1,),
-    "ReduceMean": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceSum": (1,), "ReduceSumSquare": (1,),
+    "ReduceL1": (1,),
+    "ReduceL2": (1,),
+    "ReduceLogSum": (1,),
+    "ReduceLogSumExp": (1,),
+    "ReduceMax": (1,),
+    "ReduceMean": (1,),
+    "ReduceMin": (1,),
+    "ReduceProd": (1,),
+    "ReduceSum": (1,),
+    "ReduceSumSquare": (1,),
     "Reshape": (1,),
     "Resize": (1, 2, 3),
     "STFT": (1, 3),
@@ -48,7 +73,7 @@ SIZE_INPUTS: dict[str, tuple[int, ...]] = {
     "Tile": (1,),
     "TopK": (1,),
     "Upsample": (1,),
-}  # fmt: skip
+}
 """Operators whose output sizes depend on the values of these inputs, by position."""
 SHAPE_READERS = frozenset({"Shape", "Size"})
 RANDOM = frozenset(

@@ -217,9 +217,10 @@ def explain(report: Report, name: str) -> Explanation:
     runs_in = {place.node for place in places} | {name}
     # A reason for the phase that only the stand-in of another phase has is none of this node's.
     fallbacks = tuple(
-        entry for entry in report.fallbacks
+        entry
+        for entry in report.fallbacks
         if entry.node == name or any(entry.phase == p.phase and entry.node == p.node for p in places)
-    )  # fmt: skip
+    )
     nodes = [node for phase in report.phases for node in phase.nodes if node.name in runs_in]
     modules = [node.module for node in nodes] + [entry.module for entry in fallbacks]
     ops = [place.op_type for place in places] + [entry.op_type for entry in fallbacks]
@@ -269,16 +270,37 @@ def places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
 
 
 def outside(
-    phase: Phase, name: str, role: Role, *, op_type: str | None = None, provider: str | None = None,
+    phase: Phase,
+    name: str,
+    role: Role,
+    *,
+    op_type: str | None = None,
+    provider: str | None = None,
     copy: Copy | None = None,
-) -> Place:  # fmt: skip
+) -> Place:
     """A place that is not in the plan."""
     return Place(
-        phase=phase.name, file=phase.file, role=role, node=name, position=None, plan_nodes=len(phase.nodes),
-        op_type=op_type, provider=provider, sources=(copy.source,) if copy is not None else (), partition=None,
-        partition_nodes=None, replaces=(), host_us_per_run=None, time_share=None, output_bytes=None, copy=copy,
-        caused_by=(), copies_caused=(), copy_bytes_caused=None, copy_wait_us_caused=None,
-    )  # fmt: skip
+        phase=phase.name,
+        file=phase.file,
+        role=role,
+        node=name,
+        position=None,
+        plan_nodes=len(phase.nodes),
+        op_type=op_type,
+        provider=provider,
+        sources=(copy.source,) if copy is not None else (),
+        partition=None,
+        partition_nodes=None,
+        replaces=(),
+        host_us_per_run=None,
+        time_share=None,
+        output_bytes=None,
+        copy=copy,
+        caused_by=(),
+        copies_caused=(),
+        copy_bytes_caused=None,
+        copy_wait_us_caused=None,
+    )
 
 
 def in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:

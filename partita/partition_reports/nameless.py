@@ -89,14 +89,15 @@ def join_stream(
     return names
 
 
-def by_count(
-    events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]
-) -> dict[str, str]:  # fmt: skip
+def by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]) -> dict[str, str]:
     """The same for operators whose nodes are all on one provider, where the plan has as many of them as ran."""
     names: dict[str, str] = {}
     for op, wanted in planned.items():
-        ran = [event for event in events if event.op_type == op and event.name not in plan
-               and INDEXED.fullmatch(event.name)]  # fmt: skip
+        ran = [
+            event
+            for event in events
+            if event.op_type == op and event.name not in plan and INDEXED.fullmatch(event.name)
+        ]
         if len(ran) == len(wanted) and len({event.provider for event in ran}) == 1:
             names.update(zip((event.name for event in ran), wanted, strict=True))
     return names
@@ -164,10 +165,8 @@ def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, 
     if facts.optimised is not None:
         return owners(facts.optimised, frozenset(parts), left, facts.graph)
     told = [
-        node
-        for node in left
-        if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
-    ]  # fmt: skip
+        node for node in left if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
+    ]
     if len({node.op_type for node in told}) != 1:
         return {}
     return dict.fromkeys(parts, tuple(node.name for node in told))

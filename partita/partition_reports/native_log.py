@@ -100,6 +100,5 @@ def inserted_copies(order: Iterable[str], op_types: Mapping[str, str | None]) ->
     """Nodes of the order that are named like copies; one whose operator is known must be one, since a file may have the
     name as well."""
     return tuple(
-        name for name in order
-        if MEMCPY_NAME.fullmatch(name) and (op_types.get(name) or "Memcpy").startswith("Memcpy")
-    )  # fmt: skip
+        name for name in order if MEMCPY_NAME.fullmatch(name) and (op_types.get(name) or "Memcpy").startswith("Memcpy")
+    )

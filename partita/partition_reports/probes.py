@@ -126,8 +126,10 @@ def choice(changes: Sequence[str]) -> str:
     for change in whole or changes:
         what, _, instead = change.partition(INSTEAD)
         together.setdefault(instead, []).append(what)
-    parts = [f"{alternatives(what)}{INSTEAD}{instead}" if instead else alternatives(what)
-             for instead, what in together.items()]  # fmt: skip
+    parts = [
+        f"{alternatives(what)}{INSTEAD}{instead}" if instead else alternatives(what)
+        for instead, what in together.items()
+    ]
     return f"{parts[0]} (or {alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
 
 
@@ -151,9 +153,13 @@ def summary(tried: Sequence[Trial]) -> str:
     if not tried:
         return "nothing about it could be changed"
     names: dict[Factor, str] = {
-        "static_shape": "fixed sizes", "type": "other types", "opset": "other opsets",
-        "attribute": "attributes left out", "input": "other inputs", "combined": "several at once",
-    }  # fmt: skip
+        "static_shape": "fixed sizes",
+        "type": "other types",
+        "opset": "other opsets",
+        "attribute": "attributes left out",
+        "input": "other inputs",
+        "combined": "several at once",
+    }
     kinds = [name for factor, name in names.items() if any(trial.factor == factor for trial in tried)]
     return f"so it is with {plural(len(tried), 'change')}: {listing(kinds)}"
 

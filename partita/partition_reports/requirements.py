@@ -40,15 +40,20 @@ MEASURED = {
     "copy_bytes_per_token": "bytes of all copies, per new token",
     "tokens_per_second": "speed of the phase",
     "p50_ms": "median time of a step",
-}  # fmt: skip
+}
 """Fields that measure a whole phase; beside them only `phase` selects."""
 FIELDS = {**SELECTORS, **COUNTED, **MEASURED}
 PHASES = ("prefill", "decode", "run")
 CONDITION = re.compile(r"\s*(\w+)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*")
 COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt,
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
     ">=": operator.ge,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,17 @@ def connected(new: Mapping[str, GraphNode], graph: OptimisedGraph, of_file: Coll
     """New nodes in groups; a group of one is left out, for that node was followed back by itself."""
     inside = {
         name: GraphNode(
-            node.name, node.op_type, node.domain, only_new(node.inputs, graph, of_file),
-            only_new(node.outputs, graph, of_file), None, None, None,
+            node.name,
+            node.op_type,
+            node.domain,
+            only_new(node.inputs, graph, of_file),
+            only_new(node.outputs, graph, of_file),
+            None,
+            None,
+            None,
         )
         for name, node in new.items()
-    }  # fmt: skip
+    }
     return [group for group in fusion.connected(inside) if len(group) > 1]
 
 

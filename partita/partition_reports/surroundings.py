@@ -17,12 +17,10 @@ def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
     """Everything around the nodes that is another one in `after`, in the order of a report."""
     ours, theirs = dict(state(before)), dict(state(after))
     return tuple(
-        Change.model_validate(
-            {"subject": key[0], "name": key[1], "before": ours.get(key), "after": theirs.get(key)}
-        )
+        Change.model_validate({"subject": key[0], "name": key[1], "before": ours.get(key), "after": theirs.get(key)})
         for key in dict.fromkeys((*ours, *theirs))
         if ours.get(key) != theirs.get(key)
-    )  # fmt: skip
+    )
 
 
 def state(report: Report) -> Iterator[tuple[tuple[str, str], str]]:
@@ -86,10 +84,8 @@ def model(report: Report) -> Mapping[str, object]:
         "IR version": facts.ir_version,
         **{f"opset {domain or 'ai.onnx'}": version for domain, version in facts.opsets.items()},
         "nodes in the file": facts.nodes,
-        **{
-            f"input {port.name}": f"{port.dtype}[{','.join(map(str, port.shape))}]" for port in facts.inputs
-        },
-    }  # fmt: skip
+        **{f"input {port.name}": f"{port.dtype}[{','.join(map(str, port.shape))}]" for port in facts.inputs},
+    }
 
 
 def request(report: Report) -> Mapping[str, object]:

@@ -19,12 +19,18 @@ PROVIDER = Provider(
     compiles=True,
     options=(
         Option("ModelFormat", "choice", "NeuralNetwork", "kind of Core ML model", ("NeuralNetwork", "MLProgram")),
-        Option("MLComputeUnits", "choice", "ALL", "units that may run it",
-               ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine")),
+        Option(
+            "MLComputeUnits",
+            "choice",
+            "ALL",
+            "units that may run it",
+            ("ALL", "CPUOnly", "CPUAndGPU", "CPUAndNeuralEngine"),
+        ),
         Option("RequireStaticInputShapes", "bool", "0", "take only nodes whose shapes are fixed"),
         Option("EnableOnSubgraphs", "bool", "0", "also take nodes inside If, Loop and Scan"),
-        Option("SpecializationStrategy", "choice", "Default", "what Core ML optimises for",
-               ("Default", "FastPrediction")),
+        Option(
+            "SpecializationStrategy", "choice", "Default", "what Core ML optimises for", ("Default", "FastPrediction")
+        ),
         Option("ProfileComputePlan", "bool", "0", "log the unit that Core ML plans for each operation"),
         Option("AllowLowPrecisionAccumulationOnGPU", "bool", "0", "accumulate in float16 on the GPU"),
         Option("ModelCacheDirectory", "path", "", "folder that keeps compiled models"),
@@ -41,4 +47,4 @@ PROVIDER = Provider(
             "try the newer format of its models", options=("--provider-option", "coreml.ModelFormat=MLProgram")
         ),
     },
-)  # fmt: skip
+)

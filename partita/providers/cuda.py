@@ -32,11 +32,17 @@ PROVIDER = Provider(
         Option("device_id", "int", "0", "number of the GPU"),
         Option("gpu_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
         Option(
-            "arena_extend_strategy", "choice", "kNextPowerOfTwo", "how the memory arena grows",
+            "arena_extend_strategy",
+            "choice",
+            "kNextPowerOfTwo",
+            "how the memory arena grows",
             ("kNextPowerOfTwo", "kSameAsRequested"),
         ),
         Option(
-            "cudnn_conv_algo_search", "choice", "EXHAUSTIVE", "how a convolution algorithm is chosen",
+            "cudnn_conv_algo_search",
+            "choice",
+            "EXHAUSTIVE",
+            "how a convolution algorithm is chosen",
             ("EXHAUSTIVE", "HEURISTIC", "DEFAULT"),
         ),
         Option("cudnn_conv_use_max_workspace", "bool", "1", "let cuDNN use as much workspace as it asks for"),
@@ -51,8 +57,13 @@ PROVIDER = Provider(
         Option("enable_cudnn", "bool", "1", "use cuDNN"),
         Option("external_data_loader_reading_threads", "int", "4", "threads that read weights from disk"),
         Option(
-            "memory_budget_kb", "int", "", "take nodes only until their weights and outputs need this many KiB",
-            session_key="session.resource_cuda_partitioning_settings", session_suffix=",", least=1,
+            "memory_budget_kb",
+            "int",
+            "",
+            "take nodes only until their weights and outputs need this many KiB",
+            session_key="session.resource_cuda_partitioning_settings",
+            session_suffix=",",
+            least=1,
         ),
         Option("sdpa_kernel", "int", "0", "bits that allow attention kernels; 0: ONNX Runtime decides"),
     ),
@@ -97,4 +108,4 @@ PROVIDER = Provider(
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("see whether GPU and driver answer", ("nvidia-smi",)),
     },
-)  # fmt: skip
+)

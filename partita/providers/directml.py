@@ -19,10 +19,16 @@ PROVIDER = Provider(
     rank=60,
     options=(
         Option("device_id", "int", "", "number of the GPU, in the order in which Windows lists them"),
-        Option("performance_preference", "choice", "default", "which GPU, when device_id is not given",
-               ("default", "high_performance", "minimum_power")),
-        Option("disable_metacommands", "bool", "False", "avoid kernels of the driver's maker",
-               off_on=("False", "True")),
+        Option(
+            "performance_preference",
+            "choice",
+            "default",
+            "which GPU, when device_id is not given",
+            ("default", "high_performance", "minimum_power"),
+        ),
+        Option(
+            "disable_metacommands", "bool", "False", "avoid kernels of the driver's maker", off_on=("False", "True")
+        ),
     ),
     node_patterns=(CPU_PREFERRED,),
     start_patterns=(
@@ -37,4 +43,4 @@ PROVIDER = Provider(
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("update the GPU driver"),
     },
-)  # fmt: skip
+)

@@ -17,10 +17,14 @@ SUFFIX = "ExecutionProvider"
 MAGIC: dict[str, tuple[bytes, ...]] = {
     "a Linux library": (b"\x7fELF",),
     "a macOS library": (
-        b"\xcf\xfa\xed\xfe", b"\xfe\xed\xfa\xcf", b"\xca\xfe\xba\xbe", b"\xce\xfa\xed\xfe", b"\xfe\xed\xfa\xce",
+        b"\xcf\xfa\xed\xfe",
+        b"\xfe\xed\xfa\xcf",
+        b"\xca\xfe\xba\xbe",
+        b"\xce\xfa\xed\xfe",
+        b"\xfe\xed\xfa\xce",
     ),
     "a Windows library": (b"MZ",),
-}  # fmt: skip
+}
 """What the file of a shared library begins with."""
 OTHER_BUILD = Remedy("install an ONNX Runtime that contains it")
 LIBRARY_REMEDIES = {

@@ -27,8 +27,13 @@ PROVIDER = Provider(
         Option("migraphx_int8_use_native_calibration_table", "bool", "0", "the table is MIGraphX's own"),
         Option("migraphx_exhaustive_tune", "bool", "0", "try every kernel while compiling"),
         Option("migraphx_mem_limit", "int", "18446744073709551615", "largest size of the memory arena, in bytes"),
-        Option("migraphx_arena_extend_strategy", "choice", "kNextPowerOfTwo", "how the memory arena grows",
-               ("kNextPowerOfTwo", "kSameAsRequested")),
+        Option(
+            "migraphx_arena_extend_strategy",
+            "choice",
+            "kNextPowerOfTwo",
+            "how the memory arena grows",
+            ("kNextPowerOfTwo", "kSameAsRequested"),
+        ),
         Option("migraphx_model_cache_dir", "path", "", "folder that keeps compiled models"),
     ),
     libraries=(Library("libmigraphx_c.so.3", "MIGraphX", ROCM),),
@@ -42,4 +47,4 @@ PROVIDER = Provider(
         "option_rejected": OPTIONS,
         "initialisation_failed": Remedy("see whether GPU and driver answer", ("rocminfo",)),
     },
-)  # fmt: skip
+)

@@ -50,8 +50,9 @@ PROVIDER = Provider(
         Option("num_of_threads", "int", "", "threads for one run"),
         Option("num_streams", "int", "1", "runs at the same time"),
         Option("cache_dir", "path", "", "folder that keeps compiled models"),
-        Option("model_priority", "choice", "DEFAULT", "priority on a shared device",
-               ("LOW", "MEDIUM", "HIGH", "DEFAULT")),
+        Option(
+            "model_priority", "choice", "DEFAULT", "priority on a shared device", ("LOW", "MEDIUM", "HIGH", "DEFAULT")
+        ),
         Option("enable_opencl_throttling", "bool", "False", "spare the CPU while a GPU works", off_on=WORDS),
         Option("enable_qdq_optimizer", "bool", "False", "rewrite quantised graphs for the NPU", off_on=WORDS),
         Option("disable_dynamic_shapes", "bool", "False", "fix all shapes when the model is loaded", off_on=WORDS),
@@ -63,9 +64,7 @@ PROVIDER = Provider(
         LogPattern("subgraph_rejected", r"(?P<why>\[OpenVINO-EP\] Supported subgraphs on OpenVINO: \d+)"),
     ),
     start_patterns=(
-        LogPattern(
-            "initialisation_failed", r"(?P<why>OpenVINO does not support the following ONNX operations: [^.]*)"
-        ),
+        LogPattern("initialisation_failed", r"(?P<why>OpenVINO does not support the following ONNX operations: [^.]*)"),
         LogPattern("device_missing", r"(?P<why>\[OpenVINO\] .*(not available|is not found|Invalid device).*)"),
         LogPattern("option_rejected", r"(?P<why>Invalid OpenVINO EP option: .*)"),
         LogPattern("option_rejected", r"(?P<why>Invalid JSON structure: .*|JSON parsing error: .*)"),
@@ -76,12 +75,14 @@ PROVIDER = Provider(
     ),
     remedies={
         "not_in_build": Remedy(
-            "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-openvino"),
+            "in an environment without another ONNX Runtime",
+            ("pip", "install", "onnxruntime-openvino"),
             otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-openvino")),
         ),
         "library_missing": Remedy("reinstall the package that contains it: its libraries belong together"),
         "device_missing": Remedy(
-            "name a device that is there", options=("--provider-option", "openvino.device_type=CPU"),
+            "name a device that is there",
+            options=("--provider-option", "openvino.device_type=CPU"),
             otherwise=Remedy(
                 "without a device of Intel use onnxruntime-openvino in place of the plugin onnxruntime-ep-openvino: it "
                 "computes on any x86-64"
@@ -93,4 +94,4 @@ PROVIDER = Provider(
         "option_rejected": OPTIONS,
         "initialisation_failed": ON_CPU,
     },
-)  # fmt: skip
+)

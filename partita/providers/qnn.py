@@ -16,9 +16,17 @@ from partita.providers.base import OPTIONS, Option, Plugin, Provider
 from partita.remedies import Remedy
 
 MODES = (
-    "default", "burst", "balanced", "high_performance", "high_power_saver", "low_balanced", "low_power_saver",
-    "power_saver", "extreme_power_saver", "sustained_high_performance",
-)  # fmt: skip
+    "default",
+    "burst",
+    "balanced",
+    "high_performance",
+    "high_power_saver",
+    "low_balanced",
+    "low_power_saver",
+    "power_saver",
+    "extreme_power_saver",
+    "sustained_high_performance",
+)
 
 EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
 """The chip that the emulator plays: SM8550, whose HTP (v73) computes in float16. A real device knows its own."""
@@ -32,16 +40,29 @@ PROVIDER = Provider(
     preferred_attention="primitives",
     compiles=True,
     plugin=Plugin(
-        "onnxruntime-qnn", "onnxruntime_qnn", (("backend_path", "get_qnn_htp_path"),), EMULATED,
-        yields_to=("backend_type",)
+        "onnxruntime-qnn",
+        "onnxruntime_qnn",
+        (("backend_path", "get_qnn_htp_path"),),
+        EMULATED,
+        yields_to=("backend_type",),
     ),
     options=(
         Option("backend_path", "path", "", "backend library, e.g. libQnnHtp.so"),
-        Option("backend_type", "choice", "htp", "backend by its kind; not together with backend_path",
-               ("cpu", "gpu", "htp", "saver", "ir")),
+        Option(
+            "backend_type",
+            "choice",
+            "htp",
+            "backend by its kind; not together with backend_path",
+            ("cpu", "gpu", "htp", "saver", "ir"),
+        ),
         Option("htp_performance_mode", "choice", "default", "speed against power on the NPU", MODES),
-        Option("htp_graph_finalization_optimization_mode", "choice", "0", "3 prepares longest and runs fastest",
-               ("0", "1", "2", "3")),
+        Option(
+            "htp_graph_finalization_optimization_mode",
+            "choice",
+            "0",
+            "3 prepares longest and runs fastest",
+            ("0", "1", "2", "3"),
+        ),
         Option("enable_htp_fp16_precision", "bool", "", "compute float32 models in float16; needs soc_model"),
         Option("htp_bf16_enable", "bool", "0", "compute in bfloat16; needs soc_model of 88 or more"),
         Option("offload_graph_io_quantization", "bool", "1", "quantise inputs and outputs on the CPU"),
@@ -49,8 +70,9 @@ PROVIDER = Provider(
         Option("enable_htp_spill_fill_buffer", "bool", "0", "spill buffer for cached contexts"),
         Option("vtcm_mb", "int", "0", "on-chip memory in MB; 0: not set"),
         Option("rpc_control_latency", "int", "0", "latency of calls to the NPU in microseconds; 0: not set"),
-        Option("qnn_context_priority", "choice", "normal", "priority on the NPU",
-               ("low", "normal", "normal_high", "high")),
+        Option(
+            "qnn_context_priority", "choice", "normal", "priority on the NPU", ("low", "normal", "normal_high", "high")
+        ),
         Option("soc_model", "int", "0", "number of the chip; 0: unknown"),
         Option("htp_arch", "int", "0", "architecture of the NPU, e.g. 73; 0: not set"),
         Option("device_id", "int", "0", "number of the device"),
@@ -63,9 +85,7 @@ PROVIDER = Provider(
     ),
     node_patterns=(
         LogPattern("subgraph_rejected", r"(?P<why>Failed to finalize QNN graph\. .*)"),
-        LogPattern(
-            "no_kernel_op", r"Unsupported nodes in QNN EP: \{ name: (?P<node>[^,]+), type: (?P<op>\w+)"
-        ),
+        LogPattern("no_kernel_op", r"Unsupported nodes in QNN EP: \{ name: (?P<node>[^,]+), type: (?P<op>\w+)"),
     ),
     start_patterns=(
         LogPattern("library_missing", r"(?P<why>Unable to load backend.*)"),
@@ -77,7 +97,8 @@ PROVIDER = Provider(
     remedies={
         "not_in_build": Remedy("it is a plugin of its own, next to onnxruntime", ("pip", "install", "onnxruntime-qnn")),
         "library_missing": Remedy(
-            "put its files back", ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),
+            "put its files back",
+            ("pip", "install", "--force-reinstall", "--no-deps", "onnxruntime-qnn"),
             otherwise=Remedy("name the backend", options=("--provider-option", "qnn.backend_path=PATH")),
         ),
         "device_missing": Remedy("it needs a Qualcomm NPU, or on x86-64 the emulator in onnxruntime-qnn"),
@@ -88,4 +109,4 @@ PROVIDER = Provider(
             ("partita", "export", "CHECKPOINT", "OUT", "--target", "qnn", "--static-shapes", "--precision", "fp16"),
         ),
     },
-)  # fmt: skip
+)

@@ -56,8 +56,9 @@ class Resolution:
         listed = self._of_session().items()
         return {
             option.session_key: f"{self.options[name]}{option.session_suffix}"
-            for name, option in listed if name in self.options
-        }  # fmt: skip
+            for name, option in listed
+            if name in self.options
+        }
 
     @property
     def budget(self) -> str:

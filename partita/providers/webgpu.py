@@ -40,7 +40,10 @@ PROVIDER = Provider(
         Option("dawnBackendType", "choice", "", "graphics interface to use", ("D3D12", "Vulkan")),
         Option("preserveDevice", "bool", "0", "keep the device when the last session on it is gone"),
         Option(
-            "validationMode", "choice", "", "how much is checked at run time",
+            "validationMode",
+            "choice",
+            "",
+            "how much is checked at run time",
             ("disabled", "wgpuOnly", "basic", "full"),
         ),
         Option("maxStorageBufferBindingSize", "int", "", "largest buffer in bytes, not above the device's own limit"),
@@ -63,7 +66,8 @@ PROVIDER = Provider(
     ),
     remedies={
         "not_in_build": Remedy(
-            "in an environment without another ONNX Runtime", ("pip", "install", "onnxruntime-webgpu"),
+            "in an environment without another ONNX Runtime",
+            ("pip", "install", "onnxruntime-webgpu"),
             otherwise=Remedy("next to onnxruntime", ("pip", "install", "onnxruntime-ep-webgpu")),
         ),
         "library_missing": VULKAN,
@@ -75,4 +79,4 @@ PROVIDER = Provider(
         "initialisation_failed": VULKAN,
     },
     logs_runs=True,
-)  # fmt: skip
+)

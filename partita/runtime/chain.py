@@ -47,9 +47,15 @@ class ChainError(ProviderError):
     """A chain that a model cannot be opened on, with what is known of it, for those who look for the cause."""
 
     def __init__(
-        self, message: str, *, path: Path, chain: tuple[Resolution, ...], facts: SessionFacts | None = None,
-        remedy: Remedy | None = None, details: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        message: str,
+        *,
+        path: Path,
+        chain: tuple[Resolution, ...],
+        facts: SessionFacts | None = None,
+        remedy: Remedy | None = None,
+        details: str = "",
+    ) -> None:
         super().__init__(message, remedy=remedy, details=details)
         self.path, self.chain = path, chain
         self.facts = facts

@@ -62,9 +62,12 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
 
 
 def _is_said(
-    render: Render, form: Callable[[Sequence[Message]], list[Message]], messages: Sequence[Message], index: int,
+    render: Render,
+    form: Callable[[Sequence[Message]], list[Message]],
+    messages: Sequence[Message],
+    index: int,
     text: str,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether `text` has what a message says: as it is, or in another form that changes with it."""
     content = messages[index]["content"].strip()
     if not content or content in text:

@@ -19,15 +19,25 @@ def check_prompts(runner: Runner, prompts: Sequence[Sequence[int]]) -> None:
 
 
 def generate(
-    runner: Runner, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, sampler: Sampler | Sequence[Sampler],
-    stop_ids: Collection[int] = frozenset(), prefill_chunk: int = PREFILL_CHUNK_TOKENS,
-) -> Generator[Step, None, None]:  # fmt: skip
+    runner: Runner,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    sampler: Sampler | Sequence[Sampler],
+    stop_ids: Collection[int] = frozenset(),
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+) -> Generator[Step, None, None]:
     """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
 
     `sampler`: one for all rows, or one per row. Raises as `engine.loop.generate` does.
     """
     samplers = sampler if isinstance(sampler, Sequence) else [sampler] * len(prompts)
     return loop.generate(
-        runner.executor, prompts, max_new_tokens=max_new_tokens, samplers=samplers, stop_ids=stop_ids,
-        prefill_chunk=prefill_chunk, observers=(runner.recorder,),
-    )  # fmt: skip
+        runner.executor,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        samplers=samplers,
+        stop_ids=stop_ids,
+        prefill_chunk=prefill_chunk,
+        observers=(runner.recorder,),
+    )

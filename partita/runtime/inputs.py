@@ -73,9 +73,13 @@ def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
 
 
 def input_shapes(
-    ports: Sequence[ModelPort], texts: Sequence[str], given: Mapping[str, Shape] | None = None, *,
-    files: Sequence[str] = (), command: tuple[str, ...] = (),
-) -> dict[str, Shape]:  # fmt: skip
+    ports: Sequence[ModelPort],
+    texts: Sequence[str],
+    given: Mapping[str, Shape] | None = None,
+    *,
+    files: Sequence[str] = (),
+    command: tuple[str, ...] = (),
+) -> dict[str, Shape]:
     """The shape of every input, from what the file declares, the user's `NAME=SIZES` texts and `given` values.
 
     `files`: the `NAME=FILE.npy` texts that the values come from. `command`: words of the command line that asks, to be
@@ -247,9 +251,7 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
         )
 
 
-def make_values(
-    port: ModelPort, shape: Shape, rng: np.random.Generator, *, divides: bool = False
-) -> npt.NDArray[Any]:  # fmt: skip
+def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divides: bool = False) -> npt.NDArray[Any]:
     """Values for one input; bfloat16 as the uint16 that stores it. Raises UsageError when they would fill no memory.
 
     `divides`: something is divided by it, or goes in steps of it, so it is ones.

@@ -25,10 +25,21 @@ if TYPE_CHECKING:
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 DIVIDING: Mapping[str, tuple[int, ...]] = {
-    "Div": (1,), "Mod": (1,), "Range": (2,), "Slice": (4,), "OneHot": (1,), "Resize": (2, 3), "Upsample": (1,),
-    "GroupQueryAttention": (6,), "DFT": (1,), "STFT": (1, 3), "HannWindow": (0,), "HammingWindow": (0,),
-    "BlackmanWindow": (0,), "MelWeightMatrix": (0, 1, 2),
-}  # fmt: skip
+    "Div": (1,),
+    "Mod": (1,),
+    "Range": (2,),
+    "Slice": (4,),
+    "OneHot": (1,),
+    "Resize": (2, 3),
+    "Upsample": (1,),
+    "GroupQueryAttention": (6,),
+    "DFT": (1,),
+    "STFT": (1, 3),
+    "HannWindow": (0,),
+    "HammingWindow": (0,),
+    "BlackmanWindow": (0,),
+    "MelWeightMatrix": (0, 1, 2),
+}
 """Inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
 AGAIN = "get the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -113,9 +113,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     before = rss_bytes()
     renamed = model.to_bytes()
     resolutions = resolve(where.chain, available_ort_names(), where.options)
-    session = open_session(
-        model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed
-    )  # fmt: skip
+    session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
     with closing(session):
         after = rss_bytes()
         ports, steps, error = run_session(model, shapes, session, where)
@@ -188,9 +186,7 @@ def run_model(
     return steps, None
 
 
-def filled_buffer(
-    model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator
-) -> Buffer:  # fmt: skip
+def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator) -> Buffer:
     """An input in host memory with its values."""
     values, divides = where.values.get(port.name), port.name in model.divisors
     if port.dtype == STRING:
@@ -320,9 +316,7 @@ def place_package(folder: Path, where: Where) -> Placed:
         return Placed(replace(facts, finish_reason=None), runner.resolutions, error)
 
 
-def with_graphs(
-    facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None
-) -> RunFacts:  # fmt: skip
+def with_graphs(facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None) -> RunFacts:
     """The facts with the graphs as ONNX Runtime runs them; not where memory has run out, or patience."""
     wanted = where.whole and not isinstance(error, ResourceError | RunInterruptedError)
     return with_optimised(facts, sessions) if wanted else facts

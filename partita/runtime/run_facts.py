@@ -14,9 +14,13 @@ from partita.runtime.runner import Runner
 
 
 def run_facts(
-    runner: Runner, *, finish_reason: str | None = None, finish_detail: str = "", tokenizer_load_seconds: float = 0.0,
+    runner: Runner,
+    *,
+    finish_reason: str | None = None,
+    finish_detail: str = "",
+    tokenizer_load_seconds: float = 0.0,
     notes: Sequence[str] = (),
-) -> RunFacts:  # fmt: skip
+) -> RunFacts:
     """Facts of the last generation of `runner`, however it ended. Ends profiling if it is still on.
 
     `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.

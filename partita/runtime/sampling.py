@@ -29,9 +29,13 @@ NUCLEUS_GUESS = 256
 
 
 def make_sampler(
-    temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, repetition_penalty: float = 1.0,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     seed: int | None = None,
-) -> Sampler:  # fmt: skip
+) -> Sampler:
     """A sampler. Temperature 0 takes the likeliest token; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off.
 
     `seed` makes draws repeatable; None draws differently every time. Raises UsageError naming the option and its range.
@@ -43,9 +47,11 @@ def make_sampler(
     check("--repetition-penalty", repetition_penalty, 0 < repetition_penalty < math.inf, "above 0 (1: off), and finite")
     check("--seed", seed, seed is None or seed >= 0, "0 or more")
     if temperature == 0:
-        return greedy if repetition_penalty == 1 else lambda logits, history: int(
-            scores(logits, history, repetition_penalty)[0].argmax()
-        )  # fmt: skip
+        return (
+            greedy
+            if repetition_penalty == 1
+            else lambda logits, history: int(scores(logits, history, repetition_penalty)[0].argmax())
+        )
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     generator = np.random.Generator(np.random.PCG64(seed))
 

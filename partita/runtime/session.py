@@ -82,9 +82,15 @@ class Session:
     """An open ONNX Runtime session and what was seen while it was opened. Close it; it owns a temporary folder."""
 
     def __init__(
-        self, native: Any, path: Path, resolutions: tuple[Resolution, ...], log: tuple[str, ...],
-        folder: tempfile.TemporaryDirectory[str], opening: Opening, load_seconds: float,
-    ) -> None:  # fmt: skip
+        self,
+        native: Any,
+        path: Path,
+        resolutions: tuple[Resolution, ...],
+        log: tuple[str, ...],
+        folder: tempfile.TemporaryDirectory[str],
+        opening: Opening,
+        load_seconds: float,
+    ) -> None:
         self.path, self.log, self.load_seconds = path, log, load_seconds
         self.resolutions = resolutions
         """What became of each provider of the chain; `chain` completes it."""

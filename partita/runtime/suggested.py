@@ -17,12 +17,26 @@ from partita.remedies import FROM_CHECKPOINT
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
-    "num_beams": 1, "no_repeat_ngram_size": 0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
-    "penalty_alpha": None, "bad_words_ids": None, "suppress_tokens": None, "begin_suppress_tokens": None,
-    "forced_bos_token_id": None, "forced_eos_token_id": None, "sequence_bias": None, "guidance_scale": None,
-    "min_length": 0, "min_new_tokens": None, "exponential_decay_length_penalty": None, "stop_strings": None,
-    "encoder_repetition_penalty": 1.0, "top_h": None,
-}  # fmt: skip
+    "num_beams": 1,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "penalty_alpha": None,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "sequence_bias": None,
+    "guidance_scale": None,
+    "min_length": 0,
+    "min_new_tokens": None,
+    "exponential_decay_length_penalty": None,
+    "stop_strings": None,
+    "encoder_repetition_penalty": 1.0,
+    "top_h": None,
+}
 """Settings that change which token comes next and that Partita does not have, with the value that changes nothing."""
 
 

@@ -94,9 +94,12 @@ class Comparison:
         """The step as a record."""
         relative = self.max_abs / self.scale
         return StepError(
-            step=self.step, output=self.output, max_abs_error=self.max_abs, max_rel_error=relative,
+            step=self.step,
+            output=self.output,
+            max_abs_error=self.max_abs,
+            max_rel_error=relative,
             tokens_equal=self.tokens_equal,
-        )  # fmt: skip
+        )
 
 
 def difference(ours: Logits, wanted: Logits) -> float:
@@ -177,9 +180,7 @@ def first_difference(verification: Verification) -> str | None:
 def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
     """Read the prompt in as few steps as the package can, and look at every position."""
     comparison = Comparison("prefill", output_name(runner), answer.prefill_logits, tolerance)
-    request = Request(
-        answer.prompt.tolist(), forced(answer), 1, listener=comparison.compare, rope_length=answer.length
-    )  # fmt: skip
+    request = Request(answer.prompt.tolist(), forced(answer), 1, listener=comparison.compare, rope_length=answer.length)
     run_all(runner, request, prefill_chunk=len(answer.prompt))
     yield comparison
 

@@ -19,11 +19,14 @@ def cases(names: str, rows: Callable[[Environment], Iterable[Row]]) -> pytest.Ma
     """
     parameters = [
         pytest.param(
-            environment, *row, marks=pytest.mark.environment(environment.name),
+            environment,
+            *row,
+            marks=pytest.mark.environment(environment.name),
             id="-".join([environment.name, *(label(value) for value in row)]),
         )
-        for environment in ENVIRONMENTS.values() for row in rows(environment)
-    ]  # fmt: skip
+        for environment in ENVIRONMENTS.values()
+        for row in rows(environment)
+    ]
     return pytest.mark.parametrize(["environment", *names.replace(" ", "").split(",")], parameters)
 
 

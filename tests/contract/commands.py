@@ -53,9 +53,13 @@ def execute(*arguments: object, folder: Path, **extra: str) -> Done:
     """Run this Python with `arguments` in `folder`."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
-        cwd=folder, env={**variables(), **extra}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=COMMAND_SECONDS,
-    )  # fmt: skip
+        cwd=folder,
+        env={**variables(), **extra},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 

@@ -48,9 +48,11 @@ def model(tmp_path: Path) -> Callable[..., Path]:
 def device(request: pytest.FixtureRequest) -> None:
     """Skip, or fail in CI, where the machine lacks what the test's target needs; partita itself is not asked."""
     of_test = request.node.callspec.params
-    targets: list[Target] = [of_test["target"]] if "target" in of_test else [
-        target for target in of_test["environment"].targets if target.provider == of_test["provider"]
-    ]  # fmt: skip
+    targets: list[Target] = (
+        [of_test["target"]]
+        if "target" in of_test
+        else [target for target in of_test["environment"].targets if target.provider == of_test["provider"]]
+    )
     for target in targets:
         if why := wrong_processor(target):
             pytest.skip(why)

@@ -100,13 +100,23 @@ OPENVINO = Target(
     option=("num_of_threads", "1"),
 )
 OPENVINO_PLUGIN = Target(
-    provider="openvino", ort_name="OpenVINOExecutionProvider", kind="compiling", wheel="onnxruntime_ep_openvino",
-    with_cpu=("llama-gqa-fp32",), whole=PRIMITIVES, refused_alone=("llama-gqa-fp32",), processor="GenuineIntel",
-)  # fmt: skip
+    provider="openvino",
+    ort_name="OpenVINOExecutionProvider",
+    kind="compiling",
+    wheel="onnxruntime_ep_openvino",
+    with_cpu=("llama-gqa-fp32",),
+    whole=PRIMITIVES,
+    refused_alone=("llama-gqa-fp32",),
+    processor="GenuineIntel",
+)
 QNN = Target(
-    provider="qnn", ort_name="QNNExecutionProvider", kind="compiling", wheel="onnxruntime_qnn",
-    whole=("demo-primitives-fp16-static",), fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
-)  # fmt: skip
+    provider="qnn",
+    ort_name="QNNExecutionProvider",
+    kind="compiling",
+    wheel="onnxruntime_qnn",
+    whole=("demo-primitives-fp16-static",),
+    fails=("llama-gqa-fp32", "llama-gqa-fp32-static"),
+)
 """Qualcomm's NPU backend in its host emulator, which computes in fp16: no tokens are compared."""
 CUDA = Target(
     provider="cuda",
@@ -144,7 +154,7 @@ ENVIRONMENTS: dict[str, Environment] = {
             by_default=False,
             file="/dev/nvidiactl",
             why="this machine has no NVIDIA GPU, or no driver for it",
-        ),  # fmt: skip
+        ),
     )
 }
 

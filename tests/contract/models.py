@@ -29,12 +29,13 @@ def save(nodes: list[Any], path: Path, *, opset: int = OPSET) -> Path:
     """
     inner = [node.output[0] for node in nodes[:-1]]
     graph = helper.make_graph(
-        nodes, "contract",
+        nodes,
+        "contract",
         [helper.make_tensor_value_info("x", FLOAT, [ROWS, WIDTH])],
         [helper.make_tensor_value_info("y", FLOAT, [ROWS, WIDTH])],
         [weight("w")],
         value_info=[helper.make_tensor_value_info(name, FLOAT, [ROWS, WIDTH]) for name in inner],
-    )  # fmt: skip
+    )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid(ML, 3)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=LATEST_IR)
     onnx.save(model, path)

@@ -34,9 +34,13 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "gemma3_text-primitives-fp32": {**LLAMA, "attention": "primitives"},
     "demo-primitives-fp32": {**DEMO, "attention": "primitives"},
     "demo-primitives-fp16-static": {
-        **DEMO, "attention": "primitives", "precision": "fp16", "static_shapes": True, "prefill_chunk": 16
+        **DEMO,
+        "attention": "primitives",
+        "precision": "fp16",
+        "static_shapes": True,
+        "prefill_chunk": 16,
     },
-}  # fmt: skip
+}
 """Name -> options of `ExportOptions`. The name begins with a model type, which is the tiny one of tests/conftest.py, or
 with demo, which is the embedded checkpoint.
 """
@@ -70,8 +74,11 @@ def ensure_packages(folder: Path) -> Path:
     if not wanted.is_dir():
         done = subprocess.run(
             [sys.executable, "-m", "tests.contract.packages", str(folder)],
-            cwd=REPOSITORY, capture_output=True, text=True, timeout=EXPORT_SECONDS,
-        )  # fmt: skip
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=EXPORT_SECONDS,
+        )
         if done.returncode != 0:
             raise RuntimeError(f"exporting the packages of the contract tests failed:\n{done.stdout}{done.stderr}")
     return wanted

@@ -57,10 +57,15 @@ def test_a_limit_on_nodes_on_the_cpu(environment, target, limit, code, partita, 
 
 @cases("target", lambda environment: [(t,) for t in environment.targets if t.kind == "device"])
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("option", "limit", "code"), [
-    ("--max-copies", "1", 3), ("--max-copies", "64", 0),
-    ("--max-copy-bytes-per-token", "8", 3), ("--max-copy-bytes-per-token", "1000000", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("option", "limit", "code"),
+    [
+        ("--max-copies", "1", 3),
+        ("--max-copies", "64", 0),
+        ("--max-copy-bytes-per-token", "8", 3),
+        ("--max-copy-bytes-per-token", "1000000", 0),
+    ],
+)
 def test_a_limit_on_copies(environment, target, option, limit, code, partita, model):
     done = partita("place", model("island"), "--provider", f"{target.provider},cpu", option, limit)
     assert done.code == code, done

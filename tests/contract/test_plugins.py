@@ -11,8 +11,10 @@ from tests.contract.commands import generated, honoured, nodes_on, refused
 
 WHEELS = {"qnn": "onnxruntime_qnn", "webgpu": "onnxruntime_ep_webgpu", "openvino": "onnxruntime_ep_openvino"}
 ORT_NAMES = {
-    "qnn": "QNNExecutionProvider", "webgpu": "WebGpuExecutionProvider", "openvino": "OpenVINOExecutionProvider",
-}  # fmt: skip
+    "qnn": "QNNExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+}
 
 
 def plugins(environment):

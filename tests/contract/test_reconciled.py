@@ -44,8 +44,9 @@ def test_every_copy_of_an_island_has_its_cause_its_tensor_and_its_bytes(environm
     (phase,) = report["phases"]
     copies = {copy["direction"]: copy for copy in phase["copies"] if copy["kind"] == "memcpy_node"}
     assert {way: (copy["tensor"], copy["bytes_per_run"], copy["caused_by"]) for way, copy in copies.items()} == {
-        "device_to_host": ("h", 256, ["island/Scaler"]), "host_to_device": ("s", 256, ["island/Scaler"]),
-    }  # fmt: skip
+        "device_to_host": ("h", 256, ["island/Scaler"]),
+        "host_to_device": ("s", 256, ["island/Scaler"]),
+    }
     (fallback,) = report["fallbacks"]
     assert set(fallback["cost"]["copies"]) == {copy["name"] for copy in copies.values()}
     assert fallback["cost"]["copy_bytes_per_run"] == 512 and fallback["cost"]["harmless"] is False
@@ -91,9 +92,12 @@ def test_a_subgraph_of_one_node_is_known_and_its_border_too(environment, target,
     assert all(entry["cost"]["harmless"] is not True for entry in report["fallbacks"]), "what it copies is not visible"
 
 
-@cases("target, package", lambda environment: [
-    (target, target.with_cpu[0]) for target in environment.targets if target.kind == "compiling" and target.with_cpu
-])  # fmt: skip
+@cases(
+    "target, package",
+    lambda environment: [
+        (target, target.with_cpu[0]) for target in environment.targets if target.kind == "compiling" and target.with_cpu
+    ],
+)
 @pytest.mark.usefixtures("device")
 def test_every_node_of_a_package_is_found_again(environment, target, package, placed, packages):
     import onnx

@@ -48,22 +48,41 @@ def refused(folder: Path, *words: str) -> None:
 def test_settings_that_say_how_to_run_are_overridden(checkpoint: Path) -> None:
     summary = exported(
         changed(
-            checkpoint, return_dict=False, attn_implementation="flash_attention_2", dtype="float99", use_cache=False,
-            _attn_implementation="flash_attention_2", output_attentions=True, experts_implementation="nosuch",
+            checkpoint,
+            return_dict=False,
+            attn_implementation="flash_attention_2",
+            dtype="float99",
+            use_cache=False,
+            _attn_implementation="flash_attention_2",
+            output_attentions=True,
+            experts_implementation="nosuch",
         )
-    )  # fmt: skip
+    )
     assert summary.manifest.verification.status == "verified"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("rms_norm_eps", NAN), ("rms_norm_eps", INFINITY), ("rms_norm_eps", -1e-6), ("rms_norm_eps", 0.0),
-        ("rms_norm_eps", "x"), ("layer_norm_eps", 0), ("layer_norm_epsilon", NAN), ("rope_theta", NAN),
-        ("rope_theta", -1), ("rope_theta", "x"), ("hidden_size", "64"), ("hidden_size", -64), ("head_dim", 0),
-        ("num_attention_heads", 0), ("hidden_act", "bogus"), ("hidden_act", 3), ("pad_token_id", 99999),
+        ("rms_norm_eps", NAN),
+        ("rms_norm_eps", INFINITY),
+        ("rms_norm_eps", -1e-6),
+        ("rms_norm_eps", 0.0),
+        ("rms_norm_eps", "x"),
+        ("layer_norm_eps", 0),
+        ("layer_norm_epsilon", NAN),
+        ("rope_theta", NAN),
+        ("rope_theta", -1),
+        ("rope_theta", "x"),
+        ("hidden_size", "64"),
+        ("hidden_size", -64),
+        ("head_dim", 0),
+        ("num_attention_heads", 0),
+        ("hidden_act", "bogus"),
+        ("hidden_act", 3),
+        ("pad_token_id", 99999),
     ],
-)  # fmt: skip
+)
 def test_a_bad_value_is_refused_by_the_name_of_its_field(checkpoint: Path, name: str, value: Any) -> None:
     refused(changed(checkpoint, **{name: value}), name, "config.json")
 

@@ -52,9 +52,13 @@ def layer(model_type: str, **changes: Any) -> Any:
     from transformers import AutoConfig
 
     sizes = {
-        "hidden_size": HIDDEN, "intermediate_size": INNER, "moe_intermediate_size": INNER, "num_experts": COUNT,
-        "num_local_experts": COUNT, "n_routed_experts": COUNT,
-    }  # fmt: skip
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "moe_intermediate_size": INNER,
+        "num_experts": COUNT,
+        "num_local_experts": COUNT,
+        "n_routed_experts": COUNT,
+    }
     config: Any = AutoConfig.for_model(model_type)
     for name, value in sizes.items():
         if hasattr(config, name):

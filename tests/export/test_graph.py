@@ -153,10 +153,14 @@ def test_axes_have_the_names_of_the_manifest(tiny_checkpoint: TinyCheckpoint, tm
 def test_a_chunk_that_the_cache_cannot_hold_is_said(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     summary = export(
         ExportOptions(
-            str(tiny_checkpoint("llama", num_hidden_layers=1)), tmp_path / "out", verify=False, max_length=32,
-            static_shapes=True, prefill_chunk=1000,
+            str(tiny_checkpoint("llama", num_hidden_layers=1)),
+            tmp_path / "out",
+            verify=False,
+            max_length=32,
+            static_shapes=True,
+            prefill_chunk=1000,
         ),
         replay=lambda folder, manifest: pytest.fail("--no-verify must not replay"),
-    )  # fmt: skip
+    )
     assert summary.manifest.graph.files[0].sequence_length == 32
     assert any("--prefill-chunk 1000" in note and "--max-length 32" in note for note in summary.notes)

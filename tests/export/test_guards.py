@@ -27,9 +27,12 @@ class Planted(torch.nn.Module):
 def exported(odd: Callable[[Any], Any]) -> Granted:
     made = Planted(odd)
     torch.export.export(
-        made, (torch.zeros(1, 3),), dynamic_shapes={"x": {1: torch.export.Dim("size", min=1, max=4096)}}, strict=False,
+        made,
+        (torch.zeros(1, 3),),
+        dynamic_shapes={"x": {1: torch.export.Dim("size", min=1, max=4096)}},
+        strict=False,
         prefer_deferred_runtime_asserts_over_guards=True,
-    )  # fmt: skip
+    )
     assert made.granted.shapes, "the trace was not symbolic"
     return made.granted
 

@@ -54,9 +54,13 @@ def generated(checkpoint: Path) -> list[int]:
     config = transformers.AutoConfig.from_pretrained(checkpoint)
     model: Any = getattr(transformers, config.architectures[0]).from_pretrained(checkpoint, dtype=torch.float32)
     out = model.generate(
-        torch.tensor([PROMPT]), attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
-        max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
+        torch.tensor([PROMPT]),
+        attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return [int(token) for token in out[0, len(PROMPT) :]]
 
 

@@ -120,14 +120,20 @@ ROPE: dict[str, dict[str, Any]] = {
     "dynamic": {"rope_type": "dynamic", "factor": 4.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     "llama3": {
-        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     },
     "longrope": {
-        "rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32, "short_factor": [1.0, 1.1] * 4,
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "short_factor": [1.0, 1.1] * 4,
         "long_factor": [1.5, 4.0] * 4,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,10 @@ def test_the_cache_is_written_by_position_and_never_rebuilt(
         node = writers[state.present]
         assert (node.op_type, node.input[0]) == ("ScatterElements", state.past)
     assert {port.role for port in read_manifest(package).graph.files[0].inputs} == {
-        "tokens", "positions", "logits_rows"
-    }  # fmt: skip
+        "tokens",
+        "positions",
+        "logits_rows",
+    }
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2", "gemma3_text"])
@@ -153,7 +155,8 @@ REDUCTIONS = sorted(AXES_AS_INPUT)
 CONVERTED = {
     **{
         f"{op}{'' if keep else ' dropped'}": (
-            helper.make_node(op, ["x", "axes"], ["y"], keepdims=keep), (int64s("axes", -1, 1),)
+            helper.make_node(op, ["x", "axes"], ["y"], keepdims=keep),
+            (int64s("axes", -1, 1),),
         )
         for op, keep in itertools.product(REDUCTIONS, (0, 1))
     },
@@ -162,7 +165,7 @@ CONVERTED = {
     "Split in equal parts": (helper.make_node("Split", ["x"], ["y", "z"], axis=-1, num_outputs=2), ()),
     "Pad": (helper.make_node("Pad", ["x", "pads"], ["y"]), (int64s("pads", 0, 0, 1, 0, 1, 0),)),
     "unchanged": (helper.make_node("Relu", ["x"], ["y"]), ()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", sorted(CONVERTED))
@@ -188,13 +191,16 @@ def test_axes_that_nobody_else_reads_are_gone() -> None:
 REFUSED = {
     "Split with a rest": (helper.make_node("Split", ["x"], ["y", "z"], axis=1, num_outputs=2), ()),
     "Pad of some axes": (
-        helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"]), (int64s("pads", 1, 1), int64s("axes", 1))
+        helper.make_node("Pad", ["x", "pads", "", "axes"], ["y"]),
+        (int64s("pads", 1, 1), int64s("axes", 1)),
     ),
     "no axes, no reduction": (helper.make_node("ReduceMax", ["x"], ["y"], noop_with_empty_axes=1), ()),
     "axes that are computed": (helper.make_node("ReduceMax", ["x", "unknown"], ["y"]), ()),
-    "Resize": (helper.make_node("Resize", ["x", "", "scales"], ["y"]),
-               (numpy_helper.from_array(np.array([1, 1, 2], np.float32), "scales"),)),
-}  # fmt: skip
+    "Resize": (
+        helper.make_node("Resize", ["x", "", "scales"], ["y"]),
+        (numpy_helper.from_array(np.array([1, 1, 2], np.float32), "scales"),),
+    ),
+}
 
 
 @pytest.mark.parametrize("case", sorted(REFUSED))

@@ -27,8 +27,12 @@ def test_gated_delta_rule(length: int, heads: tuple[int, int]) -> None:
     g = -numbers(2, length, value_heads, seed=5).abs()
     state = numbers(2, value_heads, 8, 12, seed=6)
     keywords: dict[str, Any] = {
-        "g": g, "beta": beta, "initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True
-    }  # fmt: skip
+        "g": g,
+        "beta": beta,
+        "initial_state": state,
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
     wanted = original(query, key, value, **keywords)
     found = delta_rule.standard(query, key, value, **keywords)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -51,8 +55,12 @@ def test_delta_rule_with_a_decay_per_key_dimension(length: int) -> None:
     g, beta = -numbers(1, length, 2, 8, seed=4).abs(), numbers(1, length, 2, seed=5).sigmoid()
     state = numbers(1, 2, 8, 8, seed=6)
     keywords: dict[str, Any] = {
-        "g": g, "beta": beta, "initial_state": state, "output_final_state": True, "use_qk_l2norm_in_kernel": True
-    }  # fmt: skip
+        "g": g,
+        "beta": beta,
+        "initial_state": state,
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+    }
     for ours, theirs in zip(
         delta_rule.standard(query, key, value, **keywords), original(query, key, value, **keywords), strict=True
     ):
@@ -88,9 +96,14 @@ def test_the_scan_of_mamba_2(length: int, limit: tuple[float, float]) -> None:
     hidden, dt = numbers(2, length, 4, 6, seed=1), numbers(2, length, 4, seed=2)
     A, B, C = -numbers(4, seed=3).abs(), numbers(2, length, 2, 8, seed=4), numbers(2, length, 2, 8, seed=5)  # noqa: N806
     keywords: dict[str, Any] = {
-        "chunk_size": 16, "D": numbers(4, seed=6), "dt_bias": numbers(4, seed=7), "dt_softplus": True,
-        "initial_states": numbers(2, 4, 6, 8, seed=8), "dt_limit": limit, "return_final_states": True,
-    }  # fmt: skip
+        "chunk_size": 16,
+        "D": numbers(4, seed=6),
+        "dt_bias": numbers(4, seed=7),
+        "dt_softplus": True,
+        "initial_states": numbers(2, 4, 6, 8, seed=8),
+        "dt_limit": limit,
+        "return_final_states": True,
+    }
     wanted = original(hidden, dt, A, B, C, **keywords)
     found = state_space_duality.standard(hidden, dt, A, B, C, **keywords)
     for ours, theirs in zip(found, wanted, strict=True):
@@ -122,9 +135,11 @@ def test_transformers_still_has_every_function() -> None:
     import importlib
 
     homes = {
-        "torch_chunk_gated_delta_rule": "qwen3_next", "chunk_kimi_delta_attention": "kimi_linear",
-        "mamba_selective_scan": "mamba", "mamba2_chunk_scan": "mamba2",
-    }  # fmt: skip
+        "torch_chunk_gated_delta_rule": "qwen3_next",
+        "chunk_kimi_delta_attention": "kimi_linear",
+        "mamba_selective_scan": "mamba",
+        "mamba2_chunk_scan": "mamba2",
+    }
     assert set(homes) == set(recurrences())
     for name, home in homes.items():
         assert hasattr(importlib.import_module(f"transformers.models.{home}.modeling_{home}"), name)

@@ -207,9 +207,10 @@ HANGS = """
 def killed(out: Path) -> None:
     """An export that is killed while it works."""
     child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HANGS), str(out)], stdout=subprocess.PIPE,
+        [sys.executable, "-c", textwrap.dedent(HANGS), str(out)],
+        stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     assert child.stdout is not None and child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGKILL)
     child.wait()

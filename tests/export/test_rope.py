@@ -39,9 +39,12 @@ def kinds(model: torch.nn.Module) -> dict[str, str]:
 
 def phi3(**parameters: Any) -> torch.nn.Module:
     config: Any = AutoConfig.for_model(
-        "phi3", **SIZES, max_position_embeddings=64, original_max_position_embeddings=CONTEXT,
+        "phi3",
+        **SIZES,
+        max_position_embeddings=64,
+        original_max_position_embeddings=CONTEXT,
         rope_parameters={**LONGROPE, **parameters},
-    )  # fmt: skip
+    )
     return Phi3RotaryEmbedding(config)
 
 
@@ -54,10 +57,13 @@ def llama(**parameters: Any) -> torch.nn.Module:
 
 def gemma3(full: dict[str, Any]) -> torch.nn.Module:
     config: Any = AutoConfig.for_model(
-        "gemma3_text", **SIZES, num_hidden_layers=2, max_position_embeddings=CONTEXT,
+        "gemma3_text",
+        **SIZES,
+        num_hidden_layers=2,
+        max_position_embeddings=CONTEXT,
         layer_types=["sliding_attention", "full_attention"],
         rope_parameters={"sliding_attention": {"rope_type": "default", **THETA}, "full_attention": full},
-    )  # fmt: skip
+    )
     return Gemma3RotaryEmbedding(config)
 
 
@@ -115,9 +121,11 @@ def test_the_length_counts_and_not_the_positions(make: Any) -> None:
 def test_a_graph_takes_the_length_as_an_input(make: Any) -> None:
     tokens = torch.export.Dim("tokens", min=1, max=64)
     program = torch.export.export(
-        Model(make()), (*inputs(0, 3), scalar(3)), strict=False,
+        Model(make()),
+        (*inputs(0, 3), scalar(3)),
+        strict=False,
         dynamic_shapes={"x": {1: tokens}, "positions": {1: tokens}, "length": {}},
-    ).module()  # fmt: skip
+    ).module()
     for length in LENGTHS:
         assert same(program(*inputs(0, length), scalar(length)), make()(*inputs(0, length)))
 
@@ -184,10 +192,13 @@ STATIC: dict[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
     "yarn": {"factor": 2.0, "original_max_position_embeddings": 8},
     "llama3": {
-        "factor": 2.0, "original_max_position_embeddings": 8, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "factor": 2.0,
+        "original_max_position_embeddings": 8,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
     },
     "proportional": {"factor": 2.0},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rope_type", sorted({*ROPE_INIT_FUNCTIONS, "default"} - {"dynamic", "longrope"}))
@@ -214,11 +225,16 @@ def test_a_fixed_alpha_is_no_dynamic_frequency() -> None:
 def test_a_module_with_ways_of_its_own_is_refused_by_name() -> None:
     """Phimoe scales its waves by the length, beside transformers' wrapper."""
     config: Any = AutoConfig.for_model(
-        "phimoe", **SIZES, max_position_embeddings=64,
+        "phimoe",
+        **SIZES,
+        max_position_embeddings=64,
         rope_parameters={
-            **LONGROPE, "original_max_position_embeddings": CONTEXT, "short_mscale": 1.2, "long_mscale": 1.4,
+            **LONGROPE,
+            "original_max_position_embeddings": CONTEXT,
+            "short_mscale": 1.2,
+            "long_mscale": 1.4,
         },
-    )  # fmt: skip
+    )
     model = Model(PhimoeRotaryEmbedding(config))
     with pytest.raises(UnsupportedModelError, match="rotary has a way of its own"):
         model(*inputs(0, 5), scalar(5))

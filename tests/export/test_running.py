@@ -80,8 +80,9 @@ def test_auto_finds_a_lowering_that_runs(exporting: Exporting, asked: bool, veri
     if asked:
         assert manifest.target is not None
         assert [(entry.attention, bool(entry.fails)) for entry in manifest.target.asked] == [
-            ("gqa", True), ("onnx24", False)
-        ]  # fmt: skip
+            ("gqa", True),
+            ("onnx24", False),
+        ]
 
 
 @pytest.mark.parametrize("verify", [True, False])

@@ -58,9 +58,14 @@ def test_later_tokens_that_change_earlier_logits_are_found(
 @pytest.mark.parametrize("multi_query", [False, True])
 def test_falcon_with_alibi(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, multi_query: bool) -> None:
     folder = tiny_checkpoint(
-        "falcon", num_hidden_layers=1, alibi=True, hidden_size=80, num_attention_heads=5, multi_query=multi_query,
+        "falcon",
+        num_hidden_layers=1,
+        alibi=True,
+        hidden_size=80,
+        num_attention_heads=5,
+        multi_query=multi_query,
         new_decoder_architecture=False,
-    )  # fmt: skip
+    )
     assert export(options(folder, tmp_path / "out"), replay=replay).manifest.verification.status == "verified"
 
 

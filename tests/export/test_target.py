@@ -124,8 +124,10 @@ def test_fewest_nodes_left_wins_and_everything_asked_is_recorded(exporting: Expo
     target = summary.manifest.target
     assert target is not None
     assert [(entry.attention, sum(entry.left.values())) for entry in target.asked] == [
-        ("gqa", 2), ("onnx24", 6), ("primitives", 1)
-    ]  # fmt: skip
+        ("gqa", 2),
+        ("onnx24", 6),
+        ("primitives", 1),
+    ]
 
 
 def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_about(exporting: Exporting) -> None:

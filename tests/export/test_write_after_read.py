@@ -73,9 +73,12 @@ def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
         out = ir.node("Neg", inputs=[product.outputs[0]])
         present = ir.node("Sub", inputs=[past, new])
         named = (
-            (turn, "turned", [3, 2]), (twice, "twice", [2, 3]), (product, "product", [2, 2]), (out, "out", [2, 2]),
+            (turn, "turned", [3, 2]),
+            (twice, "twice", [2, 3]),
+            (product, "product", [2, 2]),
+            (out, "out", [2, 2]),
             (present, PRESENT, [2, 3]),
-        )  # fmt: skip
+        )
         for node, name, shape in named:
             node.outputs[0].name, node.outputs[0].shape, node.outputs[0].type = name, ir.Shape(shape), kind
         outputs, nodes = [out.outputs[0], present.outputs[0]], [turn, twice, product, out, present]

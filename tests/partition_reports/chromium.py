@@ -18,8 +18,17 @@ from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ANSWER_SECONDS = 120
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
-        "ArrowDown": 40}  # fmt: skip
+KEYS = {
+    "Tab": 9,
+    "Enter": 13,
+    "Escape": 27,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+}
 """Windows key codes, which the protocol wants."""
 
 
@@ -125,8 +134,16 @@ def chromium(profile: Path) -> Iterator[Tab]:
     assert program, "no Chromium is installed"
     command_in, command_out = os.pipe()
     answer_in, answer_out = os.pipe()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-               "--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={profile}"]  # fmt: skip
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--hide-scrollbars",
+        "--remote-debugging-pipe",
+        f"--user-data-dir={profile}",
+    ]
     # Chromium reads commands from file descriptor 3 and writes answers to 4.
     shell = f'exec "$0" "$@" 3<&{command_in} 4>&{answer_out}'
     process = subprocess.Popen(

@@ -22,8 +22,25 @@ from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, re
 
 HOSTILE = "</script></style><script>window.hacked=1</script>\"'><img src=x onerror=window.hacked=2>{{7*7}}&amp;"
 CONTROL = "a\u202eb\u2066c\x00d\x1b[31me\u200ff\ud800g\nh"
-LAYER_OPERATORS = ("Pow", "ReduceMean", "Add", "Sqrt", "Mul", "MatMul", "Reshape", "Transpose", "MemcpyToHost",
-                   "Attention", "MemcpyFromHost", "MatMul", "Add", "Sigmoid", "Mul", "MatMul", "Add")  # fmt: skip
+LAYER_OPERATORS = (
+    "Pow",
+    "ReduceMean",
+    "Add",
+    "Sqrt",
+    "Mul",
+    "MatMul",
+    "Reshape",
+    "Transpose",
+    "MemcpyToHost",
+    "Attention",
+    "MemcpyFromHost",
+    "MatMul",
+    "Add",
+    "Sigmoid",
+    "Mul",
+    "MatMul",
+    "Add",
+)
 TRIALS = (
     Trial(factor="as_is", change="", outcome="left", said="no kernel", cached=False),
     Trial(factor="type", change="float16 in place of float32", outcome="taken", said="", cached=True),
@@ -75,10 +92,19 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
     """The phase with other nodes, and the sums that go with them."""
     strays = [entry for entry in nodes if entry.provider == CPU]
     copies = tuple(
-        Copy(kind="memcpy_node", direction="device_to_host", name=nodes[at].name, tensor="t", bytes_per_run=64,
-             host_us_per_run=5.0, caused_by=(stray.name,), source="profile")
-        for stray in strays for at in (stray.position - 1, stray.position + 1)
-    )  # fmt: skip
+        Copy(
+            kind="memcpy_node",
+            direction="device_to_host",
+            name=nodes[at].name,
+            tensor="t",
+            bytes_per_run=64,
+            host_us_per_run=5.0,
+            caused_by=(stray.name,),
+            source="profile",
+        )
+        for stray in strays
+        for at in (stray.position - 1, stray.position + 1)
+    )
     runs: list[list[NodePlacement]] = []
     for entry in nodes:
         if runs and runs[-1][0].provider == entry.provider:
@@ -107,14 +133,30 @@ def phase_with(phase: Phase, nodes: tuple[NodePlacement, ...]) -> Phase:
 
 def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
     """Why a node is on the CPU."""
-    cost = FallbackCost(copies=("Memcpy_1",), copy_bytes_per_run=64, copy_wait_us_per_run=5.0, host_us_per_run=12.5,
-                        time_share=0.001, harmless=False, why="it makes 1 copy necessary")  # fmt: skip
+    cost = FallbackCost(
+        copies=("Memcpy_1",),
+        copy_bytes_per_run=64,
+        copy_wait_us_per_run=5.0,
+        host_us_per_run=12.5,
+        time_share=0.001,
+        harmless=False,
+        why="it makes 1 copy necessary",
+    )
     given: dict[str, Any] = {
-        "phase": phase, "node": entry.name, "op_type": entry.op_type, "wanted": GPU, "provider": entry.provider,
-        "reason": "no_kernel_type", "evidence_kind": "probed", "evidence": f"no kernel for {entry.name} in float32",
-        "remedy": "export with --precision fp16", "module": entry.module, "source_line": "modeling.py:12",
-        "trials": TRIALS, "cost": cost,
-    }  # fmt: skip
+        "phase": phase,
+        "node": entry.name,
+        "op_type": entry.op_type,
+        "wanted": GPU,
+        "provider": entry.provider,
+        "reason": "no_kernel_type",
+        "evidence_kind": "probed",
+        "evidence": f"no kernel for {entry.name} in float32",
+        "remedy": "export with --precision fp16",
+        "module": entry.module,
+        "source_line": "modeling.py:12",
+        "trials": TRIALS,
+        "cost": cost,
+    }
     return Fallback(**(given | changes))
 
 
@@ -125,10 +167,17 @@ def deep_report(layers: int = 32, repeats: int = 3, runs: int = 6) -> Report:
     events = tuple((entry.position, entry.position * 15, 12) for entry in nodes)
     span = len(nodes) * 16
     timeline = tuple(
-        TimelineRun(phase="prefill" if run < runs // 2 else "decode", file=report.phases[0].file, run=run, tokens=1,
-                    start_us=run * 10**6, host_us=span, events=events)
+        TimelineRun(
+            phase="prefill" if run < runs // 2 else "decode",
+            file=report.phases[0].file,
+            run=run,
+            tokens=1,
+            start_us=run * 10**6,
+            host_us=span,
+            events=events,
+        )
         for run in range(runs)
-    )  # fmt: skip
+    )
     phases = tuple(phase_with(phase, nodes) for phase in report.phases)
     fallbacks = tuple(fallback(phase.name, entry) for phase in phases for entry in nodes if entry.provider == CPU)
     return report.model_copy(update={"phases": phases, "timeline": timeline, "fallbacks": fallbacks})
@@ -138,10 +187,16 @@ def hostile_report(text: str = HOSTILE) -> Report:
     """A report in which every free text is `text`."""
     report = deep_report(layers=1, repeats=1, runs=2)
     nodes = tuple(
-        entry.model_copy(update={"name": f"{text}{entry.position}", "op_type": entry.op_type if entry.op_type and
-                                 entry.op_type.startswith("Memcpy") else text, "module": text, "replaces": (text,)})
+        entry.model_copy(
+            update={
+                "name": f"{text}{entry.position}",
+                "op_type": entry.op_type if entry.op_type and entry.op_type.startswith("Memcpy") else text,
+                "module": text,
+                "replaces": (text,),
+            }
+        )
         for entry in report.phases[0].nodes
-    )  # fmt: skip
+    )
     phases = tuple(
         phase_with(phase, nodes).model_copy(update={"timing_note": text, "file": text}) for phase in report.phases
     )
@@ -150,8 +205,10 @@ def hostile_report(text: str = HOSTILE) -> Report:
     said = {"evidence": text, "remedy": text, "source_line": text, "trials": (trial,), "unprobed": text, "reason": text}
     return report.model_copy(
         update={
-            "package": report.package and report.package.model_copy(update={"name": text, "verification_detail": text,
-                                                                            "verification": "unverified"}),
+            "package": report.package
+            and report.package.model_copy(
+                update={"name": text, "verification_detail": text, "verification": "unverified"}
+            ),
             "request": report.request.model_copy(update={"options": {text: text}, "chain": (text,), "verb": text}),
             "environment": report.environment.model_copy(update={"cpu": text, "onnxruntime_build": text}),
             "phases": phases,
@@ -163,11 +220,12 @@ def hostile_report(text: str = HOSTILE) -> Report:
             "created": text,
             "partita_version": text,
         }
-    )  # fmt: skip
+    )
 
 
 def refused_report() -> Report:
     """The wanted provider refuses a part of the graph."""
-    part = RejectedPart(file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True,
-                        tries=7)  # fmt: skip
+    part = RejectedPart(
+        file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True, tries=7
+    )
     return mixed_report().model_copy(update={"rejected": (part,)})

@@ -58,8 +58,15 @@ def many_inputs() -> Report:
         ModelInput(name=name, dtype="int64" if n < 2 else "float32", shape=(1, 8) if n < 2 else (1, 8, 0, 64))
         for n, name in enumerate(names)
     )
-    model = ModelFacts(file="genai.onnx", sha256="cd" * 32, data_files=("genai.onnx.data",), ir_version=10,
-                       opsets={"": 21, "com.microsoft": 1}, nodes=13, inputs=inputs)  # fmt: skip
+    model = ModelFacts(
+        file="genai.onnx",
+        sha256="cd" * 32,
+        data_files=("genai.onnx.data",),
+        ir_version=10,
+        opsets={"": 21, "com.microsoft": 1},
+        nodes=13,
+        inputs=inputs,
+    )
     report = pages.mixed_report()
     bodies = Bodies(nodes=4, cpu_nodes=("inner/Add (Add)",), copies=None)
     phases = (report.phases[1].model_copy(update={"name": "run", "bodies": bodies}),)
@@ -67,9 +74,16 @@ def many_inputs() -> Report:
         entry.model_copy(update={"phase": "run"}) for entry in report.fallbacks if entry.phase == "decode"
     )
     return report.model_copy(
-        update={"package": None, "model": model, "phases": phases, "fallbacks": fallbacks, "totals": None,
-                "cache": None, "timeline": ()}
-    )  # fmt: skip
+        update={
+            "package": None,
+            "model": model,
+            "phases": phases,
+            "fallbacks": fallbacks,
+            "totals": None,
+            "cache": None,
+            "timeline": (),
+        }
+    )
 
 
 REPORTS: dict[str, Callable[[], Report]] = {

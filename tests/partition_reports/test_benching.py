@@ -32,10 +32,16 @@ ROUNDS = 5
 def turn(number: int, step_ms: float = 10.0, **changes: Any) -> Turn:
     """A turn of three decode steps; prefill takes five of them."""
     given: dict[str, Any] = {
-        "round": number, "prefill_ms": (5 * step_ms,), "prefill_tokens": 20, "decode_ms": (step_ms,) * 3,
-        "decode_tokens": 3, "decode_outside_ms": 0.3, "first_token_ms": 5 * step_ms, "tokens": TOKENS,
+        "round": number,
+        "prefill_ms": (5 * step_ms,),
+        "prefill_tokens": 20,
+        "decode_ms": (step_ms,) * 3,
+        "decode_tokens": 3,
+        "decode_outside_ms": 0.3,
+        "first_token_ms": 5 * step_ms,
+        "tokens": TOKENS,
         "peak_rss_bytes": 100 << 20,
-    }  # fmt: skip
+    }
     return Turn(**(given | changes))
 
 
@@ -88,12 +94,17 @@ def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
 @pytest.mark.parametrize(
     ("left", "right", "rounds", "standing"),
     [
-        ([10, 20], [20, 30], 5, "within_noise"), ([10, 20], [21, 30], 5, "differs"),
-        ([21, 30], [10, 20], 4, "differs"), ([10, 20], [21, 30], 3, "too_few_rounds"),
-        ([10, 50], [20, 30], 2, "within_noise"), ([1.6, 1.7], [250, 276], 2, "differs"),
-        ([1.6], [276], 1, "differs"), ([10, 20], [79, 90], 2, "too_few_rounds"), ([10, 20], [81, 90], 2, "differs"),
+        ([10, 20], [20, 30], 5, "within_noise"),
+        ([10, 20], [21, 30], 5, "differs"),
+        ([21, 30], [10, 20], 4, "differs"),
+        ([10, 20], [21, 30], 3, "too_few_rounds"),
+        ([10, 50], [20, 30], 2, "within_noise"),
+        ([1.6, 1.7], [250, 276], 2, "differs"),
+        ([1.6], [276], 1, "differs"),
+        ([10, 20], [79, 90], 2, "too_few_rounds"),
+        ([10, 20], [81, 90], 2, "differs"),
     ],
-)  # fmt: skip
+)
 def test_a_difference_needs_ranges_that_are_apart_and_enough_rounds(left, right, rounds, standing):
     ours, theirs = spread(left), spread(right)
     assert ours is not None and theirs is not None
@@ -278,10 +289,20 @@ def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
     lanes.append(lane("qnn", SLOW[:1], error=hostile))
     contenders = built(*lanes)
     bench = Bench(
-        created="2026-11-21T08:00:00Z", partita_version="0.1.0", verdict=give_verdict(contenders, "cpu"),
-        environment=ENVIRONMENT, package=PACKAGE, prompt_tokens=20, max_new_tokens=4, threads=1, rounds=ROUNDS,
-        interrupted=False, baseline="cpu", contenders=contenders, notes=(hostile,),
-    )  # fmt: skip
+        created="2026-11-21T08:00:00Z",
+        partita_version="0.1.0",
+        verdict=give_verdict(contenders, "cpu"),
+        environment=ENVIRONMENT,
+        package=PACKAGE,
+        prompt_tokens=20,
+        max_new_tokens=4,
+        threads=1,
+        rounds=ROUNDS,
+        interrupted=False,
+        baseline="cpu",
+        contenders=contenders,
+        notes=(hostile,),
+    )
     stream = io.StringIO()
     render(bench, Console(file=stream, width=80, color_system=None))
     page = stream.getvalue()

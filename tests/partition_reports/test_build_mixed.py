@@ -129,9 +129,13 @@ def test_operators_of_replaced_nodes_are_those_of_the_file():
     )
     fused = GraphNode("fused", "FusedMatMul", "com.microsoft", ("t0",), ("t3",), None, None, None)
     session = session_facts(
-        graph=graph, plan=(("fused",),), optimised=(fused,), phases=("decode",), runs=windows("decode"),
+        graph=graph,
+        plan=(("fused",),),
+        optimised=(fused,),
+        phases=("decode",),
+        runs=windows("decode"),
         events=(event(0, 0, "fused", "FusedMatMul", CPU),),
-    )  # fmt: skip
+    )
     node = report_of(run_facts(session)).phases[0].nodes[0]
     assert node.replaces == names and node.replaces_op_types == ops
 

@@ -86,8 +86,10 @@ def test_a_copy_is_there_for_its_readers_or_its_maker_on_the_host():
 def test_without_the_optimised_graph_the_log_and_the_file_tell():
     copies = copies_of(report_of(mixed_facts(), GPU_CHAIN))
     assert [copies[name].caused_by for name in ("Memcpy", "Memcpy_token_0", "Memcpy_token_1")] == [
-        (DET,), (CONCAT,), (DET,),
-    ]  # fmt: skip
+        (DET,),
+        (CONCAT,),
+        (DET,),
+    ]
 
 
 def test_without_either_the_copy_says_why_it_has_no_cause():
@@ -156,11 +158,14 @@ def test_a_run_on_one_provider_costs_nothing():
     assert (cost.crossing_bytes_per_run, cost.copy_bytes_per_run, cost.host_wait_us_per_run) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("change", "name"), [
-    ({"copy_bytes_at_least": 1}, "decode: bytes copied add up"),
-    ({"crossings": 7}, "decode: cost counts partitions, copies and crossings"),
-    ({"copies": 3}, "decode: cost counts partitions, copies and crossings"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"copy_bytes_at_least": 1}, "decode: bytes copied add up"),
+        ({"crossings": 7}, "decode: cost counts partitions, copies and crossings"),
+        ({"copies": 3}, "decode: cost counts partitions, copies and crossings"),
+    ],
+)
 def test_a_cost_that_does_not_add_up_fails_a_check(change, name):
     phase = phase_of(report_with(), "decode")
     wrong = phase.model_copy(update={"cost": cost_of(report_with()).model_copy(update=change)})
@@ -193,8 +198,9 @@ def test_a_fallback_with_copies_is_not_harmless():
 def test_a_fallback_without_copies_is_harmless_when_it_takes_next_to_no_time(host_us, harmless):
     events = tuple(
         event(run, order, name, op, provider, host_us=host_us if name == GATHER else 100)
-        for run in range(4) for order, (name, op, provider) in enumerate(MIXED_PLAN)
-    )  # fmt: skip
+        for run in range(4)
+        for order, (name, op, provider) in enumerate(MIXED_PLAN)
+    )
     cost = costs_of(report_with(events=events))[GATHER]
     assert cost.copies == () and cost.copy_bytes_per_run == 0
     assert cost.time_share == pytest.approx(host_us / (1200 + host_us))
@@ -271,10 +277,20 @@ def test_sources_tell_why_there_is_no_optimised_graph():
 
 
 def state(**changes) -> StateFact:
-    return StateFact(**{
-        "past": "past.0", "present": "present.0", "layer": 0, "kind": "key", "memory": "Cpu", "size_bytes": 64,
-        "same_address": True, "address_changes": 0, "checked_steps": 5, **changes,
-    })  # fmt: skip
+    return StateFact(
+        **{
+            "past": "past.0",
+            "present": "present.0",
+            "layer": 0,
+            "kind": "key",
+            "memory": "Cpu",
+            "size_bytes": 64,
+            "same_address": True,
+            "address_changes": 0,
+            "checked_steps": 5,
+            **changes,
+        }
+    )
 
 
 def test_the_cache_says_at_how_many_steps_it_was_checked():

@@ -42,8 +42,9 @@ def test_the_first_line_is_the_answer():
 def test_moved_nodes_are_named_per_phase_with_their_reason():
     found = compare(mixed(), moved(QUERY))
     assert {(change.phase, change.node, change.before, change.after) for change in found.moved} == {
-        ("prefill", QUERY, GPU, CPU), ("decode", QUERY, GPU, CPU),
-    }  # fmt: skip
+        ("prefill", QUERY, GPU, CPU),
+        ("decode", QUERY, GPU, CPU),
+    }
     assert {change.reason for change in found.moved} == {"unexplained"}
     assert [change.change for change in found.reasons] == ["new", "new"]
     out = rendered(found)
@@ -83,8 +84,9 @@ def test_copies_that_swapped_their_names_and_one_that_is_of_another_tensor():
 
     found = compare(before, each_phase(before, other_tensor))
     assert [(change.change, change.what) for change in found.copies if change.phase == "decode"] == [
-        ("gone", before.phases[1].copies[0].tensor), ("new", "elsewhere"),
-    ]  # fmt: skip
+        ("gone", before.phases[1].copies[0].tensor),
+        ("new", "elsewhere"),
+    ]
     assert not found.same
 
 
@@ -101,8 +103,9 @@ def test_fusion_on_the_same_provider_is_said_and_is_no_move():
     found = compare(mixed(), compiled(1, QUERY, MUL)(mixed()))
     assert not found.moved and not found.came and not found.gone
     assert {(change.node, change.before, change.after) for change in found.fused_otherwise} == {
-        (QUERY, "MatMul", "CompiledSubgraph"), (MUL, "Mul", "CompiledSubgraph"),
-    }  # fmt: skip
+        (QUERY, "MatMul", "CompiledSubgraph"),
+        (MUL, "Mul", "CompiledSubgraph"),
+    }
     out = " ".join(rendered(found).split())
     assert f"1 node compiled or fused otherwise, MatMul -> CompiledSubgraph: {QUERY}" in out
 
@@ -117,9 +120,12 @@ def test_another_number_at_the_end_of_a_name_is_matched_and_said():
 def test_names_without_their_numbers_are_matched_only_where_both_have_as_many():
     """One Mul less: which of the two is gone cannot be told, so nothing is."""
     two = renamed(mixed(), {MUL: f"{MUL}_1", QUERY: f"{MUL}_2"})
-    one = renamed(each_phase(two, lambda phase: {"nodes": tuple(n for n in phase.nodes if n.name != f"{MUL}_1")}), {
-        f"{MUL}_2": f"{MUL}_3",
-    })  # fmt: skip
+    one = renamed(
+        each_phase(two, lambda phase: {"nodes": tuple(n for n in phase.nodes if n.name != f"{MUL}_1")}),
+        {
+            f"{MUL}_2": f"{MUL}_3",
+        },
+    )
     found = compare(two, one)
     assert not found.renamed
     assert {change.node for change in found.gone} == {f"{MUL}_1", f"{MUL}_2"}
@@ -197,9 +203,13 @@ def test_every_version_and_option_that_changed_is_listed():
     after = after.model_copy(update={"environment": env, "package": package, "request": request})
     told = {(change.name, change.before, change.after) for change in compare(before, after).changes}
     assert told >= {
-        ("onnxruntime", "1.31.1", "1.40.0"), ("numpy", "2.3.0", "2.4.0"), ("onnx", None, "1.30"),
-        ("manifest sha256", "ab" * 6, "cd" * 6), ("threads", None, "2"), ("option temperature", "0", "1"),
-    }  # fmt: skip
+        ("onnxruntime", "1.31.1", "1.40.0"),
+        ("numpy", "2.3.0", "2.4.0"),
+        ("onnx", None, "1.30"),
+        ("manifest sha256", "ab" * 6, "cd" * 6),
+        ("threads", None, "2"),
+        ("option temperature", "0", "1"),
+    }
 
 
 def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_the_answer():

@@ -30,14 +30,27 @@ from tests.partition_reports.samples import (
 )
 
 PLAYED = DryRunFacts(
-    device="h100", device_name="NVIDIA H100", compute_capability="9.0", memory_bytes=80 << 30, multiprocessors=132,
-    provider_library="libonnxruntime_providers_cuda.so", onnxruntime_version="1.31.1", cuda_version="13.0",
-    stand_ins="0123456789abcdef", not_real=("values", "times"), graph_capture=None,
-)  # fmt: skip
+    device="h100",
+    device_name="NVIDIA H100",
+    compute_capability="9.0",
+    memory_bytes=80 << 30,
+    multiprocessors=132,
+    provider_library="libonnxruntime_providers_cuda.so",
+    onnxruntime_version="1.31.1",
+    cuda_version="13.0",
+    stand_ins="0123456789abcdef",
+    not_real=("values", "times"),
+    graph_capture=None,
+)
 MODEL = ModelFacts(
-    file="m.onnx", sha256="ab" * 32, data_files=("m.data",), ir_version=10, opsets={"": 21}, nodes=3,
+    file="m.onnx",
+    sha256="ab" * 32,
+    data_files=("m.data",),
+    ir_version=10,
+    opsets={"": 21},
+    nodes=3,
     inputs=(ModelInput(name="x", dtype="float32", shape=(1, 3)),),
-)  # fmt: skip
+)
 TIME = re.compile(r"_seconds$|^seconds$|_ms$|_us(_|$)|^time_share$|^tokens_per_second$|^timing$")
 
 
@@ -65,9 +78,15 @@ def sized(*graph, constants=(), fixed=(), providers=None, **changes):
         for order, entry in enumerate(graph)
     )
     session = session_facts(
-        graph=tuple(graph), plan=(tuple(entry.name for entry in graph),), events=events, runs=windows("run"),
-        phases=("run",), constants=frozenset(constants), fixed_shapes=frozenset(fixed), **changes,
-    )  # fmt: skip
+        graph=tuple(graph),
+        plan=(tuple(entry.name for entry in graph),),
+        events=events,
+        runs=windows("run"),
+        phases=("run",),
+        constants=frozenset(constants),
+        fixed_shapes=frozenset(fixed),
+        **changes,
+    )
     facts = replace(run_facts(session), steps=(), finish_reason=None)
     report = report_of(facts, GPU_CHAIN, package=None, model=MODEL, played=PLAYED)
     return {entry.name: entry.output_bytes for entry in phase_of(report, "run").nodes}, report
@@ -107,19 +126,25 @@ def test_sizes_are_known_as_long_as_no_operator_looks_at_values():
 
 def test_what_follows_from_values_is_unknown_until_a_shape_is_fixed():
     sizes, _ = sized(
-        node("nz", "NonZero", ["x"], ["i"]), node("t", "Transpose", ["i"], ["it"]),
-        node("s", "ReduceSum", ["it", "axes"], ["total"]), node("m", "Mul", ["total", "x"], ["y"]),
-        constants=["axes"], fixed=["total"],
-    )  # fmt: skip
+        node("nz", "NonZero", ["x"], ["i"]),
+        node("t", "Transpose", ["i"], ["it"]),
+        node("s", "ReduceSum", ["it", "axes"], ["total"]),
+        node("m", "Mul", ["total", "x"], ["y"]),
+        constants=["axes"],
+        fixed=["total"],
+    )
     assert sizes == {"nz": None, "t": None, "s": 100, "m": 100}
 
 
 @pytest.mark.parametrize(("where", "known"), [(CPU, 100), (GPU, None)])
 def test_a_size_worked_out_from_shapes_is_known_when_the_cpu_did_it(where, known):
     sizes, _ = sized(
-        node("shape", "Shape", ["x"], ["s"]), node("double", "Mul", ["s", "two"], ["s2"]),
-        node("tile", "Expand", ["x", "s2"], ["y"]), constants=["two"], providers={"double": where},
-    )  # fmt: skip
+        node("shape", "Shape", ["x"], ["s"]),
+        node("double", "Mul", ["s", "two"], ["s2"]),
+        node("tile", "Expand", ["x", "s2"], ["y"]),
+        constants=["two"],
+        providers={"double": where},
+    )
     assert sizes["tile"] == known
 
 
@@ -140,13 +165,17 @@ def test_control_flow_has_no_known_size():
 def test_a_copy_is_as_known_as_its_tensor(tensor, size):
     log = (f"[I:onnxruntime:, transformer_memcpy.cc:420 AddCopyNode] Add MemcpyToHost before {tensor} for {GPU}",)
     session = session_facts(
-        graph=(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["minus"])), phases=("run",), log=log,
-        plan=(("nz", "n", "Memcpy"),), runs=windows("run"),
+        graph=(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["minus"])),
+        phases=("run",),
+        log=log,
+        plan=(("nz", "n", "Memcpy"),),
+        runs=windows("run"),
         events=(
-            event(0, 0, "nz", "NonZero", GPU), event(0, 1, "n", "Neg", GPU),
+            event(0, 0, "nz", "NonZero", GPU),
+            event(0, 1, "n", "Neg", GPU),
             event(0, 2, "Memcpy", "MemcpyToHost", GPU, output_bytes=64),
         ),
-    )  # fmt: skip
+    )
     report = report_of(replace(run_facts(session), finish_reason=None), GPU_CHAIN, played=PLAYED)
     (copy,) = phase_of(report, "run").copies
     assert (copy.tensor, copy.bytes_per_run) == (tensor, size)
@@ -154,18 +183,29 @@ def test_a_copy_is_as_known_as_its_tensor(tensor, size):
 
 def test_an_output_whose_size_depends_on_values_is_a_copy_of_unknown_size():
     ports = (
-        PortFact("x", "input", "input", "Cuda", "Cpu", 64), PortFact("i", "output", "output", "Cuda", "Cpu", 16),
+        PortFact("x", "input", "input", "Cuda", "Cpu", 64),
+        PortFact("i", "output", "output", "Cuda", "Cpu", 16),
         PortFact("m", "output", "output", "Cuda", "Cpu", 64),
-    )  # fmt: skip
+    )
     _, report = sized(node("nz", "NonZero", ["x"], ["i"]), node("n", "Neg", ["x"], ["m"]), ports=ports)
     copies = {copy.name: copy.bytes_per_run for copy in phase_of(report, "run").copies}
     assert copies == {"x": 64, "i": None, "m": 64}
 
 
 def test_a_model_that_is_no_package_has_one_phase_and_neither_cache_nor_totals():
-    report = report_of(replace(run_facts(
-        session_facts(phases=("run",), plan=(("a",),), events=(event(0, 0, "a", "Add", CPU),), runs=windows("run"))
-    ), steps=(step("run", 0),), finish_reason=None), package=None, model=MODEL)  # fmt: skip
+    report = report_of(
+        replace(
+            run_facts(
+                session_facts(
+                    phases=("run",), plan=(("a",),), events=(event(0, 0, "a", "Add", CPU),), runs=windows("run")
+                )
+            ),
+            steps=(step("run", 0),),
+            finish_reason=None,
+        ),
+        package=None,
+        model=MODEL,
+    )
     assert [phase.name for phase in report.phases] == ["run"]
     assert (report.package, report.cache, report.totals, report.dry_run) == (None, None, None, None)
     assert phase_of(report, "run").tokens_per_second is None and phase_of(report, "run").seconds

@@ -44,16 +44,21 @@ def test_a_node_off_the_wanted_provider_says_where_and_why_in_its_first_line():
 def test_it_has_every_fact_per_phase():
     found = explained(mixed(), GATHER)
     assert [(place.phase, place.position, place.partition, place.provider) for place in found.places] == [
-        ("prefill", 2, 1, CPU), ("decode", 2, 1, CPU),
-    ]  # fmt: skip
+        ("prefill", 2, 1, CPU),
+        ("decode", 2, 1, CPU),
+    ]
     assert [place.host_us_per_run for place in found.places] == [100.0, 100.0]
     out = words(found)
     for part in (
-        "source line modeling_llama.py:88", "module model.rotary_emb", "seen by plan_file",
-        "position 2 of 13 2 of 13", "partition 1 (2 nodes) 1 (2 nodes)", "output bytes 512 B 512 B",
+        "source line modeling_llama.py:88",
+        "module model.rotary_emb",
+        "seen by plan_file",
+        "position 2 of 13 2 of 13",
+        "partition 1 (2 nodes) 1 (2 nodes)",
+        "output bytes 512 B 512 B",
         "evidence (logged) [I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability]",
         f"remedy {found.fallbacks[0].remedy[:40]}",
-    ):  # fmt: skip
+    ):
         assert part in out, part
 
 
@@ -138,9 +143,14 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
 def test_cost_disagreement_and_missing_experiments_are_said():
     report = mixed()
     cost = FallbackCost(
-        copies=("Memcpy",), copy_bytes_per_run=2048, copy_wait_us_per_run=1500.0, host_us_per_run=9.0, time_share=0.5,
-        harmless=False, why="it makes 1 copy necessary",
-    )  # fmt: skip
+        copies=("Memcpy",),
+        copy_bytes_per_run=2048,
+        copy_wait_us_per_run=1500.0,
+        host_us_per_run=9.0,
+        time_share=0.5,
+        harmless=False,
+        why="it makes 1 copy necessary",
+    )
     update = {
         "fallbacks": tuple(entry.model_copy(update={"cost": cost}) for entry in report.fallbacks),
         "disagreements": (Disagreement(phase="decode", node=GATHER, detail="cpu or gpu", sources=("profile",)),),
@@ -162,10 +172,14 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
     assert view.say_no_single(found).startswith("4 nodes have 'rotary_emb/' in their name")
 
 
-@pytest.mark.parametrize(("query", "meant"), [
-    ("lm_head/MatMull", "lm_head/MatMul"), ("model.layers.0.self_attn/Dett", DET),
-    ("Gahter", "model.embed_tokens/Gather"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("query", "meant"),
+    [
+        ("lm_head/MatMull", "lm_head/MatMul"),
+        ("model.layers.0.self_attn/Dett", DET),
+        ("Gahter", "model.embed_tokens/Gather"),
+    ],
+)
 def test_near_misses_are_suggested(query, meant):
     with pytest.raises(UsageError) as caught:
         view.to_text(mixed(), query)

@@ -44,10 +44,14 @@ def index_of(graph, optimised=None, plan=None, assigned=(), **changes) -> Sessio
     names = tuple(each.name for each in optimised or ()) if plan is None else tuple(plan)
     return index_session(
         session_facts(
-            graph=tuple(graph), optimised=optimised and tuple(optimised), plan=(names,), assigned=tuple(assigned),
-            ports=(IN, OUT), **changes,
+            graph=tuple(graph),
+            optimised=optimised and tuple(optimised),
+            plan=(names,),
+            assigned=tuple(assigned),
+            ports=(IN, OUT),
+            **changes,
         )
-    )  # fmt: skip
+    )
 
 
 def listed(*entries: tuple[str, str]) -> list[AssignedNode]:
@@ -100,9 +104,13 @@ def test_two_nodes_that_claim_the_same_exported_node_both_lose():
 
 def test_constants_that_were_folded_are_not_replaced():
     graph = (
-        node("m/Constant", "", "c"), node("m/Cast", "c", "d"), node("m/Shape", "x", "k"), node("m/Gather", "k d", "n"),
-        node("m/Mul", "x d", "t"), node("m/Reshape", "t n", "y"),
-    )  # fmt: skip
+        node("m/Constant", "", "c"),
+        node("m/Cast", "c", "d"),
+        node("m/Shape", "x", "k"),
+        node("m/Gather", "k d", "n"),
+        node("m/Mul", "x d", "t"),
+        node("m/Reshape", "t n", "y"),
+    )
     assert index_of(graph, [node("Fused", "x folded", "y")]).replaces("Fused") == ("m/Mul", "m/Reshape")
 
 
@@ -142,10 +150,13 @@ def test_compiled_subgraphs_are_joined_by_their_numbers():
     assert index.claims[COMPILED[0]] == {"assignment": frozenset({NPU})}, "known without a profile"
 
 
-@pytest.mark.parametrize("entries", [
-    [(NPU, "m.a/Add m.fc/MatMul m.out/Relu")],
-    [(NPU, "m.a/Add"), (NPU, "m.fc/MatMul"), (NPU, "m.out/Relu")],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(NPU, "m.a/Add m.fc/MatMul m.out/Relu")],
+        [(NPU, "m.a/Add"), (NPU, "m.fc/MatMul"), (NPU, "m.out/Relu")],
+    ],
+)
 def test_nothing_is_claimed_when_entries_and_nodes_differ_in_number(entries):
     index = index_of(CHAIN, plan=COMPILED, assigned=listed(*entries))
     assert index.compiled == {} and index.stands_for == {}
@@ -172,12 +183,18 @@ def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borde
     order = (COMPILED[2], COMPILED[1], COMPILED[0])
     events = tuple(
         event(run, place, name, "made-up-7", CPU if name.startswith("m.") else NPU, output_bytes=64)
-        for run in range(2) for place, name in enumerate(order)
-    )  # fmt: skip
+        for run in range(2)
+        for place, name in enumerate(order)
+    )
     session = session_facts(
-        graph=CHAIN, plan=(order,), assigned=tuple(entries), ports=(IN, OUT), events=events,
-        runs=windows("decode", "decode"), phases=("decode",),
-    )  # fmt: skip
+        graph=CHAIN,
+        plan=(order,),
+        assigned=tuple(entries),
+        ports=(IN, OUT),
+        events=events,
+        runs=windows("decode", "decode"),
+        phases=("decode",),
+    )
     report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
     phase = phase_of(report, "decode")
     npu = next(entry for entry in phase.providers if entry.provider == NPU)
@@ -185,17 +202,24 @@ def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borde
     assert {entry.name: entry.nodes for entry in phase.by_op_type} == {"CompiledSubgraph": 2, "made-up-7": 1}
     borders = [[(each.name, each.direction, each.size_bytes) for each in part.boundary] for part in phase.partitions]
     assert borders == [
-        [("x", "in", 64), ("s", "out", 64)], [("s", "in", 64), ("l", "out", 64)], [("l", "in", 64), ("y", "out", 64)],
-    ]  # fmt: skip
+        [("x", "in", 64), ("s", "out", 64)],
+        [("s", "in", 64), ("l", "out", 64)],
+        [("l", "in", 64), ("y", "out", 64)],
+    ]
     assert [check for check in failed(report) if "chain" not in check] == []
 
 
-@pytest.mark.parametrize(("modules", "common"), [
-    (["model.layers.0.mlp", "model.layers.0.mlp.act"], "model.layers.0.mlp"),
-    (["model.layers.0", "model.layers.1"], "model.layers"),
-    (["model.layers.1", "model.layers.10"], "model.layers"),
-    (["model.norm", "lm_head"], None), (["model.norm", None], None), ([], None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("modules", "common"),
+    [
+        (["model.layers.0.mlp", "model.layers.0.mlp.act"], "model.layers.0.mlp"),
+        (["model.layers.0", "model.layers.1"], "model.layers"),
+        (["model.layers.1", "model.layers.10"], "model.layers"),
+        (["model.norm", "lm_head"], None),
+        (["model.norm", None], None),
+        ([], None),
+    ],
+)
 def test_the_module_that_nodes_have_in_common(modules, common):
     assert common_module(modules) == common
 
@@ -207,9 +231,12 @@ BLOCKS = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Neg_2", "
 def blocked(*middle: GraphNode) -> tuple[GraphNode, ...]:
     """The graph as it runs, with `middle` between two reorderings."""
     return (
-        node("Relu_0", "x", "a"), node("ReorderInput", "a", "reorder"), *middle,
-        node("ReorderOutput", "reorder_end", "b"), node("Neg_2", "b", "y"),
-    )  # fmt: skip
+        node("Relu_0", "x", "a"),
+        node("ReorderInput", "a", "reorder"),
+        *middle,
+        node("ReorderOutput", "reorder_end", "b"),
+        node("Neg_2", "b", "y"),
+    )
 
 
 def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
@@ -220,14 +247,20 @@ def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
 
 def test_a_chain_in_another_layout_is_shared_out_by_operator_and_what_was_merged_goes_with_its_source():
     graph = (
-        node("Conv_0", "x w", "a"), node("Relu_1", "a", "b"), node("MaxPool_2", "b", "c"), node("Conv_3", "c v", "d"),
+        node("Conv_0", "x w", "a"),
+        node("Relu_1", "a", "b"),
+        node("MaxPool_2", "b", "c"),
+        node("Conv_3", "c v", "d"),
         node("Neg_4", "d", "y"),
-    )  # fmt: skip
+    )
     runs = (
-        node("ReorderInput", "x", "r0"), node("b_nchwc", "r0 w_blocked", "r1", "Conv"),
-        node("c_nchwc", "r1", "r2", "MaxPool"), node("d_nchwc", "r2 v_blocked", "r3", "Conv"),
-        node("ReorderOutput", "r3", "d"), node("Neg_4", "d", "y"),
-    )  # fmt: skip
+        node("ReorderInput", "x", "r0"),
+        node("b_nchwc", "r0 w_blocked", "r1", "Conv"),
+        node("c_nchwc", "r1", "r2", "MaxPool"),
+        node("d_nchwc", "r2 v_blocked", "r3", "Conv"),
+        node("ReorderOutput", "r3", "d"),
+        node("Neg_4", "d", "y"),
+    )
     index = index_of(graph, runs)
     assert index.replaces("b_nchwc") == ("Conv_0", "Relu_1")
     assert index.replaces("c_nchwc") == ("MaxPool_2",)
@@ -243,29 +276,37 @@ def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
 def test_a_group_past_a_node_that_still_runs_proves_nothing():
     graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
     runs = (
-        node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("ReorderInput", "a", "r0"),
-        node("c_blocked", "r0", "c", "Abs"), node("Neg_3", "c", "y"),
-    )  # fmt: skip
+        node("Relu_0", "x", "a"),
+        node("MaxPool_1", "a", "b"),
+        node("ReorderInput", "a", "r0"),
+        node("c_blocked", "r0", "c", "Abs"),
+        node("Neg_3", "c", "y"),
+    )
     index = index_of(graph, runs)
     assert not index.replaces("c_blocked") and not index.beside
 
 
 def test_reorderings_are_inserted_and_their_copies_are_those_of_the_work():
     optimised = (
-        node("Relu_0", "x", "a"), node("Memcpy", "a", "a_host", "MemcpyToHost"),
-        node("ReorderInput", "a_host", "reorder"), node("b_nchwc", "reorder", "reorder_end", "MaxPool"),
-        node("ReorderOutput", "reorder_end", "b"), node("Memcpy_token_1", "b", "b_dev", "MemcpyFromHost"),
+        node("Relu_0", "x", "a"),
+        node("Memcpy", "a", "a_host", "MemcpyToHost"),
+        node("ReorderInput", "a_host", "reorder"),
+        node("b_nchwc", "reorder", "reorder_end", "MaxPool"),
+        node("ReorderOutput", "reorder_end", "b"),
+        node("Memcpy_token_1", "b", "b_dev", "MemcpyFromHost"),
         node("Neg_2", "b_dev", "y"),
-    )  # fmt: skip
+    )
     on_cpu = {"ReorderInput", "b_nchwc", "ReorderOutput"}
     session = session_facts(
-        graph=BLOCKS, optimised=optimised, plan=(tuple(each.name for each in optimised),),
+        graph=BLOCKS,
+        optimised=optimised,
+        plan=(tuple(each.name for each in optimised),),
         events=tuple(
             event(0, order, each.name, each.op_type, CPU if each.name in on_cpu else GPU)
             for order, each in enumerate(optimised)
         ),
         ports=(IN, OUT),
-    )  # fmt: skip
+    )
     report = report_of(run_facts(session), GPU_CHAIN)
     reasons = {entry.node: (entry.reason, entry.evidence) for entry in report.fallbacks}
     assert reasons["ReorderInput"][0] == reasons["ReorderOutput"][0] == "runtime_inserted"

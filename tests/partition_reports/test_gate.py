@@ -36,28 +36,46 @@ def failures(gate, report=None, baseline=None):
 
 
 # Nodes of the file: 9, of which Gather, Concat and Det are on the CPU. The Transpose on the CPU is ONNX Runtime's own.
-@pytest.mark.parametrize(("text", "holds"), [
-    ("provider=webgpu,share>=0.66", True), ("provider=webgpu,share>0.67", False), ("provider=webgpu,share>=66%", True),
-    ("provider=cpu,nodes<=4", True), ("provider=cpu,nodes<4", False), ("provider=cpu,nodes=4", True),
-    ("provider!=webgpu,nodes=4", True), ("provider = webgpu , nodes >= 6", True),
-    ("op=MatMul,provider=webgpu,share=1", True), ("op=Gather,provider=webgpu,share==0.5", True),
-    ("op!=Gather,provider=webgpu,share>=0.7", True),
-    ("module=rotary_emb,provider=cpu,share=50%", True), ("module=layers.0,provider=cpu,nodes=1", True),
-    ("module=layers,provider=cpu,nodes=1", True), ("module=rotary,provider=cpu,nodes=0", True),
-    ("reason=unexplained,nodes=0", False), ("reason=no_kernel_op,nodes=1", True),
-    ("phase=decode,copies<=4", True), ("phase=decode,copies<=3", False), ("phase=prefill,partitions<=5", True),
-    ("phase=decode,copy_bytes_per_token<=1544", True), ("phase=decode,copy_bytes_per_token<1544", False),
-    ("phase=run,copies<=99", False), ("phase!=run,copies<=4", True),
-    ("provider=webgpu,time_share>=0.5,share>=0.6", True), ("provider=webgpu,time_share>=0.5,share>=0.7", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("provider=webgpu,share>=0.66", True),
+        ("provider=webgpu,share>0.67", False),
+        ("provider=webgpu,share>=66%", True),
+        ("provider=cpu,nodes<=4", True),
+        ("provider=cpu,nodes<4", False),
+        ("provider=cpu,nodes=4", True),
+        ("provider!=webgpu,nodes=4", True),
+        ("provider = webgpu , nodes >= 6", True),
+        ("op=MatMul,provider=webgpu,share=1", True),
+        ("op=Gather,provider=webgpu,share==0.5", True),
+        ("op!=Gather,provider=webgpu,share>=0.7", True),
+        ("module=rotary_emb,provider=cpu,share=50%", True),
+        ("module=layers.0,provider=cpu,nodes=1", True),
+        ("module=layers,provider=cpu,nodes=1", True),
+        ("module=rotary,provider=cpu,nodes=0", True),
+        ("reason=unexplained,nodes=0", False),
+        ("reason=no_kernel_op,nodes=1", True),
+        ("phase=decode,copies<=4", True),
+        ("phase=decode,copies<=3", False),
+        ("phase=prefill,partitions<=5", True),
+        ("phase=decode,copy_bytes_per_token<=1544", True),
+        ("phase=decode,copy_bytes_per_token<1544", False),
+        ("phase=run,copies<=99", False),
+        ("phase!=run,copies<=4", True),
+        ("provider=webgpu,time_share>=0.5,share>=0.6", True),
+        ("provider=webgpu,time_share>=0.5,share>=0.7", False),
+    ],
+)
 def test_what_a_requirement_means(text, holds):
     assert required(text)[0] is holds, required(text)
 
 
 def test_a_requirement_that_fails_gives_the_figure_the_nodes_and_their_reasons():
     assert required("op=Gather,provider=webgpu,share>=0.9") == (
-        False, "share 0.5 in prefill and decode, without model.rotary_emb/Gather (Gather on CPU: no_kernel_op)",
-    )  # fmt: skip
+        False,
+        "share 0.5 in prefill and decode, without model.rotary_emb/Gather (Gather on CPU: no_kernel_op)",
+    )
     _, said = required("provider=cpu,nodes=0")
     assert said.startswith("nodes 4 in prefill and decode: model.rotary_emb/Gather (Gather on CPU: no_kernel_op), ")
 
@@ -75,8 +93,9 @@ def test_what_is_not_known_does_not_hold():
         assert not required(text, lost)[0]
     untimed = each_node(mixed(), lambda n: n.model_copy(update={"host_us_per_run": None}))
     assert required("provider=webgpu,time_share>=0", untimed) == (
-        False, "time_share cannot be confirmed in prefill and decode: no time is known",
-    )  # fmt: skip
+        False,
+        "time_share cannot be confirmed in prefill and decode: no time is known",
+    )
     assert "no node of the file is meant" in required("op=Conv,provider=webgpu,share<=1")[1]
     slow = each_phase(mixed(), lambda phase: {"tokens_per_second": None})
     assert "tokens_per_second cannot be confirmed" in required("tokens_per_second>=0", slow)[1]
@@ -88,17 +107,27 @@ def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
     assert not required("copies<=99", report)[0], "nobody counted the copies inside"
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
-    ("speed>=1", f"known: {', '.join(FIELDS)}"),
-    ("provider=webgpu", "nothing is measured"), ("share>=0.5", "share needs provider or reason"),
-    ("provider>webgpu,nodes=1", "provider takes = or !="), ("provider=,nodes=1", "provider has no value"),
-    ("phase=decod,copies=0", "did you mean 'decode'"), ("reason=unexplaind,nodes=0", "did you mean 'unexplained'"),
-    ("copies<=many", "copies is compared with a number"), ("copies<=nan", "compared with a number"),
-    ("copies<=inf", "compared with a number"), ("provider=cpu,share>=95", "between 0 and 1"),
-    ("provider=cpu,copies<=1", "copies is that of a whole phase"), ("", "is not FIELD OP VALUE"),
-    ("nodes", "is not FIELD OP VALUE"), ("nodes=1,", "is not FIELD OP VALUE"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
+        ("speed>=1", f"known: {', '.join(FIELDS)}"),
+        ("provider=webgpu", "nothing is measured"),
+        ("share>=0.5", "share needs provider or reason"),
+        ("provider>webgpu,nodes=1", "provider takes = or !="),
+        ("provider=,nodes=1", "provider has no value"),
+        ("phase=decod,copies=0", "did you mean 'decode'"),
+        ("reason=unexplaind,nodes=0", "did you mean 'unexplained'"),
+        ("copies<=many", "copies is compared with a number"),
+        ("copies<=nan", "compared with a number"),
+        ("copies<=inf", "compared with a number"),
+        ("provider=cpu,share>=95", "between 0 and 1"),
+        ("provider=cpu,copies<=1", "copies is that of a whole phase"),
+        ("", "is not FIELD OP VALUE"),
+        ("nodes", "is not FIELD OP VALUE"),
+        ("nodes=1,", "is not FIELD OP VALUE"),
+    ],
+)
 def test_a_requirement_that_makes_no_sense_is_one_line(text, words):
     with pytest.raises(UsageError) as caught:
         parse_requirement(text, WORDS)
@@ -117,9 +146,11 @@ def test_what_holds_is_said_with_its_figures():
     result = check(mixed(), Gate(limits=Limits(4, 3, 1544), max_unexplained=2), "r.json")
     assert result.passed
     assert [(outcome.check, outcome.detail) for outcome in result.outcomes] == [
-        ("--max-cpu-nodes 4", "at most 4 in a phase"), ("--max-copies 3", "3 in decode"),
-        ("--max-copy-bytes-per-token 1544", "1,544 in decode"), ("--max-unexplained 2", f"{UNEXPLAINED} in decode"),
-    ]  # fmt: skip
+        ("--max-cpu-nodes 4", "at most 4 in a phase"),
+        ("--max-copies 3", "3 in decode"),
+        ("--max-copy-bytes-per-token 1544", "1,544 in decode"),
+        ("--max-unexplained 2", f"{UNEXPLAINED} in decode"),
+    ]
 
 
 UNEXPLAINED = sum(entry.reason == "unexplained" and entry.phase == "decode" for entry in mixed().fallbacks)
@@ -134,16 +165,28 @@ def test_unexplained_nodes_are_counted_in_the_phase_that_has_most():
 def cache(**changes):
     state = CacheState(name="past.0", layer=0, kind="key", memory="Cpu", size_bytes=64, in_place=True)
     given: dict[str, Any] = {
-        "states": 1, "size_bytes": 64, "memories": {"Cpu": 64}, "in_place_states": 1, "address_changes": 0,
-        "checked_steps": 3, "entries": (state,),
-    }  # fmt: skip
+        "states": 1,
+        "size_bytes": 64,
+        "memories": {"Cpu": 64},
+        "in_place_states": 1,
+        "address_changes": 0,
+        "checked_steps": 3,
+        "entries": (state,),
+    }
     return Cache(**(given | changes))
 
 
-@pytest.mark.parametrize(("facts", "words"), [
-    (cache(), None), (cache(in_place_states=0), "NOT in place"), (cache(address_changes=1), "its address changed"),
-    (cache(checked_steps=0), "no step was observed"), (cache(states=0), "knows no cache"), (None, "knows no cache"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (cache(), None),
+        (cache(in_place_states=0), "NOT in place"),
+        (cache(address_changes=1), "its address changed"),
+        (cache(checked_steps=0), "no step was observed"),
+        (cache(states=0), "knows no cache"),
+        (None, "knows no cache"),
+    ],
+)
 def test_the_cache_has_to_be_seen_in_place(facts, words):
     report = mixed().model_copy(update={"cache": facts})
     found = failures(Gate(cache_in_place=True), report)

@@ -20,11 +20,29 @@ COLUMNS = (
     Column("tensor", number=False),
 )
 ROWS = (
-    ("MemcpyToHost", "18", "WebGpu 18", "767", "29.3 %", "812", "99.1 %", "27.1 KiB or more",
-     "model.layers.11.self_attn/Add_1_output_0"),
-    ("GroupQueryAttention", "1,024", "WebGpu 1,000, CPU 24", "2,619.75", "100.0 %", "0.013", "0.0 %", "-",
-     "漢字漢字漢字漢字漢字 é" + "x" * 120),
-)  # fmt: skip
+    (
+        "MemcpyToHost",
+        "18",
+        "WebGpu 18",
+        "767",
+        "29.3 %",
+        "812",
+        "99.1 %",
+        "27.1 KiB or more",
+        "model.layers.11.self_attn/Add_1_output_0",
+    ),
+    (
+        "GroupQueryAttention",
+        "1,024",
+        "WebGpu 1,000, CPU 24",
+        "2,619.75",
+        "100.0 %",
+        "0.013",
+        "0.0 %",
+        "-",
+        "漢字漢字漢字漢字漢字 é" + "x" * 120,
+    ),
+)
 
 
 def numbers(text: str) -> Counter[str]:

@@ -38,9 +38,11 @@ def test_the_phase_with_most_nodes_on_the_cpu_counts(phases):
 
 def test_a_copy_of_unknown_size_is_not_within_a_limit(phases):
     decode = phases[1]
-    unknown = decode.model_copy(update={
-        "copies": (*decode.copies[1:], decode.copies[0].model_copy(update={"bytes_per_run": None})),
-    })  # fmt: skip
+    unknown = decode.model_copy(
+        update={
+            "copies": (*decode.copies[1:], decode.copies[0].model_copy(update={"bytes_per_run": None})),
+        }
+    )
     (sentence,) = exceeded((unknown,), Limits(max_copy_bytes_per_token=10**9))
     assert "the size of 1 copy is unknown: Memcpy_token_0" in sentence
     (sentence,) = exceeded((unknown,), Limits(max_copy_bytes_per_token=0))
@@ -54,10 +56,14 @@ def test_many_nodes_are_named_up_to_a_point(phases):
     assert "n19 (Gather) and 10 more" in sentence and "n20" not in sentence
 
 
-@pytest.mark.parametrize(("limits", "name"), [
-    (Limits(-1), "--max-cpu-nodes"), (Limits(max_copies=-1), "--max-copies"),
-    (Limits(max_copy_bytes_per_token=-5), "--max-copy-bytes-per-token is -5"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (Limits(-1), "--max-cpu-nodes"),
+        (Limits(max_copies=-1), "--max-copies"),
+        (Limits(max_copy_bytes_per_token=-5), "--max-copy-bytes-per-token is -5"),
+    ],
+)
 def test_a_negative_limit_is_a_usage_error(limits, name):
     with pytest.raises(UsageError, match=name):
         check_limits(limits, (GPU, CPU))

@@ -57,33 +57,54 @@ def two_streams(**changes: Any) -> SessionFacts:
         "graph": GRAPH,
         "plan": (("Shape0", "Slice0", "Shape1", "Div2"), ("Div0", "Sub0", "Div1")),
         "events": ran(
-            ("Shape_34", CUDA), ("Div_38", CPU), ("Sub_39", CPU), ("Slice_47", CUDA), ("Shape_8", CUDA),
-            ("Div_9", CPU), ("Div_23", CUDA),
+            ("Shape_34", CUDA),
+            ("Div_38", CPU),
+            ("Sub_39", CPU),
+            ("Slice_47", CUDA),
+            ("Shape_8", CUDA),
+            ("Div_9", CPU),
+            ("Div_23", CUDA),
         ),
         "assigned": tuple(
             AssignedNode("", op, "", provider, number)
-            for number, (op, provider) in enumerate((
-                ("Shape", CUDA), ("Slice", CUDA), ("Shape", CUDA), ("Div", CUDA), ("Div", CPU), ("Div", CPU),
-                ("Sub", CPU),
-            ))
+            for number, (op, provider) in enumerate(
+                (
+                    ("Shape", CUDA),
+                    ("Slice", CUDA),
+                    ("Shape", CUDA),
+                    ("Div", CUDA),
+                    ("Div", CPU),
+                    ("Div", CPU),
+                    ("Sub", CPU),
+                )
+            )
         ),
         "optimised": (
-            node("", "Shape", ("x",), ("all",)), node("", "Div", ("all", "two"), ("half",)),
-            node("", "Sub", ("all", "half"), ("start",)), node("", "Slice", ("x", "start"), ("cropped",)),
-            node("", "Shape", ("x",), ("groups",)), node("", "Div", ("groups", "size"), ("each",)),
+            node("", "Shape", ("x",), ("all",)),
+            node("", "Div", ("all", "two"), ("half",)),
+            node("", "Sub", ("all", "half"), ("start",)),
+            node("", "Slice", ("x", "start"), ("cropped",)),
+            node("", "Shape", ("x",), ("groups",)),
+            node("", "Div", ("groups", "size"), ("each",)),
             node("", "Div", ("x", "each"), ("normed",)),
         ),
         "registered": (CUDA, CPU),
         "patterns": (KERNEL, FORCED),
-    }  # fmt: skip
+    }
     return session_facts(**(given | changes))
 
 
 def test_streams_are_joined_by_execution_within_each_provider() -> None:
     index = index_session(two_streams())
     assert {name: event.provider for name, event in index.ran.items()} == {
-        "Shape0": CUDA, "Slice0": CUDA, "Shape1": CUDA, "Div2": CUDA, "Div0": CPU, "Sub0": CPU, "Div1": CPU,
-    }  # fmt: skip
+        "Shape0": CUDA,
+        "Slice0": CUDA,
+        "Shape1": CUDA,
+        "Div2": CUDA,
+        "Div0": CPU,
+        "Sub0": CPU,
+        "Div1": CPU,
+    }
     assert index.ran["Div0"].start_us == 100, "the first Div that ran on the CPU, although Div_9 has a lower index"
     assert find_disagreements(index, "run") == ()
 
@@ -174,10 +195,12 @@ def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
 @pytest.mark.parametrize(
     ("name", "op_type"),
     [
-        ("DequantizeLinear_token_16", "DequantizeLinear"), ("QuantizeLinear", "QuantizeLinear"),
-        ("dq/duplicated", "DequantizeLinear"), ("where_dummy_dq", "DequantizeLinear"),
+        ("DequantizeLinear_token_16", "DequantizeLinear"),
+        ("QuantizeLinear", "QuantizeLinear"),
+        ("dq/duplicated", "DequantizeLinear"),
+        ("where_dummy_dq", "DequantizeLinear"),
     ],
-)  # fmt: skip
+)
 def test_inserted_quantisation_is_known(name: str, op_type: str) -> None:
     context = Context(name, op_type, CPU, ChainEntry(provider="QNNExecutionProvider", status="active"), False, (), ())
     assert explain(context)[0].code == "runtime_inserted"

@@ -53,10 +53,20 @@ def made_bench() -> Bench:
     ]
     contenders = test_benching.built(*lanes)
     return Bench(
-        created="2026-11-21T08:00:00Z", partita_version="0.1.0", verdict=give_verdict(contenders, "cpu"),
-        environment=ENVIRONMENT, package=PACKAGE, prompt_tokens=20, max_new_tokens=4, threads=1, rounds=5,
-        interrupted=False, baseline="cpu", contenders=contenders, notes=("a note with 3 numbers: 1.5, 2,048",),
-    )  # fmt: skip
+        created="2026-11-21T08:00:00Z",
+        partita_version="0.1.0",
+        verdict=give_verdict(contenders, "cpu"),
+        environment=ENVIRONMENT,
+        package=PACKAGE,
+        prompt_tokens=20,
+        max_new_tokens=4,
+        threads=1,
+        rounds=5,
+        interrupted=False,
+        baseline="cpu",
+        contenders=contenders,
+        notes=("a note with 3 numbers: 1.5, 2,048",),
+    )
 
 
 def bench() -> Render:
@@ -70,24 +80,54 @@ def checked(limits: Limits) -> Render:
 
 
 def machine() -> Render:
-    runtime = OnnxRuntime(packages=("onnxruntime-gpu 1.31.1",), version="1.31.1", build="Release", cuda="13.0",
-                          cudnn="9.1", available=("cuda",))  # fmt: skip
+    runtime = OnnxRuntime(
+        packages=("onnxruntime-gpu 1.31.1",),
+        version="1.31.1",
+        build="Release",
+        cuda="13.0",
+        cudnn="9.1",
+        available=("cuda",),
+    )
     gpu = Gpu(name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, driver="580.65", cuda_driver="13.0")
-    device = Device(ort_name="CUDAExecutionProvider", ep_vendor="NVIDIA", kind="GPU", vendor="NVIDIA", vendor_id=4318,
-                    device_id=9, metadata={"description": "card 17 of 24"})  # fmt: skip
+    device = Device(
+        ort_name="CUDAExecutionProvider",
+        ep_vendor="NVIDIA",
+        kind="GPU",
+        vendor="NVIDIA",
+        vendor_id=4318,
+        device_id=9,
+        metadata={"description": "card 17 of 24"},
+    )
     entries = tuple(
         ProviderEntry(
-            name=name, ort_name=f"{name}ExecutionProvider", in_build=True, plugin=None, library_loads=False,
-            device_found=None, software_device=False, status="unavailable", reason="library_missing",
-            evidence="libcublasLt.so.13: cannot open shared object file", remedy="install CUDA 13", seconds=seconds,
-            devices=(device,), options=(),
+            name=name,
+            ort_name=f"{name}ExecutionProvider",
+            in_build=True,
+            plugin=None,
+            library_loads=False,
+            device_found=None,
+            software_device=False,
+            status="unavailable",
+            reason="library_missing",
+            evidence="libcublasLt.so.13: cannot open shared object file",
+            remedy="install CUDA 13",
+            seconds=seconds,
+            devices=(device,),
+            options=(),
         )
         for name, seconds in (("cuda", 1.28), ("tensorrt", None), ("cpu", 12.5))
-    )  # fmt: skip
+    )
     report = MachineReport(
-        partita_version="0.1.0", findings=(), plugins={"x": "1.2.3"}, seconds=2.5, onnxruntime=runtime, gpus=(gpu,),
-        default_chain=("cuda", "cpu"), default_reason="cuda is the best of 2", providers=entries,
-    )  # fmt: skip
+        partita_version="0.1.0",
+        findings=(),
+        plugins={"x": "1.2.3"},
+        seconds=2.5,
+        onnxruntime=runtime,
+        gpus=(gpu,),
+        default_chain=("cuda", "cpu"),
+        default_reason="cuda is the best of 2",
+        providers=entries,
+    )
     return lambda console: _machine.render(report, console)
 
 

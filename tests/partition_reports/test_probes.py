@@ -63,10 +63,16 @@ def test_a_node_that_cannot_be_tried_as_it_is_shows_nothing_whatever_helps_anoth
     assert code(changed("as_is", "invalid", ""), changed("type", "taken")) is None
 
 
-@pytest.mark.parametrize(("factor", "expected"), [
-    ("static_shape", "dynamic_shape"), ("type", "no_kernel_type"), ("opset", "no_kernel_version"),
-    ("attribute", "attribute_unsupported"), ("input", "attribute_unsupported"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        ("static_shape", "dynamic_shape"),
+        ("type", "no_kernel_type"),
+        ("opset", "no_kernel_version"),
+        ("attribute", "attribute_unsupported"),
+        ("input", "attribute_unsupported"),
+    ],
+)
 @pytest.mark.parametrize("as_is", ["left", "failed", "crashed", "timed_out"])
 def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
     others = [changed(other, "left") for other in CODES if other != factor]
@@ -283,8 +289,12 @@ def test_the_rejected_part_is_in_the_report_and_explains_every_node():
     session = mixed_session(rejected=part)
     (record,) = find_rejected([session, mixed_session()], GPU_CHAIN)
     assert (record.nodes, record.provider, record.evidence, record.minimal, record.tries) == (
-        (DET,), GPU, "vkCreateDevice failed", True, 9,
-    )  # fmt: skip
+        (DET,),
+        GPU,
+        "vkCreateDevice failed",
+        True,
+        9,
+    )
     assert find_rejected([session], ()) == ()
     entry = replace_entry(NO_GPU_CHAIN[0], reason="subgraph_rejected", evidence="vkCreateDevice failed")
     found = {
@@ -344,8 +354,10 @@ def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
     index = index_session(session)
     assert nodes_to_probe(index, GPU_CHAIN[0]) == ()
     taken = NodeProbe(GATHER, (Trial("as_is", "", "taken", ""),))
-    report = report_of(with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),),
-                                    probes={GATHER: taken}), GPU_CHAIN)  # fmt: skip
+    report = report_of(
+        with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),), probes={GATHER: taken}),
+        GPU_CHAIN,
+    )
     assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
         ("unexplained", "no source says where this node runs")
     }
@@ -353,9 +365,14 @@ def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
 
 def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
     session = replace(
-        mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,), (DET,)), plan_devices=("1", "0"),
+        mixed_session(),
+        events=(),
+        assigned=(),
+        log=(),
+        plan=((GATHER,), (DET,)),
+        plan_devices=("1", "0"),
         registered=(GPU, "CPUExecutionProvider"),
-    )  # fmt: skip
+    )
     claims = index_session(session).claims
     assert claims[GATHER] == {"plan_file": frozenset({GPU})}
     assert claims[DET] == {"plan_file": frozenset({"CPUExecutionProvider"})}

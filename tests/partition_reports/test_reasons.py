@@ -125,8 +125,11 @@ def test_a_provider_that_is_not_there_explains_every_node_in_its_own_words():
     )
     reason, finding = explain(context(wanted=entry, log=()))
     assert (reason.code, finding.kind, finding.evidence, finding.remedy) == (
-        "device_missing", "logged", "no adapter", "buy one",
-    )  # fmt: skip
+        "device_missing",
+        "logged",
+        "no adapter",
+        "buy one",
+    )
 
 
 def test_a_provider_reason_without_evidence_is_unexplained():

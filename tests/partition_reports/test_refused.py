@@ -74,9 +74,12 @@ def many(count, kinds):
         for op, name in zip(ops, names, strict=True)
     )
     return session_facts(
-        graph=tuple(exported(name, (), ()) for name in names), patterns=PATTERNS, log=log, plan=(tuple(names),),
+        graph=tuple(exported(name, (), ()) for name in names),
+        patterns=PATTERNS,
+        log=log,
+        plan=(tuple(names),),
         assigned=tuple(AssignedNode(n, o, "", CPU, i) for i, (n, o) in enumerate(zip(names, ops, strict=True))),
-    )  # fmt: skip
+    )
 
 
 def test_many_nodes_are_grouped_by_operator():

@@ -278,8 +278,10 @@ def test_the_timeline_has_every_event_of_every_run(deep: Element) -> None:
         found = []
         for element in figure.all("path", "g"):
             boxes = re.findall(r"M(\d+) 0h(\d+)v10h-\2z", element["d"] or element["data-d"])
-            found += [(place, int(start), int(host)) for place, (start, host) in
-                      zip(positions(element["data-p"]), boxes, strict=True)]  # fmt: skip
+            found += [
+                (place, int(start), int(host))
+                for place, (start, host) in zip(positions(element["data-p"]), boxes, strict=True)
+            ]
         assert sorted(found) == sorted(run_.events)
         assert "Memcpy nodes, wait and copy together" in words(figure)
 

@@ -36,8 +36,9 @@ def slices(trace, category=None):
 def tracks(trace):
     return {
         (event["pid"], event["tid"]): event["args"]["name"]
-        for event in trace["traceEvents"] if event["name"] == "thread_name"
-    }  # fmt: skip
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
 
 
 def assert_valid(trace):
@@ -73,8 +74,9 @@ def test_runs_enclose_their_nodes_and_tell_phase_and_tokens():
     trace = trace_of(mixed())
     runs = {event["args"]["run"]: event for event in slices(trace, "run")}
     assert [runs[n]["name"] for n in range(2)] == [
-        "prefill run 0, 5 new tokens per row", "decode run 1, 1 new token per row",
-    ]  # fmt: skip
+        "prefill run 0, 5 new tokens per row",
+        "decode run 1, 1 new token per row",
+    ]
     for event in [*slices(trace, "node"), *slices(trace, "copy")]:
         run = runs[event["args"]["run"]]
         assert run["ts"] <= event["ts"] and event["ts"] + event["dur"] <= run["ts"] + run["dur"]
@@ -89,8 +91,11 @@ def test_every_provider_and_the_copies_have_a_track():
         # The sample's slow run has nodes that overlap, so there are tracks such as `WebGpu (2)`.
         on[named[event["pid"], event["tid"]].partition(" (")[0]].add(event["args"].get("node"))
     assert list(dict.fromkeys(name.partition(" (")[0] for name in named.values())) == [
-        "session runs", "WebGpu", "CPU", "copies",
-    ]  # fmt: skip
+        "session runs",
+        "WebGpu",
+        "CPU",
+        "copies",
+    ]
     assert on["copies"] == {"Memcpy", "Memcpy_token_0", "Memcpy_token_1"}
     assert "model.layers.0.self_attn/Det" in on["CPU"] and "lm_head/MatMul" in on["WebGpu"]
 

@@ -31,13 +31,20 @@ def inside(environment: str, wanted: list[str]) -> list[dict[str, Any]]:
     verdicts = [judge(case, ended[case.command]) for case in cases]
     return [
         {
-            "name": verdict.case.name, "expected": verdict.case.expected, "reason": verdict.reason,
-            "kind": verdict.kind, "wrong": verdict.wrong, "evidence": verdict.evidence, "trials": verdict.trials,
-            "said": verdict.said, "planted": plain[verdict.case.name, False],
-            "control": plain.get((verdict.case.name, True), "-"), "checked": verdict.case.plain,
+            "name": verdict.case.name,
+            "expected": verdict.case.expected,
+            "reason": verdict.reason,
+            "kind": verdict.kind,
+            "wrong": verdict.wrong,
+            "evidence": verdict.evidence,
+            "trials": verdict.trials,
+            "said": verdict.said,
+            "planted": plain[verdict.case.name, False],
+            "control": plain.get((verdict.case.name, True), "-"),
+            "checked": verdict.case.plain,
         }
         for verdict in verdicts
-    ]  # fmt: skip
+    ]
 
 
 def ask(environment: str, wanted: list[str]) -> list[dict[str, Any]]:

@@ -96,9 +96,18 @@ def place_arguments(case: Case, run: Run, model: Path, folder: Path) -> list[str
     library = [f"--provider-library={case.provider}={compile_library(run.library, folder)}"] if run.library else []
     dry = ["--dry-run"] if run.dry_run else []
     return [
-        "place", str(model), "--provider", f"{case.provider},cpu", "--json", "--runs", "1",
-        *options, *library, *dry, *case.arguments,
-    ]  # fmt: skip
+        "place",
+        str(model),
+        "--provider",
+        f"{case.provider},cpu",
+        "--json",
+        "--runs",
+        "1",
+        *options,
+        *library,
+        *dry,
+        *case.arguments,
+    ]
 
 
 def command(case: Case, folder: Path) -> dict[str, Any]:
@@ -121,9 +130,15 @@ def outcomes(cases: Iterable[Case], folder: Path) -> dict[str, Outcome]:
     """How the runs of all cases ended, by what is run; cases that share a run are run once."""
     runs = {case.command: command(case, folder / case.name) for case in {c.command: c for c in cases}.values()}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.planted.batch"], input=json.dumps(list(runs.values())),
-        cwd=REPOSITORY, env=variables(), capture_output=True, text=True, timeout=BATCH_SECONDS, check=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.planted.batch"],
+        input=json.dumps(list(runs.values())),
+        cwd=REPOSITORY,
+        env=variables(),
+        capture_output=True,
+        text=True,
+        timeout=BATCH_SECONDS,
+        check=True,
+    )
     return {
         key: Outcome(one["code"], json.loads(one["out"]) if one["out"].startswith("{") else None, one["err"][-1000:])
         for key, one in zip(runs, json.loads(done.stdout), strict=True)
@@ -191,9 +206,14 @@ def plainly(cases: Iterable[Case], folder: Path) -> dict[tuple[str, bool], str]:
 def ask_plainly(requests: Sequence[dict[str, Any]], environment: Mapping[str, str]) -> list[dict[str, Any]]:
     """Answers of `raw.py`."""
     done = subprocess.run(
-        [sys.executable, RAW], input=json.dumps(requests), env=dict(environment),
-        capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True,
-    )  # fmt: skip
+        [sys.executable, RAW],
+        input=json.dumps(requests),
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_SECONDS,
+        check=True,
+    )
     return json.loads(done.stdout)
 
 

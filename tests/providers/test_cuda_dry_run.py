@@ -159,34 +159,50 @@ def header_folder() -> Path:
 def test_the_offsets_of_structs_are_those_of_nvidias_header(tmp_path: Path):
     include = header_folder()
     fields = {
-        "NAME": "name", "TOTAL_GLOBAL_MEM": "totalGlobalMem", "SHARED_MEM_PER_BLOCK": "sharedMemPerBlock",
-        "REGS_PER_BLOCK": "regsPerBlock", "WARP_SIZE": "warpSize", "MAX_THREADS_PER_BLOCK": "maxThreadsPerBlock",
-        "MAX_THREADS_DIM": "maxThreadsDim", "MAX_GRID_SIZE": "maxGridSize", "TOTAL_CONST_MEM": "totalConstMem",
-        "MAJOR": "major", "MINOR": "minor", "MULTI_PROCESSOR_COUNT": "multiProcessorCount",
-        "CAN_MAP_HOST_MEMORY": "canMapHostMemory", "CONCURRENT_KERNELS": "concurrentKernels",
-        "ASYNC_ENGINE_COUNT": "asyncEngineCount", "UNIFIED_ADDRESSING": "unifiedAddressing",
-        "L2_CACHE_SIZE": "l2CacheSize", "MAX_THREADS_PER_MULTI_PROCESSOR": "maxThreadsPerMultiProcessor",
+        "NAME": "name",
+        "TOTAL_GLOBAL_MEM": "totalGlobalMem",
+        "SHARED_MEM_PER_BLOCK": "sharedMemPerBlock",
+        "REGS_PER_BLOCK": "regsPerBlock",
+        "WARP_SIZE": "warpSize",
+        "MAX_THREADS_PER_BLOCK": "maxThreadsPerBlock",
+        "MAX_THREADS_DIM": "maxThreadsDim",
+        "MAX_GRID_SIZE": "maxGridSize",
+        "TOTAL_CONST_MEM": "totalConstMem",
+        "MAJOR": "major",
+        "MINOR": "minor",
+        "MULTI_PROCESSOR_COUNT": "multiProcessorCount",
+        "CAN_MAP_HOST_MEMORY": "canMapHostMemory",
+        "CONCURRENT_KERNELS": "concurrentKernels",
+        "ASYNC_ENGINE_COUNT": "asyncEngineCount",
+        "UNIFIED_ADDRESSING": "unifiedAddressing",
+        "L2_CACHE_SIZE": "l2CacheSize",
+        "MAX_THREADS_PER_MULTI_PROCESSOR": "maxThreadsPerMultiProcessor",
         "STREAM_PRIORITIES_SUPPORTED": "streamPrioritiesSupported",
         "SHARED_MEM_PER_MULTIPROCESSOR": "sharedMemPerMultiprocessor",
-        "REGS_PER_MULTIPROCESSOR": "regsPerMultiprocessor", "MANAGED_MEMORY": "managedMemory",
+        "REGS_PER_MULTIPROCESSOR": "regsPerMultiprocessor",
+        "MANAGED_MEMORY": "managedMemory",
         "COOPERATIVE_LAUNCH": "cooperativeLaunch",
         "SHARED_MEM_PER_BLOCK_OPTIN": "sharedMemPerBlockOptin",
         "MAX_BLOCKS_PER_MULTI_PROCESSOR": "maxBlocksPerMultiProcessor",
-        "RESERVED_SHARED_MEM_PER_BLOCK": "reservedSharedMemPerBlock", "MEMORY_POOLS_SUPPORTED": "memoryPoolsSupported",
-    }  # fmt: skip
+        "RESERVED_SHARED_MEM_PER_BLOCK": "reservedSharedMemPerBlock",
+        "MEMORY_POOLS_SUPPORTED": "memoryPoolsSupported",
+    }
     assert set(fields) | {"BYTES"} == set(re.findall(r"^ +PROP_(\w+) = ", symbols.c_text("cudart.c"), re.MULTILINE))
     checks = [
-        "sizeof(struct cudaDeviceProp) == PROP_BYTES", "sizeof(struct cudaPointerAttributes) == POINTER_BYTES",
-        "sizeof(struct cudaFuncAttributes) == FUNCTION_BYTES", "offsetof(struct cudaPointerAttributes, device) == 4",
+        "sizeof(struct cudaDeviceProp) == PROP_BYTES",
+        "sizeof(struct cudaPointerAttributes) == POINTER_BYTES",
+        "sizeof(struct cudaFuncAttributes) == FUNCTION_BYTES",
+        "offsetof(struct cudaPointerAttributes, device) == 4",
         "offsetof(struct cudaPointerAttributes, devicePointer) == 8",
         "offsetof(struct cudaPointerAttributes, hostPointer) == 16",
         "offsetof(struct cudaFuncAttributes, maxThreadsPerBlock) == 24",
-        "offsetof(struct cudaFuncAttributes, numRegs) == 28", "offsetof(struct cudaFuncAttributes, ptxVersion) == 32",
+        "offsetof(struct cudaFuncAttributes, numRegs) == 28",
+        "offsetof(struct cudaFuncAttributes, ptxVersion) == 32",
         "offsetof(struct cudaFuncAttributes, binaryVersion) == 36",
         "offsetof(struct cudaFuncAttributes, maxDynamicSharedSizeBytes) == 44",
         *(f"offsetof(struct cudaDeviceProp, {field}) == PROP_{name}" for name, field in fields.items()),
         *(f"(int){name} == {number}" for name, number in ATTRIBUTES.items()),
-    ]  # fmt: skip
+    ]
     enum = re.search(r"enum \{\s+PROP_BYTES.*?\};", symbols.c_text("cudart.c"), re.DOTALL)
     assert enum
     text = "#include <stddef.h>\n#include <driver_types.h>\n" + enum[0] + "\n"
@@ -194,8 +210,10 @@ def test_the_offsets_of_structs_are_those_of_nvidias_header(tmp_path: Path):
     source.write_text(text + "".join(f'_Static_assert({check}, "{check}");\n' for check in checks))
     done = subprocess.run(
         [compiler(), "-w", "-I", str(include), "-fsyntax-only", str(source)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -392,9 +410,14 @@ def place(stand_ins: StandIns, tmp_path: Path) -> Callable[..., Any]:
     """Open a model in a dry run and say what became of it."""
 
     def answer(
-        nodes: list[Any], inputs: Mapping[str, list[int]], *, run: bool = True,
-        options: Mapping[str, str] | None = None, on: Device | None = None, **weights: Any,
-    ) -> Any:  # fmt: skip
+        nodes: list[Any],
+        inputs: Mapping[str, list[int]],
+        *,
+        run: bool = True,
+        options: Mapping[str, str] | None = None,
+        on: Device | None = None,
+        **weights: Any,
+    ) -> Any:
         path = model(tmp_path, nodes, inputs, **weights)
         return ask(PLACE, stand_ins, on, path, json.dumps(options or {}), "run" if run else "open")
 
@@ -440,14 +463,17 @@ def test_layers_that_use_cudnn_are_placed_and_run(place: Callable[..., Any], nam
     cases: dict[str, tuple[Any, dict[str, list[int]], dict[str, Any]]] = {
         "Conv": (node("Conv", ["x", "w"], ["y"], "layer"), image, {"w": ones(4, 3, 3, 3)}),
         "LSTM": (
-            node("LSTM", ["x", "w", "r"], ["y"], "layer", hidden_size=4), {"x": [5, 1, 3]},
+            node("LSTM", ["x", "w", "r"], ["y"], "layer", hidden_size=4),
+            {"x": [5, 1, 3]},
             {"w": ones(1, 16, 3), "r": ones(1, 16, 4)},
         ),
         "MaxPool": (node("MaxPool", ["x"], ["y"], "layer", kernel_shape=[2, 2]), image, {}),
         "InstanceNormalization": (
-            node("InstanceNormalization", ["x", "s", "b"], ["y"], "layer"), image, {"s": ones(3), "b": ones(3)},
+            node("InstanceNormalization", ["x", "s", "b"], ["y"], "layer"),
+            image,
+            {"s": ones(3), "b": ones(3)},
         ),
-    }  # fmt: skip
+    }
     layer, inputs, weights = cases[name]
     told = place([layer], inputs, **weights)
     assert (told["placed"], told["zero"]) == ({"layer": CUDA}, True)
@@ -466,9 +492,14 @@ def test_grouped_query_attention_goes_where_its_type_has_a_kernel(
     inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, shape) for name, shape in (("s", [1]), ("t", []))]
     outputs = [helper.make_tensor_value_info(name, kind, None) for name in ("y", "now_k", "now_v")]
     attention = helper.make_node(
-        "GroupQueryAttention", [*shapes, "s", "t"], ["y", "now_k", "now_v"], "attention", domain="com.microsoft",
-        num_heads=4, kv_num_heads=2,
-    )  # fmt: skip
+        "GroupQueryAttention",
+        [*shapes, "s", "t"],
+        ["y", "now_k", "now_v"],
+        "attention",
+        domain="com.microsoft",
+        num_heads=4,
+        kv_num_heads=2,
+    )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([attention], "graph", inputs, outputs)
     save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "model.onnx")
@@ -483,9 +514,12 @@ def test_a_shape_that_depends_on_data_is_empty_and_the_same_every_time(place: Ca
 
 def test_graph_capture_is_accepted_and_carried_out_where_every_node_is_on_cuda(place: Callable[..., Any]):
     told = place(
-        [node("MatMul", ["x", "w"], ["y"], "product")], {"x": [4, 8]}, run=False,
-        options={"enable_cuda_graph": "1"}, w=ones(8, 8),
-    )  # fmt: skip
+        [node("MatMul", ["x", "w"], ["y"], "product")],
+        {"x": [4, 8]},
+        run=False,
+        options={"enable_cuda_graph": "1"},
+        w=ones(8, 8),
+    )
     assert told["captured"]
 
 
@@ -689,8 +723,9 @@ def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StandIns):
     # The second where CUDA is installed system-wide.
     assert re.search(
         r"ProviderError: dry run: (the stand-in of libcudart\.so\.13 cannot be loaded|"
-        r"libcudart\.so\.13 in this process is not a stand-in)", done.stderr,
-    )  # fmt: skip
+        r"libcudart\.so\.13 in this process is not a stand-in)",
+        done.stderr,
+    )
 
 
 def test_a_child_with_other_libraries_ends(stand_ins: StandIns, tmp_path: Path):

@@ -10,13 +10,28 @@ from partita.providers.resolve import known_providers, parse_chain, resolve
 from partita.providers.start import explain
 
 LEVEL_PROVIDER = {
-    "not_in_build", "library_missing", "device_missing", "version_mismatch", "duplicate_runtime", "option_rejected",
+    "not_in_build",
+    "library_missing",
+    "device_missing",
+    "version_mismatch",
+    "duplicate_runtime",
+    "option_rejected",
     "initialisation_failed",
-}  # fmt: skip
+}
 LEVEL_NODE = {
-    "no_kernel_op", "no_kernel_version", "no_kernel_type", "attribute_unsupported", "dynamic_shape", "cpu_preferred",
-    "subgraph_rejected", "pinned_by_user", "over_budget", "runtime_inserted", "not_claimed", "unexplained",
-}  # fmt: skip
+    "no_kernel_op",
+    "no_kernel_version",
+    "no_kernel_type",
+    "attribute_unsupported",
+    "dynamic_shape",
+    "cpu_preferred",
+    "subgraph_rejected",
+    "pinned_by_user",
+    "over_budget",
+    "runtime_inserted",
+    "not_claimed",
+    "unexplained",
+}
 NAMES = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",

@@ -12,9 +12,14 @@ from partita.remedies import Remedy
 
 def provider(name: str, aliases: tuple[str, ...] = (), remedy: str = "") -> Provider:
     return Provider(
-        name=name, ort_name=f"{name.title()}ExecutionProvider", aliases=aliases, wheels=(f"onnxruntime-{name}",),
-        device_memory="Cpu", preferred_attention="gqa", remedies={"not_in_build": Remedy(remedy)} if remedy else {},
-    )  # fmt: skip
+        name=name,
+        ort_name=f"{name.title()}ExecutionProvider",
+        aliases=aliases,
+        wheels=(f"onnxruntime-{name}",),
+        device_memory="Cpu",
+        preferred_attention="gqa",
+        remedies={"not_in_build": Remedy(remedy)} if remedy else {},
+    )
 
 
 def test_every_provider_file_is_known_by_its_name():

@@ -110,8 +110,14 @@ def summing_graph(drawing: Drawing, batch: int, states: Sequence[str]) -> str:
         parts.append(inner)
     if "conv" in states:
         line = drawing.node("Concat", "past.1", embedded, axis=1)
-        drawing.node("Slice", line, drawing.constant([-2]), drawing.constant([1 << 30]), drawing.constant([1]),
-                     result="present.1")  # fmt: skip
+        drawing.node(
+            "Slice",
+            line,
+            drawing.constant([-2]),
+            drawing.constant([1 << 30]),
+            drawing.constant([1]),
+            result="present.1",
+        )
         one, end = drawing.constant([1]), drawing.node("Add", size, drawing.constant([1]))
         first = drawing.node("Slice", line, drawing.constant([0]), size, one)
         second = drawing.node("Slice", line, one, end, one)
@@ -154,9 +160,16 @@ PHASES: dict[str, tuple[tuple[str, str, int | None], ...]] = {
 
 
 def handmade(
-    folder: Path, *, graph: str = "summing", shapes: str = "any", batch: int = 1, appends: bool = True,
-    states: Sequence[str] = ALL, rereads_at: int | None = None, chooses_rows: bool = True,
-) -> Path:  # fmt: skip
+    folder: Path,
+    *,
+    graph: str = "summing",
+    shapes: str = "any",
+    batch: int = 1,
+    appends: bool = True,
+    states: Sequence[str] = ALL,
+    rereads_at: int | None = None,
+    chooses_rows: bool = True,
+) -> Path:
     """Write a package; `shapes` is one of PHASES, `chooses_rows` whether its graphs have an input for K."""
     folder.mkdir(exist_ok=True)
     states = ("key",) if graph == "rope" else states
@@ -164,23 +177,38 @@ def handmade(
         write_graph(folder, graph, file, phase, size, batch, states, chooses_rows)
         for file, phase, size in PHASES[shapes]
     ]
-    records = [State(past=past, present=present, layer=0, kind=kind, shape=shape(batch), dtype="float32")
-               for kind, (past, present, shape) in STATES.items() if kind in states]  # fmt: skip
+    records = [
+        State(past=past, present=present, layer=0, kind=kind, shape=shape(batch), dtype="float32")
+        for kind, (past, present, shape) in STATES.items()
+        if kind in states
+    ]
     source = Source(checkpoint="none", model_type="none", architecture="none", dtype="float32", parameters=0, files=())
     save_answer(folder, graph, states)
-    write_manifest(folder, Manifest(
-        created="2026-11-21T00:00:00+00:00",
-        source=source,
-        graph=Graph(
-            files=tuple(files), states=tuple(records), opsets={"": 17}, attention="primitives", appends_chunks=appends,
-            precision="fp32", batch_size=batch, max_length=LENGTH, vocab_size=VOCAB, weight_bytes=0, cache_bytes=0,
-            rereads_at=rereads_at,
+    write_manifest(
+        folder,
+        Manifest(
+            created="2026-11-21T00:00:00+00:00",
+            source=source,
+            graph=Graph(
+                files=tuple(files),
+                states=tuple(records),
+                opsets={"": 17},
+                attention="primitives",
+                appends_chunks=appends,
+                precision="fp32",
+                batch_size=batch,
+                max_length=LENGTH,
+                vocab_size=VOCAB,
+                weight_bytes=0,
+                cache_bytes=0,
+                rereads_at=rereads_at,
+            ),
+            files=tuple(record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files))),
+            tokenizer="none",
+            toolchain={},
+            verification=Verification(status="unverified", detail="made by hand"),
         ),
-        files=tuple(record_file(folder, name) for name in (KNOWN_ANSWER, *(entry.file for entry in files))),
-        tokenizer="none",
-        toolchain={},
-        verification=Verification(status="unverified", detail="made by hand"),
-    ))  # fmt: skip
+    )
     return folder
 
 
@@ -203,22 +231,28 @@ def write_graph(
         "rows": ("logits_rows", (rows,), "int64"),
     }
     read = {name for node in drawing.nodes for name in node.input}
-    inputs = [Port(name=name, role=role, shape=shape, dtype=dtype)
-              for name, (role, shape, dtype) in roles.items() if name in read]  # fmt: skip
+    inputs = [
+        Port(name=name, role=role, shape=shape, dtype=dtype)
+        for name, (role, shape, dtype) in roles.items()
+        if name in read
+    ]
     output = Port(name="logits", role="logits", shape=(batch, rows, VOCAB), dtype="float32")
     kept = [(past, present, shape(batch)) for kind, (past, present, shape) in STATES.items() if kind in states]
     model = helper.make_model(
         helper.make_graph(
-            drawing.nodes, "handmade",
+            drawing.nodes,
+            "handmade",
             [*(declared(port) for port in inputs), *(declared_state(past, shape) for past, _, shape in kept)],
             [declared(output), *(declared_state(present, shape) for _, present, shape in kept)],
             drawing.constants,
         ),
-        opset_imports=[helper.make_opsetid("", 17)], ir_version=10,
-    )  # fmt: skip
+        opset_imports=[helper.make_opsetid("", 17)],
+        ir_version=10,
+    )
     onnx.save(model, folder / file)
-    return GraphFile(file=file, phase=phase, sequence_length=size, nodes=len(drawing.nodes), inputs=tuple(inputs),
-                     outputs=(output,))  # fmt: skip
+    return GraphFile(
+        file=file, phase=phase, sequence_length=size, nodes=len(drawing.nodes), inputs=tuple(inputs), outputs=(output,)
+    )
 
 
 def declared(port: Port) -> onnx.ValueInfoProto:
@@ -239,7 +273,9 @@ def save_answer(folder: Path, graph: str, states: Sequence[str]) -> None:
         logits = np.tile(3 * (np.arange(VOCAB) == len(text)).astype(np.float32), (len(text), 1))
     count = len(prompt)
     tensors: dict[str, npt.NDArray[Any]] = {
-        "prompt": np.array(prompt), "tokens": np.array(tokens),
-        "prefill_logits": logits[:count].copy(), "decode_logits": logits[count:].copy(),
-    }  # fmt: skip
+        "prompt": np.array(prompt),
+        "tokens": np.array(tokens),
+        "prefill_logits": logits[:count].copy(),
+        "decode_logits": logits[count:].copy(),
+    }
     save_file(tensors, folder / KNOWN_ANSWER, metadata={"reference": "numpy"})

@@ -48,7 +48,7 @@ def test_it_answers_as_often_as_it_is_asked(child):
         ("print('[1]', flush=True)", "said what is no answer"),
         ("time.sleep(60)", "gave no answer within 2 s"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_answer_is_a_finding_and_ends_it(child, body, words):
     lost = child(body)
     with pytest.raises(ChildLostError, match=words):
@@ -66,7 +66,7 @@ def test_it_is_ended_with_what_it_started(child):
         print(json.dumps({"pid": other.pid}), flush=True)
         time.sleep(60)
         """
-    )  # fmt: skip
+    )
     pid = parent.ask({}, 30)["pid"]
     parent.kill()
     gone = time.monotonic() + 60

@@ -57,8 +57,10 @@ def test_a_fused_node_that_lost_every_name_is_mapped_back(tmp_path):
 def test_nodes_that_got_names_of_ours_have_them_in_the_optimised_graph_too(tmp_path):
     path = save(
         tmp_path / "m.onnx",
-        [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])], [port("x")], [port("y")],
-    )  # fmt: skip
+        [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Exp", ["t"], ["y"])],
+        [port("x")],
+        [port("y")],
+    )
     session = session_of(placed(path))
     assert {node.name for node in session.optimised} == {name for stream in session.plan for name in stream}
 

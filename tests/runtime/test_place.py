@@ -62,9 +62,14 @@ def placed(path: Path, *shapes: str, **changes):
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    (b"", "not an ONNX model"), (b"not a model", "cannot be parsed"), (b"\x08\x0a", "no graph"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "not an ONNX model"),
+        (b"not a model", "cannot be parsed"),
+        (b"\x08\x0a", "no graph"),
+    ],
+)
 def test_what_is_no_model_is_one_line(tmp_path, content, says):
     path = tmp_path / "broken.onnx"
     path.write_bytes(content)
@@ -82,9 +87,14 @@ def test_a_file_that_was_cut_off(tmp_path, keep):
         read_onnx(path)
 
 
-@pytest.mark.parametrize(("good", "bad"), [
-    (b"batch", b"b\xff\xfech"), (b"m/Relu", b"m/R\xff\xfeu"), (b"Relu", b"R\xff\xfeu"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        (b"batch", b"b\xff\xfech"),
+        (b"m/Relu", b"m/R\xff\xfeu"),
+        (b"Relu", b"R\xff\xfeu"),
+    ],
+)
 def test_names_that_are_no_text(tmp_path, good, bad):
     node = helper.make_node("Relu", ["x"], ["y"], name="m/Relu")
     path = save(tmp_path / "m.onnx", [node], [port("x", F, ["batch"])], [port("y", F, ["batch"])])
@@ -108,9 +118,15 @@ def with_data(folder: Path, location: str = "m.data", *, names: bool = True) -> 
     weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
     node = helper.make_node("Add", ["x", "w"], ["y"], name="add" if names else "")
     path = save(
-        folder / "m.onnx", [node], [port("x")], [port("y")], [weight],
-        save_as_external_data=True, location="m.data", size_threshold=0,
-    )  # fmt: skip
+        folder / "m.onnx",
+        [node],
+        [port("x")],
+        [port("y")],
+        [weight],
+        save_as_external_data=True,
+        location="m.data",
+        size_threshold=0,
+    )
     model = onnx.load(path, load_external_data=False)
     for entry in model.graph.initializer[0].external_data:
         if entry.key == "location":
@@ -168,7 +184,7 @@ def test_control_flow_bodies_count_as_part_of_their_node(tmp_path):
     nodes = [
         helper.make_node("If", ["flag"], ["t"], name="if", **bodies),
         helper.make_node("MatMul", ["t", "x"], ["y"], name="mm"),
-    ]  # fmt: skip
+    ]
     result = placed(save(tmp_path / "m.onnx", nodes, [port("flag", TensorProto.BOOL, ()), port("x")], [port("y")]))
     assert result.error is None
     assert [name for stream in result.facts.sessions[0].plan or () for name in stream] == ["if", "mm"]
@@ -214,17 +230,20 @@ def test_missing_sizes_are_asked_for_in_one_line_with_an_example_that_works():
         input_shapes(ports(a=("n",), b=("m",)), ["n=3"])
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("x=1,2", "takes 3 sizes, not 2"),
-    ("nosuch=3", "'nosuch' is neither an input nor a symbolic size; inputs are x"),
-    ("x=2,-3,1", "must be 1 or more"),
-    ("x=2,0,1", "must be 1 or more"),
-    ("x=2,4,1", "size 1 of x is fixed to 3"),
-    ("x=two,3,1", "no list of sizes"),
-    ("x", "write NAME=SIZES"),
-    ("=3", "write NAME=SIZES"),
-    ("batch=1,2", "one symbolic size"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x=1,2", "takes 3 sizes, not 2"),
+        ("nosuch=3", "'nosuch' is neither an input nor a symbolic size; inputs are x"),
+        ("x=2,-3,1", "must be 1 or more"),
+        ("x=2,0,1", "must be 1 or more"),
+        ("x=2,4,1", "size 1 of x is fixed to 3"),
+        ("x=two,3,1", "no list of sizes"),
+        ("x", "write NAME=SIZES"),
+        ("=3", "write NAME=SIZES"),
+        ("batch=1,2", "one symbolic size"),
+    ],
+)
 def test_a_bad_size_is_a_usage_error(text, says):
     with pytest.raises(UsageError, match=says):
         input_shapes(ports(x=("batch", 3, None)), [text])
@@ -242,10 +261,24 @@ def test_sizes_that_contradict_each_other():
 # --- values --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [
-    "float16", "float32", "float64", "bfloat16", "bool",
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    ],
+)
 def test_every_plain_type_has_values_the_same_ones_each_time(dtype):
     entry = ModelPort("x", "tensor", dtype, (3, 5))
     first, second = (make_values(entry, (3, 5), np.random.default_rng(0)) for _ in range(2))
@@ -269,12 +302,15 @@ def test_an_input_larger_than_any_memory():
         make_values(ports(x=(1,))[0], (1 << 40, 1 << 40), np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(("made", "says"), [
-    (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "'s' is a tensor of complex64"),
-    (helper.make_tensor_sequence_value_info("s", F, [2]), "'s' is a sequence"),
-    (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "'s' is an? optional"),
-    (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "'s' is a map"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "'s' is a tensor of complex64"),
+        (helper.make_tensor_sequence_value_info("s", F, [2]), "'s' is a sequence"),
+        (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "'s' is an? optional"),
+        (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "'s' is a map"),
+    ],
+)
 def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, says):
     model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
     with pytest.raises(UsageError, match=says):
@@ -301,17 +337,20 @@ def test_values_from_files_are_what_the_model_is_run_on(tmp_path):
     assert out.bytes_per_decode_step == 4 * 3 * 5, "the depth is the one of the file"
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("x", "write NAME=FILE.npy, where NAME is an input: x and s"),
-    ("y={good}", "write NAME=FILE.npy"),
-    ("x=", "write NAME=FILE.npy"),
-    ("x={missing}", "cannot be read: No such file"),
-    ("x={text}", "no .npy file"),
-    ("x={pickled}", "no .npy file"),
-    ("x={several}", "several arrays"),
-    ("x={double}", "is float64, and x is float32"),
-    ("s={good}", "is float32, and s is string"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x", "write NAME=FILE.npy, where NAME is an input: x and s"),
+        ("y={good}", "write NAME=FILE.npy"),
+        ("x=", "write NAME=FILE.npy"),
+        ("x={missing}", "cannot be read: No such file"),
+        ("x={text}", "no .npy file"),
+        ("x={pickled}", "no .npy file"),
+        ("x={several}", "several arrays"),
+        ("x={double}", "is float64, and x is float32"),
+        ("s={good}", "is float32, and s is string"),
+    ],
+)
 def test_values_that_do_not_fit_are_one_line(tmp_path, text, says):
     files = {name: tmp_path / f"{name}.npy" for name in ("good", "missing", "text", "pickled", "double")}
     npy(files["good"], np.ones(3, np.float32))
@@ -384,18 +423,28 @@ class Fallen:
         return (AssignedNode("b", "Range", "", CPU, 0),)
 
 
-@pytest.mark.parametrize(("node", "message", "kind", "says"), [
-    ("a", "The antialias attribute of Resize operator is NOT implemented", ProviderError,
-     "WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: The antialias"),
-    ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes: --shape NAME=SIZES"),
-    ("b", "delta in Range operator can not be zero!", GenerationError, "other values: --input NAME=FILE.npy"),
-    ("elsewhere", "too bad", GenerationError, "other values"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("node", "message", "kind", "says"),
+    [
+        (
+            "a",
+            "The antialias attribute of Resize operator is NOT implemented",
+            ProviderError,
+            "WebGpuExecutionProvider took node 'a' (Resize) and cannot run it: The antialias",
+        ),
+        ("a", "Incompatible dimensions for matrix multiplication", GenerationError, "other sizes: --shape NAME=SIZES"),
+        ("b", "delta in Range operator can not be zero!", GenerationError, "other values: --input NAME=FILE.npy"),
+        ("elsewhere", "too bad", GenerationError, "other values"),
+    ],
+)
 def test_a_run_that_fails_is_laid_at_the_right_door(tmp_path, node, message, kind, says):
     model = read_onnx(chain([("Relu", "a")], tmp_path / "m.onnx"))
-    error = run_error("m.onnx", RuntimeError(
-        f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
-    ))  # fmt: skip
+    error = run_error(
+        "m.onnx",
+        RuntimeError(
+            f"Non-zero status code returned while running Resize node. Name:'{node}' Status Message: {message}"
+        ),
+    )
     told = told_error(model, cast("Session", Fallen()), error)
     assert type(told) is kind and says in str(told)
 
@@ -410,9 +459,7 @@ def test_a_model_with_several_inputs_runs_and_every_source_speaks(tmp_path):
         helper.make_node("Mul", ["e", "x"], ["m"], name="scale/Mul"),
         helper.make_node("Where", ["mask", "m", "x"], ["y"], name="mask/Where"),
     ]
-    inputs = [
-        port("ids", TensorProto.INT64, ["n"]), port("x", F, ["n", 8]), port("mask", TensorProto.BOOL, ["n", 1])
-    ]  # fmt: skip
+    inputs = [port("ids", TensorProto.INT64, ["n"]), port("x", F, ["n", 8]), port("mask", TensorProto.BOOL, ["n", 1])]
     result = placed(save(tmp_path / "m.onnx", nodes, inputs, [port("y", F, ["n", 8])], [table]), "n=6")
     (session,) = result.facts.sessions
     assert result.error is None and session.phases == ("run",)
@@ -420,9 +467,11 @@ def test_a_model_with_several_inputs_runs_and_every_source_speaks(tmp_path):
     assert {(event.name, event.provider) for event in session.events} == {(node.name, CPU) for node in nodes}
     sizes = {entry.name: (entry.direction, entry.bytes_per_decode_step, entry.bound_memory) for entry in session.ports}
     assert sizes == {
-        "ids": ("input", 48, "Cpu"), "x": ("input", 192, "Cpu"), "mask": ("input", 6, "Cpu"),
+        "ids": ("input", 48, "Cpu"),
+        "x": ("input", 192, "Cpu"),
+        "mask": ("input", 6, "Cpu"),
         "y": ("output", 192, "Cpu"),
-    }  # fmt: skip
+    }
     assert result.facts.finish_reason is None and result.facts.memory.weight_bytes == 160
 
 
@@ -481,10 +530,11 @@ def test_more_runs_than_the_cache_is_long(tiny_package):
 
 def test_shapes_that_follow_from_the_inputs(tmp_path):
     nodes = [
-        helper.make_node("Relu", ["x"], ["a"], name="a"), helper.make_node("NonZero", ["a"], ["i"], name="nz"),
+        helper.make_node("Relu", ["x"], ["a"], name="a"),
+        helper.make_node("NonZero", ["a"], ["i"], name="nz"),
         helper.make_node("Shape", ["a"], ["s"], name="s"),
         helper.make_node("ReduceMax", ["a"], ["y"], name="m", keepdims=0),
-    ]  # fmt: skip
+    ]
     outputs = [port("i", TensorProto.INT64, [2, "k"]), port("y", F, ())]
     model = read_onnx(save(tmp_path / "m.onnx", nodes, [port("x", F, ["n", 4])], outputs))
     assert fixed_shapes(model.proto, {"x": (3, 4)}) == {"x", "a", "s", "y"}

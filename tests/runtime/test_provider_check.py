@@ -33,7 +33,7 @@ from tests.conftest import require
 
 CRASHES = {
     "abort": (
-        '#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)'
+        "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
         '{ fputs("assertion \\x1b[31mfailed\\x07: device != null\\n", stderr); abort(); }',
         ["killed by SIGABRT while loading the provider's library", "assertion failed?: device != null"],
     ),
@@ -45,7 +45,7 @@ CRASHES = {
         "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
         ["ended with exit code 7 while loading"],
     ),
-}  # fmt: skip
+}
 
 
 def compiled(folder: Path, source: str) -> Path:
@@ -96,9 +96,7 @@ def test_the_cpu_is_usable_and_lists_its_device():
     assert found.seconds is not None
 
 
-@pytest.mark.parametrize(
-    ("name", "library"), [("cuda", "libcublasLt.so.13"), ("tensorrt", "libcublas.so.13")]
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "library"), [("cuda", "libcublasLt.so.13"), ("tensorrt", "libcublas.so.13")])
 def test_a_provider_without_its_libraries_says_which_one_is_missing(name, library):
     provider = known_providers()[name]
     require("onnxruntime-gpu", provider.ort_name in available_ort_names())
@@ -143,18 +141,18 @@ def test_a_library_whose_own_library_is_missing_names_it(tmp_path):
 
 def test_what_a_library_prints_to_stdout_does_not_disturb_the_answer(tmp_path):
     source = (
-        '#include <stdio.h>\n__attribute__((constructor)) static void say(void)'
+        "#include <stdio.h>\n__attribute__((constructor)) static void say(void)"
         '{ puts("{\\"result\\": {\\"correct\\": true, \\"error\\": null}}"); fflush(stdout); }'
-    )  # fmt: skip
+    )
     assert not try_library(compiled(tmp_path, source)).usable
 
 
 def test_a_library_that_hangs_is_a_finding_and_is_killed_with_what_it_started(tmp_path):
     source = (
-        '#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void spawn(void)'
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void spawn(void)"
         f'{{ if (fork() == 0) {{ FILE *f = fopen("{tmp_path}/pid", "w"); fprintf(f, "%d", getpid()); fclose(f);'
         " for (;;) pause(); } for (;;) pause(); }"
-    )  # fmt: skip
+    )
     found = try_library(compiled(tmp_path, source), timeout_seconds=4.0)
     assert found.resolution.reason == "initialisation_failed"
     assert "no answer within 4 s while loading the provider's library" in (found.resolution.evidence or "")

@@ -42,9 +42,9 @@ def generated(tmp_path):
         folder = handmade(tmp_path / "rope", graph="rope", batch=len(prompts), rereads_at=rereads_at, **options)
         spy = Spy(stop_after)
         with load_runner(folder, CPU, threads=1) as runner:
-            steps = list(generate(
-                runner, prompts, max_new_tokens=new, sampler=spy, stop_ids=[STOP], prefill_chunk=chunk
-            ))  # fmt: skip
+            steps = list(
+                generate(runner, prompts, max_new_tokens=new, sampler=spy, stop_ids=[STOP], prefill_chunk=chunk)
+            )
             return spy, steps, run_facts(runner)
 
     return factory

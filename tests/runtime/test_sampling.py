@@ -110,12 +110,19 @@ def test_logits_and_history_are_left_alone():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")),
-        ("top_k", -1), ("top_p", 0.0),
-        ("top_p", 1.5), ("min_p", -0.1), ("min_p", 2), ("repetition_penalty", 0.0),
-        ("repetition_penalty", float("inf")), ("seed", -1),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 2),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
+        ("seed", -1),
     ],
-)  # fmt: skip
+)
 def test_absurd_values_name_the_option_and_its_range(option, value):
     with pytest.raises(UsageError, match=f"--{option.replace('_', '-')} is {value}; it must be"):
         make_sampler(**{"temperature": 1.0, option: value})

@@ -28,9 +28,13 @@ from partita.runtime.ort_registry import available_ort_names
 
 CPU = resolve(parse_chain("cpu"), available_ort_names())
 CUDA = Provider(
-    name="cuda", ort_name="CUDAExecutionProvider", aliases=(), wheels=("onnxruntime-gpu",), device_memory="Cuda",
+    name="cuda",
+    ort_name="CUDAExecutionProvider",
+    aliases=(),
+    wheels=("onnxruntime-gpu",),
+    device_memory="Cuda",
     preferred_attention="gqa",
-)  # fmt: skip
+)
 NO_CUDA = pytest.mark.skipif(
     "CUDAExecutionProvider" not in available_ort_names() or Path("/dev/nvidia0").exists(),
     reason="needs an ONNX Runtime with CUDA on a machine without",

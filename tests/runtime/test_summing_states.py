@@ -74,9 +74,11 @@ def test_the_known_answer_is_replayed(tmp_path, shapes, chooses_rows, batch, app
     found = replay(folder, CPU, threads=1)
     assert found.status == "verified", found.detail
     assert [step.step for step in found.steps] == [
-        "prefill", "chunked prefill", *(f"decode {n}" for n in range(1, 7)),
+        "prefill",
+        "chunked prefill",
+        *(f"decode {n}" for n in range(1, 7)),
         *["rows of different length"] * (batch > 1),
-    ]  # fmt: skip
+    ]
 
 
 def test_the_replay_pads_no_chunk_either(tmp_path, monkeypatch):

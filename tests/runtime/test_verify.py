@@ -40,11 +40,17 @@ def reseal(folder):
 @pytest.mark.parametrize(
     "spec",
     [
-        {}, {"attention": "onnx24"}, {"batch_size": 3}, {"batch_size": 3, "attention": "onnx24"}, PAIR,
-        {**PAIR, "batch_size": 2}, {"precision": "fp16"}, {"precision": "fp16", "attention": "onnx24"},
+        {},
+        {"attention": "onnx24"},
+        {"batch_size": 3},
+        {"batch_size": 3, "attention": "onnx24"},
+        PAIR,
+        {**PAIR, "batch_size": 2},
+        {"precision": "fp16"},
+        {"precision": "fp16", "attention": "onnx24"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     folder = tiny_package(**spec)
     found = replay(folder, parse_chain("cpu"), threads=1)
@@ -52,9 +58,11 @@ def test_a_sound_package_agrees_in_every_step(tiny_package, spec):
     _, decoded, _ = answer_sizes(folder)
     assert decoded > 1
     assert [step.step for step in found.steps] == [
-        "prefill", "chunked prefill", *(f"decode {n}" for n in range(1, decoded + 1)),
+        "prefill",
+        "chunked prefill",
+        *(f"decode {n}" for n in range(1, decoded + 1)),
         *["rows of different length"] * (spec.get("batch_size", 1) > 1),
-    ]  # fmt: skip
+    ]
     assert found.tolerance == TOLERANCES[spec.get("precision", "fp32")]
     assert all(step.tokens_equal and 0 < step.max_rel_error <= found.tolerance for step in found.steps)
     assert found.provider == "CPUExecutionProvider"

@@ -76,9 +76,17 @@ class AttentionCall:
     def reading(self, keys: torch.Tensor, values: torch.Tensor) -> Reading:
         """The attention half of the call, over the cache with the new keys and values in it."""
         return Reading(
-            self.query, keys, values, self.positions, self.cursors, self.scale, self.softcap, self.window, self.mask,
+            self.query,
+            keys,
+            values,
+            self.positions,
+            self.cursors,
+            self.scale,
+            self.softcap,
+            self.window,
+            self.mask,
             self.sink,
-        )  # fmt: skip
+        )
 
 
 Emit = Callable[[AttentionCall], "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"]

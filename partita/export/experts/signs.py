@@ -13,23 +13,86 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-MAKES = frozenset({
-    "softmax", "sigmoid", "exp", "softplus", "relu", "abs", "sqrt", "rsqrt", "square", "norm", "zeros", "zeros_like",
-    "new_zeros", "ones", "ones_like", "new_ones", "one_hot",
-})  # fmt: skip
+MAKES = frozenset(
+    {
+        "softmax",
+        "sigmoid",
+        "exp",
+        "softplus",
+        "relu",
+        "abs",
+        "sqrt",
+        "rsqrt",
+        "square",
+        "norm",
+        "zeros",
+        "zeros_like",
+        "new_zeros",
+        "ones",
+        "ones_like",
+        "new_ones",
+        "one_hot",
+    }
+)
 """What gives no negative number, whatever it is given."""
-PASSES = frozenset({
-    "gather", "take_along_dim", "index_select", "getitem", "view", "reshape", "flatten", "transpose", "permute", "t",
-    "squeeze", "unsqueeze", "expand", "contiguous", "clone", "detach", "type", "float", "half", "bfloat16",
-    "sum", "mean", "amax", "max", "topk", "sort", "repeat", "repeat_interleave", "chunk", "split", "cat", "concat",
-})  # fmt: skip
+PASSES = frozenset(
+    {
+        "gather",
+        "take_along_dim",
+        "index_select",
+        "getitem",
+        "view",
+        "reshape",
+        "flatten",
+        "transpose",
+        "permute",
+        "t",
+        "squeeze",
+        "unsqueeze",
+        "expand",
+        "contiguous",
+        "clone",
+        "detach",
+        "type",
+        "float",
+        "half",
+        "bfloat16",
+        "sum",
+        "mean",
+        "amax",
+        "max",
+        "topk",
+        "sort",
+        "repeat",
+        "repeat_interleave",
+        "chunk",
+        "split",
+        "cat",
+        "concat",
+    }
+)
 """What gives none when it is given none; numbers among the arguments are sizes and axes."""
 LIKE = frozenset({"type_as", "to", "expand_as", "view_as", "reshape_as"})
 """What gives none when its first argument has none; the second one lends its type or shape."""
-COMPUTES = frozenset({
-    "mul", "multiply", "imul", "rmul", "div", "true_divide", "truediv", "itruediv", "add", "iadd", "radd",
-    "masked_fill", "where", "scatter", "maximum",
-})  # fmt: skip
+COMPUTES = frozenset(
+    {
+        "mul",
+        "multiply",
+        "imul",
+        "rmul",
+        "div",
+        "true_divide",
+        "truediv",
+        "itruediv",
+        "add",
+        "iadd",
+        "radd",
+        "masked_fill",
+        "where",
+        "scatter",
+        "maximum",
+    }
+)
 """What gives none when it is given none, numbers included."""
 RAISES = frozenset({"clamp", "clamp_min", "clip"})
 """What gives none when it is given none, or when its lower bound is no negative number."""

@@ -69,9 +69,13 @@ def activated(call: Call) -> torch.Tensor:
     count, width, hidden = experts.up.shape
     stacked = experts.up.reshape(count * width, hidden)
     flat = onnx_ops.symbolic(
-        "onnx::Gemm", (call.hidden, stacked), {"transB": 1}, dtype=call.hidden.dtype, shape=(rows, count * width),
+        "onnx::Gemm",
+        (call.hidden, stacked),
+        {"transB": 1},
+        dtype=call.hidden.dtype,
+        shape=(rows, count * width),
         version=13,
-    )  # fmt: skip
+    )
     inner = reshaped(flat, (-1, count, width), (rows, count, width))
     return experts.activate(inner if experts.up_bias is None else inner + experts.up_bias)
 

@@ -122,11 +122,12 @@ def cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProt
     ]
     assert positions.dtype is not None and value.dtype is not None
     graph = onnx.helper.make_graph(
-        needed[::-1], "waves",
+        needed[::-1],
+        "waves",
         [onnx.helper.make_tensor_value_info(POSITIONS, positions.dtype.value, None)],
         [onnx.helper.make_tensor_value_info(value.name or "", value.dtype.value, None)],
         constants,
-    )  # fmt: skip
+    )
     opset = onnx.helper.make_opsetid("", model.opset_imports[""])
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
 

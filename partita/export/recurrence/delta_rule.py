@@ -22,10 +22,17 @@ NORM_EPSILON = 1e-6
 
 
 def contrib(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-    chunk_size: int = CHUNK, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, **keywords: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = CHUNK,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **keywords: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As one node. query, key [B, S, Hk, Dk], value [B, S, H, Dv], g [B, S, H] or [B, S, H, Dk], beta [B, S, H]; gives
     [B, S, H, Dv] and the state [B, H, Dk, Dv] in float32.
     """
@@ -37,10 +44,17 @@ def contrib(
 
 
 def standard(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
-    chunk_size: int = CHUNK, initial_state: torch.Tensor | None = None, output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False, **keywords: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    chunk_size: int = CHUNK,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **keywords: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As products of matrices, chunk by chunk, for a fixed number of tokens; as `contrib` otherwise."""
     heads, length, dtype = value.shape[2], value.shape[1], query.dtype
     query, key, value, g, beta = prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
@@ -83,9 +97,13 @@ def initial(state: torch.Tensor | None, key: torch.Tensor, heads: int, value_wid
 
 
 def chunk(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
     state: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, H, C, Dv] and state after C tokens; g [B, H, C, 1 or Dk], beta [B, H, C, 1]."""
     length = query.shape[2]
     decay = g.cumsum(dim=2)

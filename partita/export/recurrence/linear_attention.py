@@ -12,9 +12,14 @@ import torch
 
 
 def linear_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, state: torch.Tensor, decay: torch.Tensor,
-    beta: torch.Tensor | None, scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    state: torch.Tensor,
+    decay: torch.Tensor,
+    beta: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """query, key [B, S, H, Dk], value [B, S, H, Dv], state [B, H, Dk, Dv], decay [B, S, H] or [B, S, H, Dk], beta
     [B, S, H]; gives the output [B, S, H, Dv] and the new state.
     """

@@ -22,10 +22,18 @@ FUNCTIONS = ("mamba_selective_scan",)
 
 
 def contrib(
-    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
-    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False, return_last_state: bool = False, **keywords: Any,
-) -> Any:  # fmt: skip
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **keywords: Any,
+) -> Any:
     """As one node, in which a channel is a head. hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D,
     delta_bias [H]; gives [B, H, S], and the state [B, H, N] if asked for.
     """
@@ -42,10 +50,18 @@ def contrib(
 
 
 def standard(
-    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor,
-    D: torch.Tensor | None = None, z: torch.Tensor | None = None, delta_bias: torch.Tensor | None = None,
-    delta_softplus: bool = False, return_last_state: bool = False, **keywords: Any,
-) -> Any:  # fmt: skip
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    D: torch.Tensor | None = None,
+    z: torch.Tensor | None = None,
+    delta_bias: torch.Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+    **keywords: Any,
+) -> Any:
     """Token by token, for a fixed number of tokens; as `contrib` otherwise."""
     step = time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
     decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
@@ -78,9 +94,14 @@ def initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
 
 
 def finished(
-    output: torch.Tensor, state: torch.Tensor, hidden_states: torch.Tensor, D: torch.Tensor | None,
-    z: torch.Tensor | None, *, with_state: bool,
-) -> Any:  # fmt: skip
+    output: torch.Tensor,
+    state: torch.Tensor,
+    hidden_states: torch.Tensor,
+    D: torch.Tensor | None,
+    z: torch.Tensor | None,
+    *,
+    with_state: bool,
+) -> Any:
     """What bypasses the state, and the gate."""
     if D is not None:
         output = output + hidden_states * D[None, :, None]

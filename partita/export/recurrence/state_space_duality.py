@@ -24,11 +24,20 @@ CHUNK = 64
 
 
 def contrib(
-    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, chunk_size: int,
-    D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, initial_states: torch.Tensor | None = None,
-    dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, float("inf")), return_final_states: bool = False,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
     **keywords: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """As one node. hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads for
     each of them; gives [B, S, H, P], and the state [B, H, P, N] if asked for, in float32.
     """
@@ -39,11 +48,20 @@ def contrib(
 
 
 def standard(
-    hidden_states: torch.Tensor, dt: torch.Tensor, A: torch.Tensor, B: torch.Tensor, C: torch.Tensor, chunk_size: int,
-    D: torch.Tensor | None = None, dt_bias: torch.Tensor | None = None, initial_states: torch.Tensor | None = None,
-    dt_softplus: bool = False, dt_limit: tuple[float, float] = (0.0, float("inf")), return_final_states: bool = False,
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    chunk_size: int,
+    D: torch.Tensor | None = None,
+    dt_bias: torch.Tensor | None = None,
+    initial_states: torch.Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+    return_final_states: bool = False,
     **keywords: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """As products of matrices, chunk by chunk, for a fixed number of tokens; as `contrib` otherwise."""
     tokens, step, key, query = prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
     state, outputs = initial(initial_states, tokens, key), []
@@ -58,9 +76,15 @@ def standard(
 
 
 def prepared(
-    hidden_states: torch.Tensor, dt: torch.Tensor, B: torch.Tensor, C: torch.Tensor, bias: torch.Tensor | None,
-    limit: tuple[float, float], *, softplus: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    hidden_states: torch.Tensor,
+    dt: torch.Tensor,
+    B: torch.Tensor,
+    C: torch.Tensor,
+    bias: torch.Tensor | None,
+    limit: tuple[float, float],
+    *,
+    softplus: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, how long each step is [B, S, H], B and C repeated for each head that shares them; all in float32."""
     step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)
     if softplus:

@@ -41,8 +41,13 @@ StateName = Literal["all", "nearly", "partly", "none", "refused", "nothing"]
 SIGNS: dict[StateName, str] = {"all": "✓", "nearly": "◕", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
 """A shape for each state, so that it is not told by colour alone."""
 TONES: dict[StateName, Tone] = {
-    "all": "good", "nearly": "mild", "partly": "warn", "none": "bad", "refused": "bad", "nothing": "bad"
-}  # fmt: skip
+    "all": "good",
+    "nearly": "mild",
+    "partly": "warn",
+    "none": "bad",
+    "refused": "bad",
+    "nothing": "bad",
+}
 WORTH_A_HEADLINE = 0.1
 """Part of the node time from which copies, or nodes elsewhere, are the news."""
 NAMED_CHECKS = 3
@@ -275,8 +280,9 @@ def answer_what(report: Report) -> Answer:
     if not used_phases(report):
         return Answer("What did not?", "not known", ("No node is known.",), "layers")
     figure = plural(len(away), "node") if away else "nothing" if not lines else "control flow"
-    return Answer("What did not?", figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",),
-                  "layers")  # fmt: skip
+    return Answer(
+        "What did not?", figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",), "layers"
+    )
 
 
 def answer_why(report: Report) -> Answer:

@@ -51,8 +51,9 @@ def show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
                 left = len(findings) - FINDINGS
                 page.line(f"and {left} more with other evidence; explain and html show them", indent=indent, style=DIM)
         else:
-            apart = number > 0 and (isinstance(block, Table) or isinstance(shown[number - 1], Table) and
-                                    not isinstance(block, Line))  # fmt: skip
+            apart = number > 0 and (
+                isinstance(block, Table) or isinstance(shown[number - 1], Table) and not isinstance(block, Line)
+            )
             show_block(page, block, indent, apart=apart)
 
 

@@ -189,9 +189,14 @@ def total(widths: Sequence[int]) -> int:
 
 
 def grid(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], part: Sequence[int], below: Sequence[int],
-    least: Sequence[int], room: int, rule: str,
-) -> Iterator[tuple[Kind, str]]:  # fmt: skip
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    part: Sequence[int],
+    below: Sequence[int],
+    least: Sequence[int],
+    room: int,
+    rule: str,
+) -> Iterator[tuple[Kind, str]]:
     """Some of the columns side by side, others below each row."""
     chosen = [columns[n] for n in part]
     titles, *cells = [[row[n] for n in part] for row in ([column.title for column in columns], *rows)]

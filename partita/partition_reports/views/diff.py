@@ -207,11 +207,16 @@ def show_cost(page: Page, diff: ReportDiff) -> None:
     """Counts, sizes and times of both, with what they are worth."""
     page.heading("Cost")
     rows = [
-        (figure.phase, FIGURES[figure.name], say_figure(figure, figure.before), say_figure(figure, figure.after),
-         say_ratio(figure))
+        (
+            figure.phase,
+            FIGURES[figure.name],
+            say_figure(figure, figure.before),
+            say_figure(figure, figure.after),
+            say_ratio(figure),
+        )
         for figure in diff.figures
         if figure.before != figure.after and not said_twice(figure, diff.figures)
-    ]  # fmt: skip
+    ]
     if rows:
         page.table((Column("phase", False), Column("", False), Column("A"), Column("B"), Column("B / A")), rows)
     else:

@@ -162,9 +162,14 @@ def about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dict
     if node is None:
         return {}
     facts: dict[str, object] = {
-        "node": node.name, "op": node.op_type, "provider": node.provider, "module": node.module, "layer": node.layer,
-        "output_bytes_in_the_last_run": node.output_bytes, "stands_for": list(node.replaces) or None,
-    }  # fmt: skip
+        "node": node.name,
+        "op": node.op_type,
+        "provider": node.provider,
+        "module": node.module,
+        "layer": node.layer,
+        "output_bytes_in_the_last_run": node.output_bytes,
+        "stands_for": list(node.replaces) or None,
+    }
     why, copy = reasons.get(node.name), copies.get(node.name)
     if why is not None:
         facts |= {"wanted": why.wanted, "reason": why.reason, "evidence": why.evidence}

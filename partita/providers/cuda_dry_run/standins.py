@@ -264,14 +264,26 @@ def compile_library(
     text.write_text(source, encoding="utf-8")
     script.write_text(version_script(symbols), encoding="utf-8")
     command = [
-        *compiler, *FLAGS, f'-DPARTITA_BUILD="{build}"', f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}",
-        f"-Wl,-soname,{soname}", f"-Wl,--version-script={script.name}", "-o", soname, text.name,
-    ]  # fmt: skip
+        *compiler,
+        *FLAGS,
+        f'-DPARTITA_BUILD="{build}"',
+        f"-DPARTITA_CUDA_VERSION={CUDA_VERSION}",
+        f"-Wl,-soname,{soname}",
+        f"-Wl,--version-script={script.name}",
+        "-o",
+        soname,
+        text.name,
+    ]
     try:
         done = subprocess.run(
-            command, cwd=folder,  # names without a folder: a comma in one would end a linker option
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False,
-        )  # fmt: skip
+            command,
+            cwd=folder,  # names without a folder: a comma in one would end a linker option
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_SECONDS,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ProviderError(f"the C compiler {compiler[0]} could not build {soname}: {error}") from error
     finally:

@@ -209,10 +209,15 @@ def write_tokens(
 
 
 def generate(
-    executor: Executor, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, samplers: Sequence[Sampler],
-    stop_ids: Collection[int] = frozenset(), prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    executor: Executor,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    samplers: Sequence[Sampler],
+    stop_ids: Collection[int] = frozenset(),
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
     observers: Sequence[Observer] = (),
-) -> Generator[Step, None, None]:  # fmt: skip
+) -> Generator[Step, None, None]:
     """Generate up to `max_new_tokens` tokens after each prompt, one prompt of token ids per row of the batch.
 
     `samplers`: one per row. A row ends with `stop` (its last token is in `stop_ids`), `length`, or `cache_full` (prompt
@@ -232,9 +237,13 @@ def generate(
 
 
 def serve(
-    executor: Executor, requests: Iterable[Request], *, prefill_chunk: int = PREFILL_CHUNK_TOKENS,
-    observers: Sequence[Observer] = (), policy: Policy = prompts_first,
-) -> Generator[Step, None, None]:  # fmt: skip
+    executor: Executor,
+    requests: Iterable[Request],
+    *,
+    prefill_chunk: int = PREFILL_CHUNK_TOKENS,
+    observers: Sequence[Observer] = (),
+    policy: Policy = prompts_first,
+) -> Generator[Step, None, None]:
     """The steps of requests that all begin now, one per row of the batch, until every one has finished."""
     engine = Engine(executor, prefill_chunk, observers, policy)
     wanted = list(requests)

@@ -199,10 +199,15 @@ def node_case(graph: Graph, name: str) -> Case:
         new: light_constant(graph.folded[old], new, graph.folder) for old, new in plain.items() if old in graph.folded
     }
     return Case(
-        node, feeds, fixed, folded, {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
-        graph.proto.ir_version, called(graph.proto, [original]),
+        node,
+        feeds,
+        fixed,
+        folded,
+        {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
+        graph.proto.ir_version,
+        called(graph.proto, [original]),
         next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
-    )  # fmt: skip
+    )
 
 
 def plain_domain(domain: str) -> str:
@@ -212,16 +217,19 @@ def plain_domain(domain: str) -> str:
 
 def inner_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that are given to tensors in the bodies of a node."""
-    graphs = [inner for attribute in node.attribute for body in (attribute.g, *attribute.graphs)
-              for inner in all_graphs(body)]  # fmt: skip
+    graphs = [
+        inner for attribute in node.attribute for body in (attribute.g, *attribute.graphs) for inner in all_graphs(body)
+    ]
     return frozenset(
-        name for body in graphs
+        name
+        for body in graphs
         for names in (
-            (port.name for port in body.input), (tensor.name for tensor in body.initializer),
+            (port.name for port in body.input),
+            (tensor.name for tensor in body.initializer),
             (name for entry in body.node for name in entry.output),
         )
         for name in names
-    )  # fmt: skip
+    )
 
 
 def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:
@@ -364,9 +372,7 @@ def is_signed(kind: onnx.TypeProto) -> bool:
     return kind.WhichOneof("value") == "tensor_type" and kind.tensor_type.elem_type in SIGNED
 
 
-def part_model(
-    graph: Graph, names: Sequence[str], *, fixed: bool = True, company: bool = False
-) -> onnx.ModelProto:  # fmt: skip
+def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, company: bool = False) -> onnx.ModelProto:
     """The model of several nodes, in the sizes of the run unless `fixed` is False. `company`: as in `case_model`.
 
     Raises CannotProbeError when a type is not known.
@@ -442,7 +448,10 @@ def fingerprint(model: onnx.ModelProto) -> str:
 def zeros_needed(models: Sequence[onnx.ModelProto]) -> int:
     """Length of the file of zeros that these models read."""
     lengths = [
-        int(entry.value) for model in models for tensor in model.graph.initializer
-        for entry in tensor.external_data if entry.key == "length"
-    ]  # fmt: skip
+        int(entry.value)
+        for model in models
+        for tensor in model.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "length"
+    ]
     return max(lengths, default=0)

@@ -136,7 +136,7 @@ def legal_elsewhere(path: Path) -> bool:
 
 def failed(
     failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]
-) -> tuple[str, str]:  # fmt: skip
+) -> tuple[str, str]:
     """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed.
 
     `legal`: whether ONNX Runtime accepts the model without the provider.

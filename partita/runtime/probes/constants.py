@@ -59,6 +59,8 @@ def dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
 
     width = onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type).itemsize
     return onnx.TensorProto(
-        name=sparse.values.name, data_type=sparse.values.data_type, dims=list(sparse.dims),
+        name=sparse.values.name,
+        data_type=sparse.values.data_type,
+        dims=list(sparse.dims),
         raw_data=bytes(width * math.prod(sparse.dims)),
-    )  # fmt: skip
+    )

@@ -57,9 +57,18 @@ AT_FAULT = frozenset({"initialisation_failed"})
 FIX = Remedy("fix the sizes of the model's inputs")
 REJECTED_REMEDY = Remedy("change the part that it fails over, or name another provider; other graphs it opens")
 NOTHING_RUN = SessionFacts(
-    file="", phases=("run",), graph=(), plan=None, assigned=None, events=(), runs=(), log=(), registered=(), ports=(),
+    file="",
+    phases=("run",),
+    graph=(),
+    plan=None,
+    assigned=None,
+    events=(),
+    runs=(),
+    log=(),
+    registered=(),
+    ports=(),
     load_seconds=0.0,
-)  # fmt: skip
+)
 MOST_NAMED = 5
 FEW_NODES = 3
 """A rejected part of so many nodes is looked at node by node."""
@@ -134,9 +143,16 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     first = error.chain[0]
     facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
     run = RunFacts(
-        sessions=(facts,), states=(), steps=(), memory=MemoryFacts(0, 0, None, None, None), tokenizer_load_seconds=0.0,
-        first_token_seconds=None, prompt_tokens=0, new_tokens=0, finish_reason=None,
-    )  # fmt: skip
+        sessions=(facts,),
+        states=(),
+        steps=(),
+        memory=MemoryFacts(0, 0, None, None, None),
+        tokenizer_load_seconds=0.0,
+        first_token_seconds=None,
+        prompt_tokens=0,
+        new_tokens=0,
+        finish_reason=None,
+    )
     probed, chain = probe_run(run, error.chain, {facts.file: model}, {facts.file: sizes}, seconds)
     (session,) = probed.sessions
     if error.facts is not None:
@@ -214,9 +230,7 @@ def probe_nodes(
     for subject in subjects.values():
         for number, name in subject.nodes:
             found[number][name] = NodeProbe(name, tuple(subject.trials), subject.unprobed)
-    sessions = tuple(
-        replace(session, probes=probes) for session, probes in zip(facts.sessions, found, strict=True)
-    )  # fmt: skip
+    sessions = tuple(replace(session, probes=probes) for session, probes in zip(facts.sessions, found, strict=True))
     return replace(facts, sessions=sessions)
 
 

@@ -17,18 +17,51 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_ELEMENTS = 256
-FOLDED = frozenset({
-    "Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Equal", "Expand", "Floor", "Gather", "GatherElements", "GatherND",
-    "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Range",
-    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape", "ScatterElements", "Slice", "Split", "Squeeze",
-    "Sub", "Tile", "Unsqueeze", "Where",
-})  # fmt: skip
+FOLDED = frozenset(
+    {
+        "Abs",
+        "Add",
+        "Cast",
+        "Ceil",
+        "Concat",
+        "Div",
+        "Equal",
+        "Expand",
+        "Floor",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Range",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Reshape",
+        "ScatterElements",
+        "Slice",
+        "Split",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Unsqueeze",
+        "Where",
+    }
+)
 """Operators of shape arithmetic."""
 
 
-def known_values(
-    proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]
-) -> dict[str, onnx.TensorProto]:  # fmt: skip
+def known_values(proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TensorProto]:
     """Small tensors of the main graph that follow from the sizes; constants of the file are not among them.
 
     `fixed`: types with the sizes of the run; with none, only what follows from constants alone is known.

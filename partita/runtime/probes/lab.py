@@ -53,7 +53,7 @@ class Lab:
 
     def __init__(
         self, resolution: Resolution, cache: Cache, deadline: float, environment: Mapping[str, str] | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.environment = os.environ if environment is None else environment
         """Of the children; another than ours where they are to be a dry run."""
         self.resolution, self.cache, self.deadline = resolution, cache, deadline
@@ -139,9 +139,7 @@ class Lab:
         if answer.outcome != "timed_out":
             self.cache.put(key, answer.outcome, answer.said)
 
-    def run_child(
-        self, folder: Path, models: Sequence[str], one_node: bool, *, patience: float = 1.0
-    ) -> ChildOutcome:  # fmt: skip
+    def run_child(self, folder: Path, models: Sequence[str], one_node: bool, *, patience: float = 1.0) -> ChildOutcome:
         """One child that tries these models. `patience`: how many times longer than usual each may take."""
         (folder / "answers").unlink(missing_ok=True)
         provider = self.resolution.provider

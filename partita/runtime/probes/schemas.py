@@ -80,18 +80,17 @@ def history(domain: str, op_type: str) -> tuple[Schema, ...]:
     import onnx
 
     known = [
-        schema for schema in onnx.defs.get_all_schemas_with_history()
+        schema
+        for schema in onnx.defs.get_all_schemas_with_history()
         if schema.name == op_type and schema.domain == domain and not schema.deprecated
-    ]  # fmt: skip
+    ]
     found = {schema.since_version: read(schema) for schema in known or operator_schemas(domain, op_type)}
     return tuple(found[since] for since in sorted(found))
 
 
 def read(schema: Any) -> Schema:
     """A schema as plain data; onnx and ONNX Runtime describe theirs in nearly the same words."""
-    allowed = {
-        entry.type_param_str: numbers(entry.allowed_type_strs) for entry in schema.type_constraints
-    }  # fmt: skip
+    allowed = {entry.type_param_str: numbers(entry.allowed_type_strs) for entry in schema.type_constraints}
     attributes = dict(schema.attributes)
     return Schema(
         since=int(schema.since_version),

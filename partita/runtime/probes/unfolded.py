@@ -141,10 +141,9 @@ def same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
     """Whether two types are one; what is not known does not differ."""
     if kind is None or seen is None:
         return True
-    return (
-        kind.tensor_type.elem_type == seen.tensor_type.elem_type
-        and (not is_fixed(kind) or list(sizes_of(kind)) == list(sizes_of(seen)))
-    )  # fmt: skip
+    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (
+        not is_fixed(kind) or list(sizes_of(kind)) == list(sizes_of(seen))
+    )
 
 
 def sizes_of(kind: onnx.TypeProto) -> Iterator[int]:

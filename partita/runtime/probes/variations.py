@@ -238,9 +238,10 @@ def other_versions(case: Case) -> Iterator[Variation]:
     versions = [schema.since for schema in history(node.domain, node.op_type)]
     # A version counts when some operator set that ONNX Runtime supports has it.
     others = [
-        since for since, after in zip(versions, (*versions[1:], NO_VERSION), strict=True)
+        since
+        for since, after in zip(versions, (*versions[1:], NO_VERSION), strict=True)
         if since != current.since and after > OLDEST_OPSET
-    ]  # fmt: skip
+    ]
     older = [since for since in others if since < current.since][::-1]
     newer = [since for since in others if since > current.since]
     for since in islice((*older, *newer), MOST_VERSIONS):

@@ -41,9 +41,13 @@ def load(folder: Path) -> Any:
 
     config = of_text(AutoConfig.from_pretrained(folder))
     loaded: Any = auto_class(config).from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager", local_files_only=True,
+        folder,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        local_files_only=True,
         output_loading_info=True,
-    )  # fmt: skip
+    )
     model, info = loaded
     if info["missing_keys"]:
         raise ValueError(f"transformers finds no weights for {sorted(info['missing_keys'])[:3]}")

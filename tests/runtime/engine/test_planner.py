@@ -133,8 +133,12 @@ def test_a_row_that_joins_others_at_work_is_read_beside_them_token_by_token():
 
 def test_a_fixed_chunk_with_states_is_never_padded():
     assert [shape(plan) for plan in read_all([19], SUMS_PAIR)] == [
-        ("prefill", 8, (8,)), ("prefill", 8, (8,)), ("decode", 1, (1,)), ("decode", 1, (1,)), ("decode", 1, (1,)),
-    ]  # fmt: skip
+        ("prefill", 8, (8,)),
+        ("prefill", 8, (8,)),
+        ("decode", 1, (1,)),
+        ("decode", 1, (1,)),
+        ("decode", 1, (1,)),
+    ]
 
 
 def test_every_logit_is_wanted_by_a_listener_and_the_last_ones_come_where_there_is_room_for_few():

@@ -87,17 +87,31 @@ def test_the_folder_holds_nothing_but_the_answers(folder):
 
 OURS = {"format": FORMAT}
 FOREIGN = (
-    OURS, {**OURS, "answers": []}, {**OURS, "answers": {"node:a": 7}}, {**OURS, "answers": {"node:a": []}},
-    {**OURS, "answers": {"node:a": ["excellent", ""]}}, {**OURS, "answers": {"node:a": [["taken"], ""]}},
+    OURS,
+    {**OURS, "answers": []},
+    {**OURS, "answers": {"node:a": 7}},
+    {**OURS, "answers": {"node:a": []}},
+    {**OURS, "answers": {"node:a": ["excellent", ""]}},
+    {**OURS, "answers": {"node:a": [["taken"], ""]}},
     {"format": FORMAT + 1, "answers": {"node:a": ["taken", ""]}},
     {"format": FORMAT - 1, "answers": {"node:a": ["taken", ""]}},
-)  # fmt: skip
+)
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"not JSON", b"\xff\xfe\x00", b"[]", b"null", b'"text"', b"{}", b"[" * 100_000,
-    *(json.dumps(entry).encode() for entry in FOREIGN),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not JSON",
+        b"\xff\xfe\x00",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"{}",
+        b"[" * 100_000,
+        *(json.dumps(entry).encode() for entry in FOREIGN),
+    ],
+)
 def test_a_damaged_or_foreign_file_is_as_good_as_none_and_is_replaced(folder, content):
     path = folder / "answers.json"
     folder.mkdir()
@@ -183,9 +197,12 @@ def test_the_same_setting_has_the_same_file():
 
 
 def test_another_option_or_provider_has_another_file():
-    names = [name_of(), name_of(replace(CUDA, options={"device_id": "0"})),
-             name_of(replace(CUDA, options={"device_id": "1"})),
-             name_of(Resolution(known_providers()["webgpu"], "active"))]  # fmt: skip
+    names = [
+        name_of(),
+        name_of(replace(CUDA, options={"device_id": "0"})),
+        name_of(replace(CUDA, options={"device_id": "1"})),
+        name_of(Resolution(known_providers()["webgpu"], "active")),
+    ]
     assert len(set(names)) == len(names)
 
 

@@ -184,10 +184,15 @@ def test_sizes_that_only_a_run_has_shown_are_not_those_of_the_file(cut):
     assert [size.dim_value for size in case.fixed["i0"].tensor_type.shape.dim] == [4, 2]
 
 
-@pytest.mark.parametrize(("text", "element", "sizes"), [
-    ("float32[1,12]", TensorProto.FLOAT, [1, 12]), ("float64[]", TensorProto.DOUBLE, []),
-    ("bfloat16[3]", TensorProto.BFLOAT16, [3]), ("bool[0]", TensorProto.BOOL, [0]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "element", "sizes"),
+    [
+        ("float32[1,12]", TensorProto.FLOAT, [1, 12]),
+        ("float64[]", TensorProto.DOUBLE, []),
+        ("bfloat16[3]", TensorProto.BFLOAT16, [3]),
+        ("bool[0]", TensorProto.BOOL, [0]),
+    ],
+)
 def test_types_that_runs_show_are_read(text, element, sizes):
     kind = read_type(text)
     assert kind is not None and kind.tensor_type.elem_type == element
@@ -310,13 +315,16 @@ def test_nodes_that_differ_in_names_only_are_one_experiment(cut):
     assert len({made["one"], made["three"], made["four"]}) == 3, "values of a small constant, and the order, count"
 
 
-@pytest.mark.parametrize("other", [
-    "g (float[4] x) => (float[4] y) {\n  [n] y = Elu<alpha=2.0>(x)\n}",
-    "g (float[5] x) => (float[5] y) {\n  [n] y = Elu(x)\n}",
-    "g (float[N] x) => (float[N] y) {\n  [n] y = Elu(x)\n}",
-    "g (float16[4] x) => (float16[4] y) {\n  [n] y = Elu(x)\n}",
-    "g (float[4] x) => (float[4] y) {\n  [n] y = Selu(x)\n}",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        "g (float[4] x) => (float[4] y) {\n  [n] y = Elu<alpha=2.0>(x)\n}",
+        "g (float[5] x) => (float[5] y) {\n  [n] y = Elu(x)\n}",
+        "g (float[N] x) => (float[N] y) {\n  [n] y = Elu(x)\n}",
+        "g (float16[4] x) => (float16[4] y) {\n  [n] y = Elu(x)\n}",
+        "g (float[4] x) => (float[4] y) {\n  [n] y = Selu(x)\n}",
+    ],
+)
 def test_type_size_attribute_and_operator_make_another_experiment(cut, other):
     plain = cut("g (float[4] x) => (float[4] y) {\n  [n] y = Elu(x)\n}")
     assert fingerprint(case_model(node_case(plain, "n"))) != fingerprint(case_model(node_case(cut(other), "n")))
@@ -338,10 +346,18 @@ FORK = (
 )
 
 
-@pytest.mark.parametrize(("names", "inputs", "outputs"), [
-    ("a", "x", "p"), ("b", "p", "q"), ("ab", "x", "pq"), ("bc", "p", "qr"), ("cd", "pq", "s"), ("abcde", "x", "z"),
-    ("ad", "xqr", "ps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "inputs", "outputs"),
+    [
+        ("a", "x", "p"),
+        ("b", "p", "q"),
+        ("ab", "x", "pq"),
+        ("bc", "p", "qr"),
+        ("cd", "pq", "s"),
+        ("abcde", "x", "z"),
+        ("ad", "xqr", "ps"),
+    ],
+)
 def test_a_part_reads_and_gives_what_crosses_its_border(cut, opened, names, inputs, outputs):
     part = part_model(cut(FORK, x=(2, 4)), list(names))
     assert {port.name for port in part.graph.input} == set(inputs)

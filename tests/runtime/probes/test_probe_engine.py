@@ -88,9 +88,13 @@ def facts_of(model: OnnxModel, on: str):
         for number, node in enumerate(model.nodes)
     )
     session = session_facts(
-        file="m.onnx", phases=("run",), graph=model.nodes, plan=(tuple(names),), assigned=assigned,
+        file="m.onnx",
+        phases=("run",),
+        graph=model.nodes,
+        plan=(tuple(names),),
+        assigned=assigned,
         registered=(QNN, CPU),
-    )  # fmt: skip
+    )
     return run_facts(session)
 
 
@@ -230,8 +234,14 @@ def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
     assert engine.lateness((first, late)) == "1 of 2 experiments gave no answer in time: no answer within 60 s"
     assert engine.lateness((first, late, other)) == "" == engine.lateness((first,))
     context = Context(
-        "n", "Relu", "CPUExecutionProvider", ChainEntry(provider="QNNExecutionProvider", status="active"),
-        exported=True, replaces=(), log=(), probe=NodeProbe("n", (first, late), engine.lateness((first, late))),
-    )  # fmt: skip
+        "n",
+        "Relu",
+        "CPUExecutionProvider",
+        ChainEntry(provider="QNNExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(),
+        probe=NodeProbe("n", (first, late), engine.lateness((first, late))),
+    )
     reason, finding = explain(context)
     assert reason.code == "unexplained" and "no answer within 60 s" in finding.evidence

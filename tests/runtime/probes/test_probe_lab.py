@@ -130,11 +130,14 @@ def test_a_budget_that_runs_out_while_the_provider_starts_blames_nobody(bench, m
     assert here.unusable == ""
 
 
-@pytest.mark.parametrize(("mode", "says"), [
-    ("refuse", "device_missing: no adapter"),
-    ("abort", "was killed by SIGABRT while it started"),
-    ("sleep", "did not start within 0.5 s"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("refuse", "device_missing: no adapter"),
+        ("abort", "was killed by SIGABRT while it started"),
+        ("sleep", "did not start within 0.5 s"),
+    ],
+)
 def test_a_provider_that_does_not_start_is_asked_once(bench, model, monkeypatch, mode, says):
     monkeypatch.setattr(lab, "START_SECONDS", 0.5)
     bench.mode(mode)
@@ -187,9 +190,9 @@ def library_lab(path: Path, seconds: float = 60.0) -> Lab:
 
 def test_a_plugin_library_that_crashes_is_a_finding(model, tmp_path):
     source = (
-        '#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)'
+        "#include <stdio.h>\n#include <stdlib.h>\n__attribute__((constructor)) static void boom(void)"
         '{ fputs("assertion failed: device != null\\n", stderr); abort(); }'
-    )  # fmt: skip
+    )
     here = library_lab(compiled(tmp_path, source))
     assert here.try_all([model("one"), model("two")]) == [None, None]
     assert "killed by SIGABRT while it started" in here.unusable
@@ -223,23 +226,32 @@ def test_a_provider_without_its_libraries_fails_over_everything(model):
 
 # --- what the child makes of a session that cannot be opened -------------------------------------------------------
 
-NOT_FOUND = "[I:onnxruntime:, cuda_execution_provider.cc:1 GetCapability] CUDA kernel not found in registries for Op " \
-    "type: Scaler node name: probe"  # fmt: skip
+NOT_FOUND = (
+    "[I:onnxruntime:, cuda_execution_provider.cc:1 GetCapability] CUDA kernel not found in registries for Op "
+    "type: Scaler node name: probe"
+)
 
 
 def failure(kind: str, text: str, *log: str) -> NativeFailureError:
     return NativeFailureError(type(kind, (Exception,), {})(text), log)
 
 
-@pytest.mark.parametrize(("kind", "text", "outcome"), [
-    ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "left"),
-    ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
-    ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
-    ("EPFail", "opset 22 is not known to the device compiler", "failed"),
-    ("RuntimeException", "Exception during initialization: /x/core/providers/openvino/backend.cc:1 it broke", "failed"),
-    ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/ml/scaler.cc:69 no scale", "left"),
-    ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "text", "outcome"),
+    [
+        ("NotImplemented", "Could not find an implementation for Scaler(1) node with name 'probe'", "left"),
+        ("InvalidGraph", "This is an invalid model. Type Error: …", "invalid"),
+        ("Fail", "Node (probe) Op (MaxPool) [ShapeInferenceError] Attribute strides has incorrect size", "invalid"),
+        ("EPFail", "opset 22 is not known to the device compiler", "failed"),
+        (
+            "RuntimeException",
+            "Exception during initialization: /x/core/providers/openvino/backend.cc:1 it broke",
+            "failed",
+        ),
+        ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/ml/scaler.cc:69 no scale", "left"),
+        ("RuntimeException", "Exception during initialization: /x/core/providers/cpu/nn/conv.h:43 no shape", "failed"),
+    ],
+)
 def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
     found, said = child.failed(failure(kind, text), CUDA, one_node=True, legal=lambda: False)
     assert found == outcome and said
@@ -256,8 +268,9 @@ def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_provid
 def test_a_finding_names_no_temporary_file():
     text = "Load model from /tmp/partita-k9/partita-sr/11.onnx failed:Node (probe) Op (X) [TypeInferenceError] Input 4"
     assert child.failed(failure("Fail", text), CUDA, one_node=True, legal=lambda: False) == (
-        "invalid", "Node (probe) Op (X) [TypeInferenceError] Input 4",
-    )  # fmt: skip
+        "invalid",
+        "Node (probe) Op (X) [TypeInferenceError] Input 4",
+    )
 
 
 def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(tmp_path, monkeypatch, model):

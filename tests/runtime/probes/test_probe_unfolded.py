@@ -22,11 +22,15 @@ def graph() -> Graph:
         helper.make_node("GroupNormalization", ["x", "ones", "ones"], ["c"], name="norm", num_groups=2),
     ]
     body = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", 1, ["batch", 4, 16, 16])],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["batch", 4, 16, 16])],
         [helper.make_tensor_value_info(name, 1, None) for name in "bc"],
-        [onnx.numpy_helper.from_array(np.array([8, 8]), "sizes"),
-         onnx.numpy_helper.from_array(np.ones(4, np.float32), "ones")],
-    )  # fmt: skip
+        [
+            onnx.numpy_helper.from_array(np.array([8, 8]), "sizes"),
+            onnx.numpy_helper.from_array(np.ones(4, np.float32), "ones"),
+        ],
+    )
     model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     return cut_proto(model, Path(), {"x": (1, 4, 16, 16)})
 

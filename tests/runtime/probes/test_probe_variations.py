@@ -126,8 +126,10 @@ def test_a_value_that_follows_from_the_sizes_is_a_constant_once_they_are_fixed(c
 
 def test_types_are_only_those_that_the_operator_allows(case):
     assert changes(case(TEXTS["Softmax"]), "type") == [
-        "float16 in place of float32", "bfloat16 in place of float32", "float64 in place of float32",
-    ]  # fmt: skip
+        "float16 in place of float32",
+        "bfloat16 in place of float32",
+        "float64 in place of float32",
+    ]
     assert changes(case(TEXTS["Softmax"], 11), "type") == ["float16 in place of float32", "float64 in place of float32"]
 
 

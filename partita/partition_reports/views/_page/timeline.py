@@ -119,7 +119,7 @@ class Artist:
             tracks=tracks,
             ticks=tuple(
                 (percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in range(TICKS)
-            ),  # fmt: skip
+            ),
             table=self.summary(groups, order, span),
             slowest=self.slowest(events, span),
             open=is_open,

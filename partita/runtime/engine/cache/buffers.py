@@ -60,12 +60,18 @@ class InPlace:
         """What was seen of every state."""
         return tuple(
             StateFact(
-                past=state.past, present=state.present, layer=state.layer, kind=state.kind,
-                memory=buffer.memory, size_bytes=buffer.size_bytes, same_address=residence.same,
-                address_changes=residence.changes, checked_steps=residence.steps,
+                past=state.past,
+                present=state.present,
+                layer=state.layer,
+                kind=state.kind,
+                memory=buffer.memory,
+                size_bytes=buffer.size_bytes,
+                same_address=residence.same,
+                address_changes=residence.changes,
+                checked_steps=residence.steps,
             )
             for state, buffer, residence in zip(self.states, self.buffers, self._seen, strict=True)
-        )  # fmt: skip
+        )
 
     def release(self) -> None:
         """Let go of the buffers."""
