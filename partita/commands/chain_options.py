@@ -4,15 +4,14 @@ libraries and pins.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partita.commands.terminal import note
 from partita.errors import UsageError
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
-from partita.providers.resolve import Resolution, all_names, parse_chain
+from partita.providers.resolve import all_names, parse_chain
 
 MAX_THREADS = 1024
 COMMAND_LINE = "command line"
@@ -74,20 +73,3 @@ def read_chain_options(given: ChainOptions) -> Target:
         raise UsageError(f"--provider-library {unused[0]}: not in the provider chain ({names}); add it to --provider")
     options = parse_options(given.provider_options, chain)
     return Target(chain, source, options, given.pins, tuple(unchecked_notes(options, chain)), given.own_process)
-
-
-def say_target(target: Target) -> None:
-    """Notes on stderr that are known before anything is opened."""
-    if target.source.startswith("default: "):
-        names = ",".join(provider.name for provider in target.chain)
-        note(f"note: provider {names}, by default: {target.source.removeprefix('default: ')}")
-    for line in target.notes:
-        note(f"note: {line}")
-
-
-def say_chain(target: Target, resolutions: Sequence[Resolution]) -> None:
-    """Notes on stderr once a model is open: what is known of the chain, and each provider of it that is not used."""
-    say_target(target)
-    for entry in resolutions:
-        if entry.status != "active":
-            note(f"note: {entry.provider.name} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.target import find_target
 from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
@@ -16,6 +17,7 @@ from partita.export.pipeline import ExportOptions, Summary, check_options, expor
 from partita.export.progress import stage
 from partita.export.running import BY_REPLAY
 from partita.export.target import Target
+from partita.library.audience import QUIET, Audience
 from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
 
 LABEL = 14
@@ -39,7 +41,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     check_options(options)
     with bars:
         with stage(bars, "find target", {}):
-            target = choose_target(options, wanted)
+            target = choose_target(options, wanted, TERMINAL)
         summary = export(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=bars)
     for line in summary.notes:
         note(f"note: {line}")
@@ -49,7 +51,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in describe(summary)) + "\n")
 
 
-def choose_target(options: ExportOptions, wanted: TargetOptions) -> Target | None:
+def choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
     """The target; None when the user named a lowering and no target, so that there is nothing to ask.
 
     Raises UsageError, and ProviderError when the target cannot be asked.
@@ -63,7 +65,13 @@ def choose_target(options: ExportOptions, wanted: TargetOptions) -> Target | Non
         return None
     if wanted.name is None and wanted.libraries:
         raise UsageError("--provider-library brings a provider that --target names; add it")
-    return find_target(wanted.name, wanted.options, default_allowed=wanted.default_allowed, libraries=wanted.libraries)
+    return find_target(
+        wanted.name,
+        wanted.options,
+        default_allowed=wanted.default_allowed,
+        libraries=wanted.libraries,
+        audience=audience,
+    )
 
 
 def replay(folder: Path, manifest: Manifest) -> Verification:

@@ -13,7 +13,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from partita.commands.chain_options import Target, say_chain
+from partita.commands.audience import TERMINAL, say_chain
+from partita.commands.chain_options import Target
 from partita.commands.generate_options import MAX_NEW_TOKENS, GenerateOptions
 from partita.commands.outputs import STDOUT, Sink, say_written
 from partita.commands.probing import package_refused, probe_package, was_interrupted
@@ -138,7 +139,7 @@ def open_package(options: GenerateOptions, target: Target, manifest: Manifest, p
             pins=pins,
         )
     except (ChainError, NoKernelError) as error:
-        raise package_refused(error, options.probe_seconds) from error
+        raise package_refused(error, options.probe_seconds, TERMINAL) from error
 
 
 def check_placement(options: GenerateOptions, target: Target) -> None:
@@ -152,7 +153,7 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     from partita.commands.place_run import place
 
     placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits, probe_seconds=0.0)
-    report, error = place(placing, target, whole=False)
+    report, error = place(placing, target, whole=False, audience=TERMINAL)
     over = limits_error(report)
     if error is not None:
         raise error
@@ -383,7 +384,7 @@ def _write_report(
         limits=options.limits,
         prefill_chunk_tokens=_effective_chunk(options, runner, longest),
     )
-    facts, resolutions = probe_package(facts, runner.resolutions, options.package, options.probe_seconds)
+    facts, resolutions = probe_package(facts, runner.resolutions, options.package, options.probe_seconds, TERMINAL)
     report = make_report(options.package, runner.manifest, facts, resolutions, asked)
     sink.write(json_view.to_text(report))
     if isinstance(sink, Output):

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 import partita.errors as errors
-from partita.commands.chain_options import Target, read_chain_options, say_target
+from partita.commands.audience import TERMINAL, say_target
+from partita.commands.chain_options import Target, read_chain_options
 from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout, say_written
 from partita.commands.place_options import PlaceOptions, check_chain, check_options
 from partita.commands.probing import was_interrupted
@@ -58,7 +59,7 @@ def place_here(options: PlaceOptions, sink: Sink | None, target: Target) -> int:
     """Place the model in this process."""
     from partita.commands.place_run import place
 
-    report, error = place(options, target)
+    report, error = place(options, target, audience=TERMINAL)
     return finish(options, sink, report, was_interrupted(report.notes), error)
 
 

@@ -10,6 +10,7 @@ from partita.commands.place_options import PlaceOptions
 from partita.commands.probing import decode_sizes, why_refused, with_probes
 from partita.commands.run_report import Asked, join
 from partita.errors import PartitaError
+from partita.library.audience import QUIET, Audience
 from partita.package import read_manifest, sha256_of
 from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
 from partita.partition_reports.limits import repeated_phase
@@ -41,7 +42,12 @@ FAILED_DRY = (
 
 
 def place(
-    options: PlaceOptions, target: Target, played: DryRunFacts | None = None, *, whole: bool = True
+    options: PlaceOptions,
+    target: Target,
+    played: DryRunFacts | None = None,
+    *,
+    whole: bool = True,
+    audience: Audience = QUIET,
 ) -> tuple[Report, PartitaError | None]:
     """Open, run, report. The second value is why a run failed, which takes nothing from the report.
 
@@ -62,7 +68,7 @@ def place(
             placed = place_package(options.model, where)
         except (ChainError, NoKernelError) as error:
             refused = read_onnx(error.path)
-            raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds) from error
+            raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error
         package = package_facts(options.model, manifest)
         models = package_models(options.model, placed.facts)
         inputs = {file: decode_sizes(entry) for file, entry in models.items()}
@@ -79,12 +85,12 @@ def place(
         try:
             placed = place_model(opened, sizes, replace(where, values=values))
         except (ChainError, NoKernelError) as error:
-            raise why_refused(error, opened, sizes, options.probe_seconds) from error
+            raise why_refused(error, opened, sizes, options.probe_seconds, audience) from error
         model = model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}
         inputs = shapes
     seconds = 0.0 if isinstance(placed.error, RunInterruptedError) else options.probe_seconds
-    facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds)
+    facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds, audience)
     if played is not None:
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None:

@@ -1,4 +1,4 @@
-"""Experiments as the verbs make them: after the run, within the user's budget, with a spinner on a terminal."""
+"""Experiments on nodes that fell back: after the run, within the user's budget."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.terminal import note, stderr
 from partita.errors import ProviderError
+from partita.library.audience import QUIET, Audience
 from partita.partition_reports.facts import CPU, RunFacts
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain import ChainError
@@ -16,7 +16,7 @@ from partita.runtime.ort_errors import NoKernelError
 
 REFUSAL_SECONDS = 20.0
 """Most time for experiments before a chain is refused: somebody waits for an answer."""
-SPINNER = "trying nodes that fell back, one at a time (Ctrl-C: the report without them)"
+TITLE = "trying nodes that fell back, one at a time (Ctrl-C: the report without them)"
 INTERRUPTED_NOTE = "experiments on nodes that fell back were interrupted, so none is in the report"
 
 
@@ -26,14 +26,13 @@ def with_probes(
     models: Mapping[str, OnnxModel],
     sizes: Mapping[str, Mapping[str, tuple[int, ...]]],
     seconds: float,
+    audience: Audience = QUIET,
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """The facts and the chain with what experiments tell. Ctrl-C ends the experiments, not the report."""
     from partita.runtime.probes.engine import probe_run
 
     try:
-        if not stderr.is_terminal:
-            return probe_run(facts, resolutions, models, sizes, seconds)
-        with stderr.status(SPINNER):
+        with audience.busy(TITLE):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
         told = INTERRUPTED_NOTE
@@ -48,18 +47,22 @@ def was_interrupted(notes: Collection[str]) -> bool:
 
 
 def probe_package(
-    facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float
+    facts: RunFacts, resolutions: tuple[Resolution, ...], folder: Path, seconds: float, audience: Audience = QUIET
 ) -> tuple[RunFacts, tuple[Resolution, ...]]:
     """The same for a package, whose symbolic sizes are those of a decode step."""
     if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
         return facts, resolutions
     models = {session.file: read_onnx(folder / session.file) for session in facts.sessions}
     sizes = {file: decode_sizes(model) for file, model in models.items()}
-    return with_probes(facts, resolutions, models, sizes, seconds)
+    return with_probes(facts, resolutions, models, sizes, seconds, audience)
 
 
 def why_refused(
-    error: ChainError | NoKernelError, model: OnnxModel, sizes: Mapping[str, tuple[int, ...]], seconds: float
+    error: ChainError | NoKernelError,
+    model: OnnxModel,
+    sizes: Mapping[str, tuple[int, ...]],
+    seconds: float,
+    audience: Audience = QUIET,
 ) -> ProviderError:
     """A refusal with what experiments tell of it; as it was when there is no time for them, or they are interrupted."""
     from partita.runtime.probes.engine import probe_missing_kernel, probe_refusal
@@ -72,21 +75,21 @@ def why_refused(
     if seconds <= 0:
         return error
     try:
-        if not stderr.is_terminal:
-            return explained()
-        with stderr.status(SPINNER):
+        with audience.busy(TITLE):
             return explained()
     except KeyboardInterrupt:
-        note("note: experiments were interrupted, so the refusal says only what was logged")
+        audience.note("experiments were interrupted, so the refusal says only what was logged")
     except OSError as failed:
-        note(f"note: experiments could not be made: {failed.strerror or failed}")
+        audience.note(f"experiments could not be made: {failed.strerror or failed}")
     return error
 
 
-def package_refused(error: ChainError | NoKernelError, seconds: float = REFUSAL_SECONDS) -> ProviderError:
+def package_refused(
+    error: ChainError | NoKernelError, seconds: float = REFUSAL_SECONDS, audience: Audience = QUIET
+) -> ProviderError:
     """The refusal of a package's graph, explained within `seconds`, and in no more than somebody waits for."""
     refused = read_onnx(error.path)
-    return why_refused(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS))
+    return why_refused(error, refused, decode_sizes(refused), min(seconds, REFUSAL_SECONDS), audience)
 
 
 def decode_sizes(model: OnnxModel) -> dict[str, tuple[int, ...]]:

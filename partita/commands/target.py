@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from partita.commands.terminal import note
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.target import Answer, Ask, ReplayTarget, Smoke, Target
+from partita.library.audience import QUIET, Audience
 from partita.package import Manifest, SmokeRecord, Verification
 from partita.partition_reports.facts import CPU
 from partita.providers.base import Provider
@@ -29,7 +29,12 @@ ASK_SECONDS = 120.0
 
 
 def find_target(
-    name: str | None, options: tuple[str, ...], *, default_allowed: bool, libraries: tuple[str, ...] = ()
+    name: str | None,
+    options: tuple[str, ...],
+    *,
+    default_allowed: bool,
+    libraries: tuple[str, ...] = (),
+    audience: Audience = QUIET,
 ) -> Target:
     """The provider a package is for: the one that was named, else the one that would lead a chain on this machine.
 
@@ -69,7 +74,7 @@ def find_target(
             smoker(provider, named),
         )
     else:
-        target = not_usable(provider, source, tried.resolution, default_allowed)
+        target = not_usable(provider, source, tried.resolution, default_allowed, audience)
     return replace(target, by_default=name is None)
 
 
@@ -89,14 +94,14 @@ def one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     return chain[0]
 
 
-def not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool) -> Target:
+def not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool, audience: Audience) -> Target:
     """A target that does not run here: asked over stand-ins, or taken by default, or refused."""
     cause = f"{why.reason}: {why.evidence}"
     if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
         try:
             environment, played = dry_run_environment()
         except PartitaError as error:
-            note(f"note: a dry run of CUDA is not possible, either: {error}")
+            audience.note(f"a dry run of CUDA is not possible, either: {error}")
         else:
             how = f"over stand-ins for its libraries, as {played}: {why.reason} here"
             ask = asker(resolve_one(provider, (provider.ort_name,)), environment)

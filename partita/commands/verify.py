@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from partita.commands.chain_options import ChainOptions, Target, read_chain_options, say_chain
+from partita.commands.audience import TERMINAL, say_chain
+from partita.commands.chain_options import ChainOptions, Target, read_chain_options
 from partita.commands.results import VerifyResult
 from partita.commands.supervise import supervised
 from partita.commands.terminal import finite, print_record, stdout_console
@@ -39,7 +40,7 @@ def check(package: Path, target: Target, threads: int | None, *, as_json: bool) 
     try:
         result = replay(package, target.chain, threads=threads, options=target.options, pins=pins, told=told)
     except (ChainError, NoKernelError) as error:
-        raise package_refused(error) from error
+        raise package_refused(error, audience=TERMINAL) from error
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:

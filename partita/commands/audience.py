@@ -1,0 +1,41 @@
+"""The audience of a verb: notes on stderr, and a spinner where stderr is a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from partita.commands.chain_options import Target
+from partita.commands.terminal import note, stderr
+from partita.library.audience import Audience
+from partita.providers.resolve import Resolution
+
+
+def say(text: str) -> None:
+    """A note on stderr."""
+    note(f"note: {text}")
+
+
+def spinner(title: str) -> AbstractContextManager[object]:
+    """A spinner, where somebody sees it."""
+    return stderr.status(title) if stderr.is_terminal else nullcontext()
+
+
+TERMINAL = Audience(say, spinner)
+
+
+def say_target(target: Target) -> None:
+    """Notes on stderr that are known before anything is opened."""
+    if target.source.startswith("default: "):
+        names = ",".join(provider.name for provider in target.chain)
+        say(f"provider {names}, by default: {target.source.removeprefix('default: ')}")
+    for line in target.notes:
+        say(line)
+
+
+def say_chain(target: Target, resolutions: Sequence[Resolution]) -> None:
+    """Notes on stderr once a model is open: what is known of the chain, and each provider of it that is not used."""
+    say_target(target)
+    for entry in resolutions:
+        if entry.status != "active":
+            say(f"{entry.provider.name} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")

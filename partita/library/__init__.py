@@ -1,0 +1,1 @@
+"""What Partita does, as functions for programs. Nothing here prints, ends the process, or knows a command line."""
