@@ -48,7 +48,7 @@ from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 
 if TYPE_CHECKING:
-    from partita.commands.chain_options import ChainOptions
+    from partita.library.chain import ChainOptions
 
 app = typer.Typer(
     name="partita",
@@ -198,7 +198,7 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Export a checkpoint to a package and check it against the original model."""
-    from partita.commands.scratch import own_compile_cache
+    from partita.library.scratch import own_compile_cache
 
     context.with_resource(own_compile_cache())
     from partita.commands.terminal import Bars
@@ -413,7 +413,7 @@ def place(
 ) -> None:
     """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
     from partita.commands import place as verb
-    from partita.commands.place_options import PlaceOptions
+    from partita.library.place_options import PlaceOptions
     from partita.partition_reports.limits import Limits
 
     raise Exit(
@@ -559,7 +559,7 @@ def _where(
     pins: list[str] | None,
     threads: int | None,
 ) -> ChainOptions:
-    from partita.commands.chain_options import ChainOptions
+    from partita.library.chain import ChainOptions
 
     return ChainOptions(
         provider, tuple(options or ()), tuple(libraries or ()), tuple(pins or ()), threads, own_process=_OWN_PROCESS

@@ -104,7 +104,7 @@ def test_signals_that_are_no_crash() -> None:
 
 
 def test_a_process_that_is_not_ours_is_never_forked() -> None:
-    from partita.commands.chain_options import ChainOptions, read_chain_options
+    from partita.library.chain import ChainOptions, read_chain_options
 
     for own, chain, forked in ((False, "cuda,cpu", False), (True, "cuda,cpu", True), (True, "cpu", False)):
         assert worth_it(read_chain_options(ChainOptions(provider=chain, own_process=own))) is forked

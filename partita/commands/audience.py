@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from partita.commands.chain_options import Target
 from partita.commands.terminal import note, stderr
 from partita.library.audience import Audience
+from partita.library.chain import Target
 from partita.providers.resolve import Resolution
 
 

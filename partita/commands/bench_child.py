@@ -21,7 +21,7 @@ from partita.errors import PartitaError, public_type
 from partita.extras import explain
 
 if TYPE_CHECKING:
-    from partita.commands.chain_options import ChainOptions, Target
+    from partita.library.chain import ChainOptions, Target
     from partita.package import Manifest
     from partita.runtime.engine.recorder import Step
     from partita.runtime.runner import Runner
@@ -81,7 +81,7 @@ class Worker:
 
     def prepare(self, where: dict[str, Any], task: dict[str, Any]) -> None:
         """Read what was asked."""
-        from partita.commands.chain_options import ChainOptions, read_chain_options
+        from partita.library.chain import ChainOptions, read_chain_options
         from partita.package import read_manifest
 
         self.where = ChainOptions(**{name: frozen(value) for name, value in where.items()})
@@ -164,7 +164,7 @@ class Worker:
 
     def observe(self, *, where: dict[str, Any], task: dict[str, Any], file: str) -> dict[str, Any]:
         """Open the package, generate once with the profile on, and write the report to `file`."""
-        from partita.commands.run_report import Asked, make_report
+        from partita.library.run_report import Asked, make_report
         from partita.partition_reports.views import json as json_view
         from partita.runtime.generate import PREFILL_CHUNK_TOKENS
         from partita.runtime.optimised import with_optimised

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from partita.commands.bench_options import FLAG, BenchOptions
 from partita.commands.bench_subjects import Subject
-from partita.commands.chain_options import ChainOptions, read_chain_options
 from partita.commands.outputs import read_by
 from partita.errors import ReportError, UsageError
 from partita.files import claim, refuse_same
+from partita.library.chain import ChainOptions, read_chain_options
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options

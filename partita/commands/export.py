@@ -9,7 +9,6 @@ from pathlib import Path
 
 from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
-from partita.commands.target import find_target
 from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
 from partita.errors import UsageError
 from partita.export.companions import Reader
@@ -18,6 +17,7 @@ from partita.export.progress import stage
 from partita.export.running import BY_REPLAY
 from partita.export.target import Target
 from partita.library.audience import QUIET, Audience
+from partita.library.target import find_target
 from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
 
 LABEL = 14

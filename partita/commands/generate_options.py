@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from partita.commands.chain_options import ChainOptions
-from partita.commands.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.commands.terminal import note
 from partita.errors import PackageError, UsageError
+from partita.library.chain import ChainOptions
+from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.partition_reports.limits import Limits
 from partita.partition_reports.wording import listing
 from partita.runtime.sampling import Sampler, make_sampler

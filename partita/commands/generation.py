@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partita.commands.audience import TERMINAL, say_chain
-from partita.commands.chain_options import Target
 from partita.commands.generate_options import MAX_NEW_TOKENS, GenerateOptions
 from partita.commands.outputs import STDOUT, Sink, say_written
-from partita.commands.probing import package_refused, probe_package, was_interrupted
 from partita.commands.results import (
     ChainLink,
     GeneratedRow,
@@ -26,10 +24,12 @@ from partita.commands.results import (
     SamplingOptions,
     fact_of,
 )
-from partita.commands.run_report import Asked, limits_error, make_report
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.files import Output
+from partita.library.chain import Target
+from partita.library.probing import package_refused, probe_package, was_interrupted
+from partita.library.run_report import Asked, limits_error, make_report
 from partita.package import Manifest
 from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
@@ -149,8 +149,8 @@ def check_placement(options: GenerateOptions, target: Target) -> None:
     """
     if not options.limits.given():
         return
-    from partita.commands.place_options import PlaceOptions
-    from partita.commands.place_run import place
+    from partita.library.place_options import PlaceOptions
+    from partita.library.place_run import place
 
     placing = PlaceOptions(options.package, options.where, runs=LIMIT_RUNS, limits=options.limits, probe_seconds=0.0)
     report, error = place(placing, target, whole=False, audience=TERMINAL)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.commands.chain_options import ChainOptions
 from partita.commands.terminal import note, write_stdout_bytes
 from partita.errors import PackageError, UsageError
 from partita.files import STDIN, Output, claim
+from partita.library.chain import ChainOptions
 from partita.remedies import shell
 
 STDOUT = Path("-")

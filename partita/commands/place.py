@@ -11,19 +11,19 @@ from pathlib import Path
 
 import partita.errors as errors
 from partita.commands.audience import TERMINAL, say_target
-from partita.commands.chain_options import Target, read_chain_options
 from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout, say_written
-from partita.commands.place_options import PlaceOptions, check_chain, check_options
-from partita.commands.probing import was_interrupted
-from partita.commands.run_report import limits_error
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, ProviderError
 from partita.files import Output, temporary_directory
+from partita.library.chain import Target, read_chain_options
+from partita.library.place_options import PlaceOptions, check_chain, check_options
+from partita.library.probing import was_interrupted
+from partita.library.run_report import limits_error
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import json as json_view
 
-CHILD = "partita.commands.place_child"
+CHILD = "partita.library.place_child"
 DRY_RUN_SECONDS = 1800.0
 """A dry run computes nothing on the device, but loading and optimising a large model takes its time."""
 
@@ -57,7 +57,7 @@ def claim_report(options: PlaceOptions) -> Sink | None:
 
 def place_here(options: PlaceOptions, sink: Sink | None, target: Target) -> int:
     """Place the model in this process."""
-    from partita.commands.place_run import place
+    from partita.library.place_run import place
 
     report, error = place(options, target, audience=TERMINAL)
     return finish(options, sink, report, was_interrupted(report.notes), error)

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from partita.commands.chain_options import Target
 from partita.errors import INTERRUPTED, ProviderError, ResourceError
+from partita.library.chain import Target
 from partita.providers.base import Provider
 from partita.signals import TerminatedError, held
 

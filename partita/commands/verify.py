@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from partita.commands.audience import TERMINAL, say_chain
-from partita.commands.chain_options import ChainOptions, Target, read_chain_options
 from partita.commands.results import VerifyResult
 from partita.commands.supervise import supervised
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
+from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.package import StepError, Verification, check_files, read_manifest
 from partita.partition_reports.sections.model import Column, words
 from partita.partition_reports.views._tables import ALARM, GOOD, Page
@@ -29,7 +29,7 @@ def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
 
 def check(package: Path, target: Target, threads: int | None, *, as_json: bool) -> int:
     """Replay and print."""
-    from partita.commands.probing import package_refused
+    from partita.library.probing import package_refused
     from partita.runtime.chain import ChainError
     from partita.runtime.ort_errors import NoKernelError
     from partita.runtime.pins import parse_pins

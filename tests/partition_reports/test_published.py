@@ -32,7 +32,7 @@ def test_every_reason_is_on_the_page():
 
 
 def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
-    from partita.commands.place_options import PROBE_SECONDS
+    from partita.library.place_options import PROBE_SECONDS
     from partita.runtime.probes.cache import FOLDER_VARIABLE
     from partita.runtime.probes.lab import MODEL_SECONDS, START_SECONDS
 

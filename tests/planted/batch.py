@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 AT_A_TIME = 2
-IMPORTED = ("onnx", "partita.commands.place", "partita.commands.place_run", "partita.partition_reports.views.json")
+IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.views.json")
 """Nothing that loads ONNX Runtime, which has threads."""
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from partita.commands.run_report import Asked, join
 from partita.errors import ResourceError
+from partita.library.run_report import Asked, join
 from partita.runtime import optimised, place
 from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
 from partita.runtime.pins import parse_pins

@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from partita.commands.probing import why_refused, with_probes
 from partita.errors import ProviderError
+from partita.library.probing import why_refused, with_probes
 from partita.partition_reports.facts import AssignedNode, NodeProbe, Trial
 from partita.partition_reports.reasons.base import Context, explain
 from partita.partition_reports.records import ChainEntry

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from partita.commands.chain_options import ChainOptions
 from partita.errors import UsageError
+from partita.library.chain import ChainOptions
 from partita.partition_reports.limits import Limits
 from partita.providers.cuda import PROVIDER as CUDA
 

@@ -1,4 +1,4 @@
-"""The child process of a dry run: `python -m partita.commands.place_child`, JSON in, JSON lines out.
+"""The child process of a dry run: `python -m partita.library.place_child`, JSON in, JSON lines out.
 
 Its environment points the loader at stand-in libraries, which may end it in any way they like: the parent reads that as
 a finding. The report goes to a file that the parent names, because a report can be large.
@@ -60,11 +60,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def place_dry(request: dict[str, Any]) -> bool:
     """Prove that the stand-ins are in place, place the model, write the report; whether it was cut short by Ctrl-C."""
-    from partita.commands.chain_options import read_chain_options
-    from partita.commands.place_options import from_json
-    from partita.commands.place_run import place
-    from partita.commands.probing import was_interrupted
     from partita.errors import ProviderError
+    from partita.library.chain import read_chain_options
+    from partita.library.place_options import from_json
+    from partita.library.place_run import place
+    from partita.library.probing import was_interrupted
     from partita.partition_reports.records import DryRunFacts
     from partita.partition_reports.views import json as json_view
     from partita.providers.cuda_dry_run.standins import ensure_child

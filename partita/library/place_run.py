@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from partita.commands.chain_options import Target
-from partita.commands.place_options import PlaceOptions
-from partita.commands.probing import decode_sizes, why_refused, with_probes
-from partita.commands.run_report import Asked, join
 from partita.errors import PartitaError
 from partita.library.audience import QUIET, Audience
+from partita.library.chain import Target
+from partita.library.place_options import PlaceOptions
+from partita.library.probing import decode_sizes, why_refused, with_probes
+from partita.library.run_report import Asked, join
 from partita.package import read_manifest, sha256_of
 from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
 from partita.partition_reports.limits import repeated_phase
