@@ -24,8 +24,8 @@ import pytest
 import typer.main
 
 from partita import cli
+from partita.diagnosis.reasons.base import load_reasons
 from partita.package import KNOWN_ANSWER, WEIGHTS, read_manifest
-from partita.partition_reports.reasons.base import load_reasons
 from partita.providers.options import parse_options
 from partita.providers.resolve import known_providers, parse_chain
 from partita.remedies import Remedy

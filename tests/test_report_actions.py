@@ -11,8 +11,8 @@ import pytest
 import typer.main
 
 from partita import cli
-from partita.partition_reports.actions import CHECKPOINT, provider_name
-from partita.partition_reports.reasons.base import Step, load_reasons
+from partita.diagnosis.actions import CHECKPOINT, provider_name
+from partita.diagnosis.reasons.base import Step, load_reasons
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.actions import for_reason, top_actions
 from partita.partition_reports.sections.fallbacks import by_reason

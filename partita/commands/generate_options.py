@@ -14,8 +14,8 @@ from partita.commands.terminal import note
 from partita.errors import PackageError, UsageError
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.observations.text_format import listing
 from partita.partition_reports.limits import Limits
-from partita.partition_reports.wording import listing
 from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.suggested import Suggestion, suggestion
 

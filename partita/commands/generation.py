@@ -25,13 +25,13 @@ from partita.commands.results import (
     fact_of,
 )
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
+from partita.diagnosis.session_index import PHASES
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.files import Output
 from partita.library.chain import Target
 from partita.library.probing import package_refused, probe_package, was_interrupted
 from partita.library.run_report import Asked, limits_error, make_report
 from partita.package import Manifest
-from partita.partition_reports.session_index import PHASES
 from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import ChainError, idle_providers

@@ -15,8 +15,9 @@ from partita.files import STDIN, Output
 from partita.partition_reports.views import json as json_view
 
 if TYPE_CHECKING:
+    from partita.observations.records import Record
     from partita.partition_reports.gate import Gate
-    from partita.partition_reports.records import Record, Report
+    from partita.partition_reports.records import Report
     from partita.partition_reports.requirements import Vocabulary
 
 DIFFERENT = 1
@@ -140,7 +141,7 @@ def gate_of(options: CheckOptions, words: Vocabulary) -> Gate:
 
 def vocabulary(report: Report) -> Vocabulary:
     """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
-    from partita.partition_reports.reasons.base import load_reasons
+    from partita.diagnosis.reasons.base import load_reasons
     from partita.partition_reports.requirements import Vocabulary
     from partita.providers.resolve import parse_chain
 

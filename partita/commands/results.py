@@ -15,12 +15,12 @@ from pydantic import Field, TypeAdapter
 
 import partita
 from partita.errors import PartitaError, public_type
+from partita.observations.records import Record
 from partita.package import Manifest
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.diff_records import ReportDiff
 from partita.partition_reports.explaining import Explanation, Matches
 from partita.partition_reports.gate import GateResult
-from partita.partition_reports.records import Record
 
 
 class ErrorFact(Record):

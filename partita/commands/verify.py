@@ -13,10 +13,10 @@ from partita.commands.supervise import supervised
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.observations.text_format import NOT_KNOWN, plural
 from partita.package import StepError, Verification, check_files, read_manifest
 from partita.partition_reports.sections.model import Column, words
 from partita.partition_reports.views._tables import ALARM, GOOD, Page
-from partita.partition_reports.wording import NOT_KNOWN, plural
 
 
 def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:

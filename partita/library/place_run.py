@@ -11,11 +11,12 @@ from partita.library.chain import Target
 from partita.library.place_options import PlaceOptions
 from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join
+from partita.observations.records import PackageFacts
+from partita.observations.text_format import listing, plural
 from partita.package import read_manifest, sha256_of
 from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
 from partita.partition_reports.limits import repeated_phase
-from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, PackageFacts, Report
-from partita.partition_reports.wording import listing, plural
+from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, Report
 from partita.runtime.advice import package_facts
 from partita.runtime.chain import ChainError
 from partita.runtime.inputs import Shape, input_shapes, read_values

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from partita.errors import ProviderError
 from partita.library.audience import QUIET, Audience
-from partita.partition_reports.facts import CPU, RunFacts
+from partita.observations.facts import RunFacts
+from partita.observations.names import CPU
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx

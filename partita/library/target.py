@@ -15,8 +15,8 @@ from pathlib import Path
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.target import Answer, Ask, ReplayTarget, Smoke, Target
 from partita.library.audience import QUIET, Audience
+from partita.observations.names import CPU
 from partita.package import Manifest, SmokeRecord, Verification
-from partita.partition_reports.facts import CPU
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.generic import parse_libraries

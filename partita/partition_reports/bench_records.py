@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.partition_reports.records import Environment, PackageFacts, PhaseName, Record
+from partita.observations.records import Environment, PackageFacts, PhaseName, Record
 
 SCHEMA = "partita.bench/1"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from partita.observations.names import CPU
+from partita.observations.text_format import decimals, human_bytes, listing, plural, short_provider
 from partita.partition_reports.bench_records import Contender, PhaseSpeed, Ratio, Why
-from partita.partition_reports.facts import CPU
-from partita.partition_reports.wording import decimals, human_bytes, listing, plural, short_provider
 
 MOSTLY = 0.5
 """Part of decode outside the session runs from which that is what there is to say."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Literal
 
+from partita.observations.names import CPU, UNKNOWN
 from partita.partition_reports.bench_records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.cost import per, total_bytes
-from partita.partition_reports.facts import CPU
-from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.records import Report
 from partita.partition_reports.time_split import split_time
 from partita.partition_reports.timing import percentile

@@ -5,10 +5,10 @@ ONNX Runtime's assignment list has them without saying so, and its log has the c
 
 from __future__ import annotations
 
-from partita.partition_reports import native_log
-from partita.partition_reports.facts import CPU
+from partita.diagnosis import native_log
+from partita.diagnosis.session_index import CONTROL_FLOW, SessionIndex
+from partita.observations.names import CPU
 from partita.partition_reports.records import Bodies
-from partita.partition_reports.session_index import CONTROL_FLOW, SessionIndex
 
 
 def find_bodies(index: SessionIndex) -> Bodies | None:

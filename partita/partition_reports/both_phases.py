@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from partita.diagnosis.records import Fallback
+from partita.observations.records import PhaseName
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.diff_records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
 from partita.partition_reports.matching import (
@@ -18,7 +20,7 @@ from partita.partition_reports.matching import (
     stands_for,
     units,
 )
-from partita.partition_reports.records import Copy, Fallback, Phase, PhaseName, Report
+from partita.partition_reports.records import Copy, Phase, Report
 
 
 @dataclass(frozen=True)

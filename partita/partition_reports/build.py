@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partita.diagnosis.records import Fallback
+from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
+from partita.diagnosis.why import find_fallbacks
+from partita.observations.facts import MemoryFacts, RunFacts, StateFact, StepFact
+from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run, groups
 from partita.partition_reports.bodies import find_bodies
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
-from partita.partition_reports.facts import MemoryFacts, RunFacts, StateFact, StepFact
-from partita.partition_reports.fallbacks import find_fallbacks
 from partita.partition_reports.limits import Limits, exceeded
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
@@ -18,20 +21,14 @@ from partita.partition_reports.probing import find_rejected, state_probing
 from partita.partition_reports.records import (
     Cache,
     CacheState,
-    ChainEntry,
     DryRunFacts,
-    Environment,
-    Fallback,
     Memory,
     ModelFacts,
-    PackageFacts,
     Phase,
-    PhaseName,
     Report,
     Request,
     Totals,
 )
-from partita.partition_reports.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.timeline import find_timeline
 from partita.partition_reports.timing import node_time_note, node_times, step_times
@@ -67,7 +64,7 @@ def build_report(
     for name, index in phase_sessions(indexes):
         phase = build_phase(index, name, facts.steps, rows, timed=played is None)
         phases.append(phase)
-        found = find_fallbacks(index, name, phase.nodes, chain)
+        found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=played is None) if found else ()
     return Report(
         created=created,

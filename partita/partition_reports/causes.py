@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.partition_reports import fusion
-from partita.partition_reports.optimised_graph import MEMCPY_OPS, OptimisedGraph
-from partita.partition_reports.placement import choose_provider
-from partita.partition_reports.session_index import SessionIndex
+from partita.diagnosis import fusion
+from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph
+from partita.diagnosis.session_index import SessionIndex, choose_provider
 
 TO_HOST = "MemcpyToHost"
 

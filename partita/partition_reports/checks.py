@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import RunFacts
+from partita.observations.names import UNKNOWN
+from partita.observations.records import ChainEntry
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.facts import RunFacts
-from partita.partition_reports.groups import UNKNOWN
 from partita.partition_reports.partitions import SESSION
-from partita.partition_reports.records import ChainEntry, Check, GroupShare, Phase, ProviderShare
-from partita.partition_reports.session_index import SessionIndex
+from partita.partition_reports.records import Check, GroupShare, Phase, ProviderShare
 
 SHOWN_NAMES = 3
 INCOMPLETE = ("interrupted", "error")

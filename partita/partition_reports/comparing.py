@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partita.observations.text_format import listing
 from partita.partition_reports.both_phases import BothPhases
 from partita.partition_reports.diff_headline import headline
 from partita.partition_reports.diff_records import ReportDiff, Side
 from partita.partition_reports.records import Report
 from partita.partition_reports.surroundings import changes_around
-from partita.partition_reports.wording import listing
 
 RELATED = 0.5
 """Two reports are of one model when at least this part of the larger one's nodes has its name in the other."""

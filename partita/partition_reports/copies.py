@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import PortFact
+from partita.observations.records import PhaseName
 from partita.partition_reports.causes import Cause, find_causes
-from partita.partition_reports.facts import PortFact
 from partita.partition_reports.partitions import port_bytes
-from partita.partition_reports.records import Copy, NodePlacement, PhaseName
-from partita.partition_reports.session_index import SessionIndex
+from partita.partition_reports.records import Copy, NodePlacement
 
 MEMCPY = {"MemcpyFromHost": "host_to_device", "MemcpyToHost": "device_to_host"}
 

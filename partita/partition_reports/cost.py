@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from partita.partition_reports.fusion import COMPILED
+from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.records import Fallback, FallbackCost
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.records import ChainEntry, PhaseName
+from partita.observations.text_format import percent, plural
 from partita.partition_reports.groups import share, total_us
 from partita.partition_reports.partitions import SESSION
-from partita.partition_reports.records import (
-    BoundaryTensor,
-    ChainEntry,
-    Copy,
-    Fallback,
-    FallbackCost,
-    NodePlacement,
-    Partition,
-    Phase,
-    PhaseCost,
-    PhaseName,
-)
-from partita.partition_reports.session_index import SessionIndex
-from partita.partition_reports.wording import percent, plural
+from partita.partition_reports.records import BoundaryTensor, Copy, NodePlacement, Partition, Phase, PhaseCost
 
 NEXT_TO_NOTHING = 0.01
 """Part of a phase's node time below which a node without copies is harmless."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from partita.observations.text_format import human_bytes, listing, plural, short_provider
 from partita.partition_reports.diff_records import Change, Figure, NodeChange, ReasonChange, ReportDiff
-from partita.partition_reports.wording import human_bytes, listing, plural, short_provider
 
 NAMED = {
     ("environment", "onnxruntime"),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from partita.partition_reports.records import PhaseName, Record
+from partita.observations.records import PhaseName, Record
 
 
 class Side(Record):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partita.partition_reports.facts import CPU, GraphNode, RunFacts
-from partita.partition_reports.placement import choose_provider
-from partita.partition_reports.session_index import SessionIndex
+from partita.diagnosis.session_index import SessionIndex, choose_provider
+from partita.observations.facts import GraphNode, RunFacts
+from partita.observations.names import CPU
 from partita.partition_reports.timing import NodeTimes
 
 TIMING_NOTE = "no time is given: this was a dry run, in which no device computes"

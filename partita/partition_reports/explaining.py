@@ -8,23 +8,21 @@ from typing import Literal
 
 from pydantic import Field
 
+from partita.diagnosis.records import Fallback
+from partita.observations.names import CPU
+from partita.observations.records import PhaseName, Record, Source
+from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
-from partita.partition_reports.facts import CPU
 from partita.partition_reports.groups import share, total_us
 from partita.partition_reports.records import (
     BlockingNode,
     Copy,
     Disagreement,
-    Fallback,
     NodePlacement,
     Phase,
-    PhaseName,
-    Record,
     RejectedPart,
     Report,
-    Source,
 )
-from partita.partition_reports.wording import clean
 
 NEAR = 5
 """Most names that are suggested for one that is not there."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from partita.errors import ReportError
+from partita.observations.records import Record
+from partita.observations.text_format import decimals, human_bytes, listing, name_some, plural
 from partita.partition_reports.comparing import compare
 from partita.partition_reports.diff_headline import provider
 from partita.partition_reports.diff_records import CopyChange, ReportDiff
@@ -20,10 +22,9 @@ from partita.partition_reports.limits import (
     exceeded,
     repeated_phase,
 )
-from partita.partition_reports.records import Phase, Record, Report
+from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.requirements import Requirement, find
 from partita.partition_reports.verdict import describe_cache
-from partita.partition_reports.wording import decimals, human_bytes, listing, name_some, plural
 
 UNEXPLAINED, CACHE, SPEED = "--max-unexplained", "--require-cache-in-place", "--min-tokens-per-second"
 BASELINE, SLOWDOWN = "--baseline", "--max-slowdown"

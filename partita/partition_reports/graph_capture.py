@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from partita.diagnosis.session_index import CONTROL_FLOW
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.dry_run import BY_VALUES
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.records import BlockingNode, Phase
-from partita.partition_reports.session_index import CONTROL_FLOW
 
 WHY_BODY = "control flow: which body runs is decided on the host"
 WHY_COPY = "a copy between host and device waits for the host"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from partita.partition_reports import naming
+from partita.diagnosis import naming
+from partita.observations.names import UNKNOWN
 from partita.partition_reports.records import GroupShare, NodePlacement, ProviderShare
 
-UNKNOWN = "unknown"
 OUTSIDE_LAYERS = "outside layers"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.errors import UsageError
-from partita.partition_reports.facts import CPU
+from partita.observations.names import CPU
+from partita.observations.text_format import name_some, plural
 from partita.partition_reports.records import Phase
-from partita.partition_reports.wording import name_some, plural
 
 NODES, COPIES, BYTES = "--max-cpu-nodes", "--max-copies", "--max-copy-bytes-per-token"
 

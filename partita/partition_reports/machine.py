@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from partita.partition_reports.records import Record, RemedyRecord
+from partita.observations.records import Record, RemedyRecord
 
 SCHEMA = "partita.providers/1"
 

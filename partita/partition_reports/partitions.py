@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partita.partition_reports.facts import NodeEvent, PortFact
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import NodeEvent, PortFact
+from partita.observations.records import PhaseName
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import BoundaryTensor, NodePlacement, Partition, PhaseName
-from partita.partition_reports.session_index import SessionIndex
+from partita.partition_reports.records import BoundaryTensor, NodePlacement, Partition
 from partita.partition_reports.timing import NodeTimes
 
 SESSION = "session"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from partita.partition_reports import naming, native_log
-from partita.partition_reports.fusion import COMPILED
-from partita.partition_reports.records import Copy, Disagreement, NodePlacement, PhaseName, Source
-from partita.partition_reports.session_index import CONTROL_FLOW, Claims, SessionIndex
+from partita.diagnosis import naming, native_log
+from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.session_index import CONTROL_FLOW, Claims, SessionIndex, choose_provider
+from partita.observations.records import PhaseName, Source
+from partita.partition_reports.records import Copy, Disagreement, NodePlacement
 from partita.partition_reports.timing import NodeTimes
 
 
@@ -49,13 +50,6 @@ def in_layers(
         return next((layers[name] for name in works_for.get(node.name, ()) if layers.get(name) is not None), None)
 
     return tuple(node if node.layer is not None else node.model_copy(update={"layer": layer(node)}) for node in nodes)
-
-
-def choose_provider(claims: Claims) -> str | None:
-    """The provider named by the strongest source: profile, then assignment, then native log."""
-    for providers in claims.values():
-        return min(providers)
-    return None
 
 
 def sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:

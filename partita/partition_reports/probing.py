@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.partition_reports.facts import RunFacts, SessionFacts
-from partita.partition_reports.probes import unprobed_nodes
-from partita.partition_reports.records import ChainEntry, Probing, RejectedPart
+from partita.diagnosis.probe_verdict import unprobed_nodes
+from partita.observations.facts import RunFacts, SessionFacts
+from partita.observations.records import ChainEntry
+from partita.partition_reports.records import Probing, RejectedPart
 
 
 def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from partita.partition_reports.reasons.base import Reason, load_reasons
+from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.partition_reports.records import json_schema
 
 REASONS_HEAD = """# Reason codes
@@ -29,7 +29,7 @@ Every reason is asked about every such node, and the one with the strongest evid
 A reason of level *provider* is about a provider that is not there at all, and holds for every node; one of level *node*
 is about that node.
 
-This page is generated from `partita/partition_reports/reasons/`: to write it again, run
+This page is generated from `partita/diagnosis/reasons/`: to write it again, run
 `python -m partita.partition_reports.published docs`.
 
 ## How experiments are made

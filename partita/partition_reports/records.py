@@ -8,68 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from partita.remedies import Remedy
+from partita.diagnosis.records import Fallback
+from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Record, Source
 
 SCHEMA = "partita.report/1"
-
-Source = Literal[
-    "model_file",  # the ONNX file of the package
-    "optimised_model",  # the graph as ONNX Runtime runs it, written by a second session
-    "plan_file",  # session.node_partition_config_file: final execution plan, after fusion and Memcpy insertion
-    "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
-    "profile",  # ONNX Runtime's profile of the observation window
-    "native_log",  # ONNX Runtime's own log lines
-    "probe",  # experiments: one node at a time on the wanted provider, in a child process
-    "memory_info",  # where the session wants its inputs and outputs
-    "binding",  # addresses of the buffers that were bound
-    "clock",  # our own clock around the session run
-    "process",  # the operating system's account of this process
-]
-"""Where a fact comes from."""
-
-PhaseName = Literal["prefill", "decode", "run"]
-"""`run` is the one phase of a model that is no package."""
-
-
-class Record(BaseModel):
-    """Base of every record in a report: immutable; unknown fields, NaN and infinity are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
-
-
-class Environment(Record):
-    """The machine and the software the run happened on."""
-
-    cpu: str
-    logical_cores: int
-    memory_bytes: int
-    operating_system: str
-    python: str
-    onnxruntime_package: str
-    onnxruntime_version: str
-    onnxruntime_build: str
-    packages: dict[str, str]
-    """Package name to version."""
-
-
-class PackageFacts(Record):
-    """The package that was run."""
-
-    name: str
-    manifest_sha256: str
-    model_type: str
-    attention: str
-    precision: str
-    batch_size: int
-    max_length: int
-    verification: Literal["verified", "unverified"]
-    verification_detail: str
-    checkpoint: str = ""
-    """What it was exported from: the name of a folder, or a hub id; empty in a report that was written without."""
-    target: str = ""
-    """The provider that its lowering was chosen for; empty when it was not chosen for one."""
 
 
 class ModelInput(Record):
@@ -158,41 +102,6 @@ class Request(Record):
     """Session runs per phase that `place` was asked for."""
     limits: dict[str, int] = Field(default_factory=dict)
     """Limits that the run had to meet, by option name."""
-
-
-class RemedyRecord(Record):
-    """Something that helps."""
-
-    text: str
-    """In words, without the command."""
-    command: tuple[str, ...] = ()
-    """A command line, word by word and unquoted; empty when there is none."""
-    options: tuple[str, ...] = ()
-    """What to add to the command that was given, instead."""
-
-
-def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
-    """A remedy and what else helps, as records."""
-    found = []
-    while remedy is not None:
-        found.append(RemedyRecord(text=remedy.text, command=remedy.command, options=remedy.options))
-        remedy = remedy.otherwise
-    return tuple(found)
-
-
-class ChainEntry(Record):
-    """What became of one provider of the chain."""
-
-    provider: str
-    """ONNX Runtime's name."""
-    status: Literal["active", "unavailable"]
-    reason: str | None = None
-    """A provider-level reason code."""
-    evidence: str | None = None
-    remedy: str | None = None
-    """In words, commands among them."""
-    remedies: tuple[RemedyRecord, ...] = ()
-    """The same as data, the best first; empty in a report that was written without."""
 
 
 class NodePlacement(Record):
@@ -347,39 +256,6 @@ class Phase(Record):
     """Which steps the figures cover, e.g. whether observed steps are in them."""
 
 
-class Trial(Record):
-    """One experiment: a model of this one node, tried on the wanted provider alone."""
-
-    factor: Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
-    """What was changed."""
-    change: str
-    """In words, e.g. `float32 in place of int64`; empty for as_is."""
-    outcome: Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
-    said: str
-    """What was logged or raised; empty when nothing was."""
-    cached: bool
-    """Known from an earlier run with the same ONNX Runtime, device and options."""
-
-
-class FallbackCost(Record):
-    """What it costs that a node is not on the wanted provider."""
-
-    copies: tuple[str, ...]
-    """Memcpy nodes that are there because of this node; one copy can have several causes."""
-    copy_bytes_per_run: int | None
-    """Null when the size of one of them is not known."""
-    copy_wait_us_per_run: float | None
-    """Wait and copy together."""
-    host_us_per_run: float | None
-    """Time of the node itself."""
-    time_share: float | None
-    """Part of the phase's node time, 0 .. 1."""
-    harmless: bool | None
-    """It causes no copy and takes next to no time; null when that cannot be told."""
-    why: str
-    """The ground for `harmless`, in words."""
-
-
 class RejectedPart(Record):
     """The smallest part of a graph that the wanted provider does not open, found by bisection."""
 
@@ -404,29 +280,6 @@ class Probing(Record):
     crashes: int
     unprobed: tuple[str, ...]
     """Nodes for which experiments are missing."""
-
-
-class Fallback(Record):
-    """A node that is not on the provider its user wanted most, and why."""
-
-    phase: PhaseName
-    node: str
-    op_type: str | None
-    wanted: str
-    provider: str
-    reason: str
-    """A reason code; a provider-level one when the wanted provider is not there at all."""
-    evidence_kind: Literal["logged", "probed", "derived", "none"]
-    evidence: str
-    remedy: str
-    module: str | None
-    source_line: str | None
-    trials: tuple[Trial, ...] = ()
-    """Experiments on this node, first the one with nothing changed."""
-    unprobed: str = ""
-    """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
-    cost: FallbackCost | None = None
-    """Null for a node of a refusal, which never ran, and for one in a body of control flow."""
 
 
 class CacheState(Record):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.errors import UsageError
+from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.partition_reports.groups import total_us
 from partita.partition_reports.matching import stands_for
 from partita.partition_reports.records import NodePlacement, Phase, Report
-from partita.partition_reports.wording import decimals, listing, name_some, plural, short_provider
 
 SELECTORS = {
     "phase": "prefill, decode or run; without it: every phase",

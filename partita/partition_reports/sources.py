@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from partita.partition_reports.facts import RunFacts
-from partita.partition_reports.records import Source, SourceStatement
-from partita.partition_reports.session_index import SessionIndex
-from partita.partition_reports.wording import plural
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import RunFacts
+from partita.observations.records import Source
+from partita.observations.text_format import plural
+from partita.partition_reports.records import SourceStatement
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from partita.observations.text_format import short_provider
 from partita.partition_reports.diff_records import Change
 from partita.partition_reports.records import Report
 from partita.partition_reports.verdict import describe_cache
-from partita.partition_reports.wording import short_provider
 
 Stated = dict[tuple[str, str], str]
 """Subject and name of what a report states -> in words."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from partita.observations.names import UNKNOWN
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.groups import UNKNOWN, share, total_us
+from partita.partition_reports.groups import share, total_us
 from partita.partition_reports.records import Phase
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partita.diagnosis.session_index import SessionIndex
 from partita.partition_reports.records import TimelineRun
-from partita.partition_reports.session_index import SessionIndex
 
 
 def find_timeline(indexes: Sequence[SessionIndex]) -> tuple[TimelineRun, ...]:

@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from partita.partition_reports.facts import NodeEvent, StepFact
-from partita.partition_reports.records import PhaseName
-from partita.partition_reports.session_index import SessionIndex
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import NodeEvent, StepFact
+from partita.observations.records import PhaseName
 
 
 @dataclass(frozen=True, slots=True)

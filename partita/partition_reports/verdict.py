@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.facts import CPU
-from partita.partition_reports.groups import UNKNOWN
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.text_format import human_bytes, in_phases, listing, plural
 from partita.partition_reports.records import Cache, Phase, Report
-from partita.partition_reports.wording import human_bytes, in_phases, listing, plural
 
 
 def give_verdict(report: Report) -> str:

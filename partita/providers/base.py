@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.remedies import Remedy
 
 OPTIONS = Remedy("look up its options", ("partita", "providers", "--json"))

@@ -5,7 +5,7 @@ accepts, and ModelCacheDirectory from coreml_provider_factory.h. It takes static
 many parts, so it is not chosen by itself.
 """
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Option, Provider
 from partita.remedies import Remedy
 

@@ -8,7 +8,7 @@ Libraries are what the same file names as needed (readelf), and cuDNN and cuFFT,
 them.
 """
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Library, Option, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy

@@ -4,7 +4,7 @@ Part of the wheel onnxruntime-directml, whose newest version is 1.24.4. Options 
 dml_provider_factory.cc of ONNX Runtime reads.
 """
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Option, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy

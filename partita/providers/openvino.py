@@ -6,7 +6,7 @@ them the plugin ignores, and that it takes load_config, was seen with onnxruntim
 with 1.24.1, which gives no reason for a single node.
 """
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Option, Plugin, Provider
 from partita.remedies import Remedy
 

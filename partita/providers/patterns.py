@@ -6,7 +6,7 @@ cudaGetErrorString.
 
 from __future__ import annotations
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 
 CPU_PREFERRED = LogPattern(
     "cpu_preferred",

@@ -11,7 +11,7 @@ another one. Even then it cannot finalise an RMS norm in float32: packages need 
 
 import platform
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Option, Plugin, Provider
 from partita.remedies import Remedy
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from partita.partition_reports.wording import clean
+from partita.observations.text_format import clean
 from partita.providers.base import Library, Provider
 from partita.providers.patterns import START_PATTERNS
 from partita.remedies import Remedy

@@ -6,7 +6,7 @@ message. Defaults are those of TensorrtExecutionProviderInfo in ONNX Runtime's s
 that take pointers or raw bytes are left out. Libraries are what libonnxruntime_providers_tensorrt.so needs (readelf).
 """
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Library, Option, Provider
 from partita.providers.cuda import DRIVER, GPU_WHEEL, WHEELS
 from partita.remedies import Remedy

@@ -6,7 +6,7 @@ pointers and PIX captures are left out. Inside a wheel they are session configur
 ignored there. That, the log lines and the defaults were seen with onnxruntime-webgpu 1.27.0.
 """
 
-from partita.partition_reports.facts import LogPattern
+from partita.observations.log_pattern import LogPattern
 from partita.providers.base import OPTIONS, Library, Option, Plugin, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from partita.diagnosis.actions import Action, Situation, steps_for
 from partita.errors import PackageError
+from partita.observations.records import PackageFacts
 from partita.package import MANIFEST, Manifest, read_manifest, sha256_of
-from partita.partition_reports.actions import Action, Situation, steps_for
-from partita.partition_reports.records import PackageFacts
 from partita.remedies import Remedy
 
 ALLOW_CPU = Remedy("add cpu at the end of the chain to allow it", options=("--provider", "{chain},cpu"))

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from partita.diagnosis.refusal import refused_nodes
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.partition_reports.facts import CPU, SessionFacts
-from partita.partition_reports.records import ChainEntry, remedy_records
-from partita.partition_reports.refused import refused_nodes
+from partita.observations.facts import SessionFacts
+from partita.observations.names import CPU
+from partita.observations.records import ChainEntry, remedy_records
+from partita.observations.text_format import plural
 from partita.partition_reports.views._refusal import render_refusal
-from partita.partition_reports.wording import plural
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers

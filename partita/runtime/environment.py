@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from partita.partition_reports.records import Environment
+from partita.observations.records import Environment
 from partita.runtime.ort_registry import ort_build
 from partita.runtime.wheels import runtime_wheels
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from partita.partition_reports.facts import NodeEvent, RunWindow
+from partita.observations.facts import NodeEvent, RunWindow
 
 NODE_SUFFIX = "_kernel_time"
 EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DOTALL)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import ResourceError, UsageError
-from partita.partition_reports.wording import families, human_bytes, listing, plural
+from partita.observations.text_format import families, human_bytes, listing, plural
 from partita.remedies import shell
 from partita.runtime.onnx_model import ModelPort
 

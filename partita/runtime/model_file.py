@@ -15,8 +15,8 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from partita.errors import PackageError
+from partita.observations.facts import GraphNode
 from partita.package import inside, refuse_absent
-from partita.partition_reports.facts import GraphNode
 from partita.remedies import FROM_CHECKPOINT
 
 if TYPE_CHECKING:

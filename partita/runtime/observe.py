@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from partita.partition_reports.facts import NodeEvent, RunWindow
+from partita.observations.facts import NodeEvent, RunWindow
 from partita.runtime.evidence import parse_profile
 from partita.runtime.session import Session
 

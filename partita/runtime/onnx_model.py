@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.errors import PackageError
+from partita.observations.facts import GraphNode
+from partita.observations.text_format import plural
 from partita.package import inside, refuse_absent, unreadable
-from partita.partition_reports.facts import GraphNode
-from partita.partition_reports.wording import plural
 from partita.runtime.model_file import all_nodes, all_tensors, graph_node, inner_nodes
 from partita.strangers import recognise
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.files import temporary_directory
-from partita.partition_reports.facts import GraphNode, RunFacts, SessionFacts
-from partita.partition_reports.wording import human_bytes, plural
+from partita.observations.facts import GraphNode, RunFacts, SessionFacts
+from partita.observations.text_format import human_bytes, plural
 from partita.runtime.model_file import graph_node
 from partita.runtime.ort_errors import one_line
 from partita.runtime.session import NativeFailureError, Session, open_native

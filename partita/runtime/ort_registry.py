@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from partita.partition_reports.facts import CPU
+from partita.observations.names import CPU
 
 NATIVE = ort.capi.onnxruntime_pybind11_state
 STRICT_KEY = "session.disable_cpu_ep_fallback"

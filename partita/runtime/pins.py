@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partita.errors import ProviderError, UsageError
-from partita.partition_reports.facts import CPU
+from partita.observations.names import CPU
 from partita.providers.base import Provider
 from partita.runtime.model_file import graph_node
 from partita.runtime.ort_registry import ort_build

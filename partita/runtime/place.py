@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.partition_reports.facts import CPU, MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.names import CPU
+from partita.observations.text_format import listing
 from partita.partition_reports.partitions import ELEMENT_BYTES
-from partita.partition_reports.wording import listing
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.partition_reports.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.process import peak_rss_bytes
 from partita.runtime.engine.executor import BoundGraph, LoadedGraph
 from partita.runtime.engine.recorder import Step

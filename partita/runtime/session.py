@@ -19,7 +19,8 @@ from typing import Any
 import onnxruntime as ort
 
 from partita.files import temporary_directory
-from partita.partition_reports.facts import CPU, AssignedNode
+from partita.observations.facts import AssignedNode
+from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
 from partita.runtime.evidence import parse_plan, parse_plan_devices

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GenerationError, ProviderError
+from partita.observations.text_format import plural
 from partita.package import Manifest, SmokeRecord
-from partita.partition_reports.wording import plural
 from partita.providers.base import Provider
 from partita.runtime.chain import idle_providers
 from partita.runtime.engine.loop import serve

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partita import extras
+from partita.observations.records import remedy_records
+from partita.observations.text_format import listing
 from partita.partition_reports.machine import EnvironmentFinding
-from partita.partition_reports.records import remedy_records
-from partita.partition_reports.wording import listing
 from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
 from partita.remedies import Remedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from partita.partition_reports.facts import AssignedNode
+from partita.observations.facts import AssignedNode
 from partita.partition_reports.records import NodePlacement, Phase, PhaseCost, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
 

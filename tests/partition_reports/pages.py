@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from partita.diagnosis.records import Fallback, FallbackCost, Trial
 from partita.partition_reports.cost import phase_cost
 from partita.partition_reports.groups import by_layer, by_provider, group, module_name, op_type_of
-from partita.partition_reports.records import (
-    Copy,
-    Fallback,
-    FallbackCost,
-    NodePlacement,
-    Partition,
-    Phase,
-    RejectedPart,
-    Report,
-    TimelineRun,
-    Trial,
-)
+from partita.partition_reports.records import Copy, NodePlacement, Partition, Phase, RejectedPart, Report, TimelineRun
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, recorded_facts, report_of
 
 HOSTILE = "</script></style><script>window.hacked=1</script>\"'><img src=x onerror=window.hacked=2>{{7*7}}&amp;"

@@ -12,11 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from partita.partition_reports.build import build_report
-from partita.partition_reports.facts import (
+from partita.observations.facts import (
     AssignedNode,
     GraphNode,
-    LogPattern,
     MemoryFacts,
     NodeEvent,
     PortFact,
@@ -26,7 +24,10 @@ from partita.partition_reports.facts import (
     StateFact,
     StepFact,
 )
-from partita.partition_reports.records import ChainEntry, Environment, PackageFacts, Phase, Report, Request
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry, Environment, PackageFacts
+from partita.partition_reports.build import build_report
+from partita.partition_reports.records import Phase, Report, Request
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"

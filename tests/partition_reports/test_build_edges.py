@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.partition_reports.facts import AssignedNode, SessionFacts
+from partita.observations.facts import AssignedNode, SessionFacts
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import text
 from tests.partition_reports.samples import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from partita.partition_reports.facts import AssignedNode, GraphNode, PortFact
-from partita.partition_reports.records import ChainEntry
+from partita.observations.facts import AssignedNode, GraphNode, PortFact
+from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,

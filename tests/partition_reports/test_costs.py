@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from partita.observations.facts import GraphNode, PortFact, StateFact
+from partita.observations.records import ChainEntry
 from partita.partition_reports.checks import check_phase
-from partita.partition_reports.facts import GraphNode, PortFact, StateFact
-from partita.partition_reports.records import ChainEntry
 from partita.partition_reports.views.text import to_text
 from tests.partition_reports.samples import (
     CPU,

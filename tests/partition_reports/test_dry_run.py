@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from partita.partition_reports.facts import GraphNode, PortFact
+from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.graph_capture import WHY_BODY, WHY_COPY, WHY_ELSEWHERE, WHY_SIZE, blocking_nodes
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import give_verdict

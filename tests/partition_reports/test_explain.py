@@ -8,9 +8,10 @@ import json
 import pytest
 from rich.console import Console
 
+from partita.diagnosis.records import FallbackCost, Trial
 from partita.errors import UsageError
 from partita.partition_reports.explaining import Explanation, Matches, find
-from partita.partition_reports.records import Bodies, Disagreement, FallbackCost, Probing, RejectedPart, Trial
+from partita.partition_reports.records import Bodies, Disagreement, Probing, RejectedPart
 from partita.partition_reports.views import explain as view
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import CPU, GPU

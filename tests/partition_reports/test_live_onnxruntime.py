@@ -53,7 +53,7 @@ def report(tmp_path_factory):
     """One prefill run through the then branch, two decode runs through both."""
     import onnxruntime
 
-    from partita.partition_reports.facts import AssignedNode, NodeEvent, RunWindow
+    from partita.observations.facts import AssignedNode, NodeEvent, RunWindow
 
     folder = tmp_path_factory.mktemp("run")
     options = onnxruntime.SessionOptions()

@@ -13,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from partita.diagnosis.refusal import refused_nodes
 from partita.partition_reports import gate
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.bench_verdict import give_verdict
@@ -20,7 +21,6 @@ from partita.partition_reports.comparing import compare
 from partita.partition_reports.explaining import Explanation, Matches, find
 from partita.partition_reports.limits import Limits
 from partita.partition_reports.machine import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
-from partita.partition_reports.refused import refused_nodes
 from partita.partition_reports.views import _check, _machine, _refusal, brief, diff, explain, text
 from partita.partition_reports.views import bench as bench_view
 from tests.partition_reports import changed, pages, test_benching, test_refused

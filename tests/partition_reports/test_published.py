@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from partita.diagnosis.reasons.base import load_reasons
 from partita.partition_reports.published import main, reasons_text, schema_text
-from partita.partition_reports.reasons.base import load_reasons
 from partita.partition_reports.records import json_schema
 from tests.conftest import REPOSITORY
 from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli import run
-from partita.partition_reports.reasons.base import load_reasons
+from partita.diagnosis.reasons.base import load_reasons
 from partita.partition_reports.sections import glance
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html

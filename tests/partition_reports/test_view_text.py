@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from partita.observations.text_format import clean, decimals, families, human_bytes, plural, tally
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html, text
-from partita.partition_reports.wording import clean, decimals, families, human_bytes, plural, tally
 from tests.partition_reports.reports import many_inputs, recorded
 from tests.partition_reports.samples import (
     CPU,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
+from partita.observations.text_format import decimals, percent
 from partita.partition_reports.groups import OUTSIDE_LAYERS
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.views import html, text
-from partita.partition_reports.wording import decimals, percent
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import REPORTS
 

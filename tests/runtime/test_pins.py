@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from partita.errors import ProviderError, UsageError
-from partita.partition_reports.facts import AssignedNode
+from partita.observations.facts import AssignedNode
 from partita.providers.resolve import parse_chain
 from partita.runtime import pins
 from partita.runtime.pins import Pin, check_pins, marked_model, parse_pins

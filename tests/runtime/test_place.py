@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
-from partita.partition_reports.facts import AssignedNode
+from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.inputs import check_room, input_shapes, make_values, read_values

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from partita.partition_reports.actions import Action, Situation, steps_for, steps_for_provider
-from partita.partition_reports.records import Fallback, Report
+from partita.diagnosis.actions import Action, Situation, steps_for, steps_for_provider
+from partita.diagnosis.records import Fallback
+from partita.partition_reports.records import Report
 
 
 def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:

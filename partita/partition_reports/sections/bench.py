@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partita.observations.records import PackageFacts
+from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
 from partita.partition_reports.bench_records import Bench, Contender, PhaseSpeed, Ratio
 from partita.partition_reports.bench_verdict import times
-from partita.partition_reports.records import PackageFacts
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
 from partita.partition_reports.sections.shared import runtime_name
-from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
 RATIOS = "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds to tell"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from partita.observations.text_format import human_bytes, name_families, plural
 from partita.partition_reports.records import Cache, Report
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, words
-from partita.partition_reports.wording import human_bytes, name_families, plural
 
 NAMED = 12
 

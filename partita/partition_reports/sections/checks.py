@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partita.observations.text_format import listing, plural
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Block, Fold, Line, Pairs, Section, Table, table, words
-from partita.partition_reports.wording import listing, plural
 
 NAMED = 12
 """Nodes on which sources disagree that are named; what is folded away has all."""

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    families,
+    human_bytes,
+    in_phases,
+    per_run,
+    plural,
+)
 from partita.partition_reports.cost import waiting_us
 from partita.partition_reports.records import Copy, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
@@ -22,15 +31,6 @@ from partita.partition_reports.sections.model import (
 )
 from partita.partition_reports.sections.shared import best_observed, copied_bytes, is_timed, placements
 from partita.partition_reports.verdict import merge_phases
-from partita.partition_reports.wording import (
-    NOT_KNOWN,
-    decimals,
-    families,
-    human_bytes,
-    in_phases,
-    per_run,
-    plural,
-)
 
 TIMED = (
     "The time of a copy is wait and copy together: the host cannot tell them apart. - stands for what is not known; "

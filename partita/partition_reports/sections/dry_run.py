@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from partita.observations.text_format import human_bytes, listing, name_families, plural, tally
 from partita.partition_reports.records import BlockingNode, DryRunFacts, GraphCapture, Report
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, words
-from partita.partition_reports.wording import human_bytes, listing, name_families, plural, tally
 
 NAMED = 6
 """Families of blocking nodes that a sentence names."""

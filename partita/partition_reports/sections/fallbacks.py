@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from partita.partition_reports.actions import Action, steps_for_provider
+from partita.diagnosis.actions import Action, steps_for_provider
+from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.records import Fallback, FallbackCost, Trial
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    in_phases,
+    listing,
+    name_families,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.reasons.base import load_reasons
-from partita.partition_reports.records import Fallback, FallbackCost, Phase, Probing, Report, Trial
+from partita.partition_reports.records import Phase, Probing, Report
 from partita.partition_reports.sections.actions import for_reason
 from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
 from partita.partition_reports.sections.model import (
@@ -27,18 +40,6 @@ from partita.partition_reports.sections.model import (
     words,
 )
 from partita.partition_reports.sections.shared import copied_bytes, some, used_phases, wanted_of
-from partita.partition_reports.wording import (
-    NOT_KNOWN,
-    decimals,
-    human_bytes,
-    in_phases,
-    listing,
-    name_families,
-    percent,
-    plural,
-    short_provider,
-    tally,
-)
 
 NODE = "(this node)"
 """Stands for the node's own name, so that evidence that differs in nothing else is shown once."""

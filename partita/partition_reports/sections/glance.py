@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from partita.observations.records import ChainEntry
+from partita.observations.text_format import (
+    decimals,
+    in_phases,
+    listing,
+    percent,
+    plural,
+    short_provider,
+    tally,
+)
 from partita.partition_reports.groups import op_type_of, provider_of
-from partita.partition_reports.records import ChainEntry, Phase, Report
+from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
 from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
@@ -26,15 +36,6 @@ from partita.partition_reports.sections.shared import (
 )
 from partita.partition_reports.time_split import split_time, whole_percent
 from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.wording import (
-    decimals,
-    in_phases,
-    listing,
-    percent,
-    plural,
-    short_provider,
-    tally,
-)
 from partita.remedies import shell
 
 StateName = Literal["all", "nearly", "partly", "none", "refused", "nothing"]

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.partition_reports.fusion import COMPILED
+from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.naming import NO_MODULE, module_group
 from partita.partition_reports.groups import provider_of, share, total_us
-from partita.partition_reports.naming import NO_MODULE, module_group
 from partita.partition_reports.records import GroupShare, NodePlacement, Phase, Report
 from partita.partition_reports.sections.model import Block, Line, Section
 from partita.partition_reports.sections.placement import TIMES, group_table

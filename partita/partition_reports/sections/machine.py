@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from partita.partition_reports.records import Environment, Memory, Report
+from partita.observations.records import Environment
+from partita.observations.text_format import human_bytes, plural
+from partita.partition_reports.records import Memory, Report
 from partita.partition_reports.sections.model import Pairs, Section
 from partita.partition_reports.sections.shared import runtime_name
-from partita.partition_reports.wording import human_bytes, plural
 
 Pair = tuple[str, tuple[str, ...]]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.partition_reports.fusion import COMPILED
+from partita.diagnosis.fusion import COMPILED
+from partita.observations.text_format import decimals, human_bytes, in_phases, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors, stray_anchors
 from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, words
 from partita.partition_reports.sections.shared import placements, some
-from partita.partition_reports.wording import decimals, human_bytes, in_phases, short_provider
 
 NAMED = 8
 """Nodes that a cell names."""

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from partita.partition_reports.records import BoundaryTensor, Partition, Phase, PhaseCost, Report
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, Table, table, words
-from partita.partition_reports.sections.shared import best_observed, in_bytes, placements, span
-from partita.partition_reports.wording import (
+from partita.observations.text_format import (
     decimals,
     families,
     human_bytes,
@@ -16,6 +13,9 @@ from partita.partition_reports.wording import (
     plural,
     short_provider,
 )
+from partita.partition_reports.records import BoundaryTensor, Partition, Phase, PhaseCost, Report
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, Table, table, words
+from partita.partition_reports.sections.shared import best_observed, in_bytes, placements, span
 
 
 def section(report: Report) -> Section | None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partita.partition_reports.fusion import COMPILED
-from partita.partition_reports.groups import op_type_of
-from partita.partition_reports.records import Bodies, GroupShare, NodePlacement, Phase, ProviderShare, Report
-from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, words
-from partita.partition_reports.sections.shared import is_timed, on_providers, placements, used_phases, wanted_of
-from partita.partition_reports.wording import (
+from partita.diagnosis.fusion import COMPILED
+from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
     in_phases,
@@ -19,6 +15,10 @@ from partita.partition_reports.wording import (
     short_provider,
     tally,
 )
+from partita.partition_reports.groups import op_type_of
+from partita.partition_reports.records import Bodies, GroupShare, NodePlacement, Phase, ProviderShare, Report
+from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, words
+from partita.partition_reports.sections.shared import is_timed, on_providers, placements, used_phases, wanted_of
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
 NAMED = 8

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.partition_reports.records import ChainEntry, ModelFacts, ModelInput, PackageFacts, Report, Request
+from partita.observations.records import ChainEntry, PackageFacts
+from partita.observations.text_format import families, plural
+from partita.partition_reports.records import ModelFacts, ModelInput, Report, Request
 from partita.partition_reports.sections.model import Pairs, Section
-from partita.partition_reports.wording import families, plural
 
 Pair = tuple[str, tuple[str, ...]]
 

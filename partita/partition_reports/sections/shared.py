@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from partita.observations.records import Environment
+from partita.observations.text_format import human_bytes, plural, short_provider
 from partita.partition_reports.cost import total_bytes
 from partita.partition_reports.groups import provider_of
-from partita.partition_reports.records import Copy, Environment, NodePlacement, Phase, PhaseCost, Report
+from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
 from partita.partition_reports.verdict import merge_phases
-from partita.partition_reports.wording import human_bytes, plural, short_provider
 
 COPY_OPERATORS = {"MemcpyFromHost": "↓", "MemcpyToHost": "↑"}
 """Memcpy nodes, and the arrow that stands for each: down to the device, up to the host."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from partita.observations.text_format import plural
 from partita.partition_reports.gate import GateResult
 from partita.partition_reports.views._tables import BOLD, Page
-from partita.partition_reports.wording import plural
 
 
 def render(result: GateResult, console: Console) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from partita.observations.text_format import decimals, human_bytes, listing, plural
 from partita.partition_reports.machine import MachineReport, ProviderEntry
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views._tables import ALARM, BOLD, Page
-from partita.partition_reports.wording import decimals, human_bytes, listing, plural
 
 SHOWN = ("ep.version", "ep.full_device_name", "description")
 """What of a device's metadata people read; --json has all of it."""

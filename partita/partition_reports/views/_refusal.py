@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from partita.partition_reports.records import Fallback
+from partita.diagnosis.records import Fallback
+from partita.observations.text_format import plural, short_provider
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views._tables import Page
-from partita.partition_reports.wording import plural, short_provider
 
 WIDTH = 120
 """Where nobody says how wide stderr is."""

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from partita.observations.text_format import clean
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views import _layout
-from partita.partition_reports.wording import clean
 
 ROWS = 12
 """Most rows of a table; the rest is summed up in one line."""

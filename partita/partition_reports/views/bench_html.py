@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from partita.observations.text_format import decimals
 from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.sections.bench import PHASES, sections, speeds_of
 from partita.partition_reports.views import html
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import decimals
 
 COLOURS = 6
 """Colours of the style; contenders have their names beside them."""

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from rich.console import Console
 
+from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, name_some, plural, tally
 from partita.partition_reports.comparing import compare
 from partita.partition_reports.diff_headline import provider
 from partita.partition_reports.diff_records import CopyChange, Figure, NodeChange, ReasonChange, ReportDiff
@@ -15,7 +16,6 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views._tables import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, name_some, plural, tally
 
 NAMES = 12
 """Nodes that a group names; --json names all."""

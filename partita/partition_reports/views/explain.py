@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
+from partita.diagnosis.records import Fallback, Trial
 from partita.errors import UsageError
+from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 from partita.partition_reports.diff_headline import provider as provider_name
 from partita.partition_reports.explaining import Cause, Explanation, Matches, Place, find
-from partita.partition_reports.records import Copy, Fallback, RejectedPart, Report, Trial
+from partita.partition_reports.records import Copy, RejectedPart, Report
 from partita.partition_reports.sections.model import Column
 from partita.partition_reports.views._tables import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 
 MOST = 40
 """Most names, and most rows of a table; --json has all."""

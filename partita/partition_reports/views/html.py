@@ -15,13 +15,13 @@ from importlib.resources import files
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from partita.observations.text_format import clean, short_provider
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.report import sections
 from partita.partition_reports.sections.shared import wanted_of
 from partita.partition_reports.views._page import layer_map, marks, ribbons, table_shape, timeline
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import clean, short_provider
 
 PARTS = files(f"{__name__.rpartition('.')[0]}._page")
 AFTER_TIMELINE = ("cache", "nodes", "checks", "sources")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from partita.observations.text_format import clean
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import (
@@ -24,7 +25,6 @@ from partita.partition_reports.sections.model import (
 )
 from partita.partition_reports.sections.report import sections
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import clean
 
 ROWS = 12
 """Most rows of a table; the rest is summed up in one line."""

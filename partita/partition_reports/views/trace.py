@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from partita.diagnosis.records import Fallback
 from partita.errors import ReportError
+from partita.observations.text_format import short_provider
 from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.records import Copy, Fallback, NodePlacement, Report, TimelineRun
+from partita.partition_reports.records import Copy, NodePlacement, Report, TimelineRun
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views.base import View
-from partita.partition_reports.wording import short_provider
 
 RUNS, COPIES, UNKNOWN = "session runs", "copies", "unknown provider"
 Event = dict[str, Any]

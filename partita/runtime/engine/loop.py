@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import GenerationError, UsageError
-from partita.partition_reports.wording import plural
+from partita.observations.text_format import plural
 from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step
 from partita.runtime.engine.recorder import Step

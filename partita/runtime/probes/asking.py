@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.partition_reports.facts import FAILED
+from partita.observations.facts import FAILED
 from partita.runtime.probes.cases import (
     CannotProbeError,
     Case,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partita.partition_reports.facts import FAILED, RejectedPart
+from partita.observations.facts import FAILED, RejectedPart
 from partita.runtime.probes.cases import CannotProbeError, Graph, part_model
 from partita.runtime.probes.lab import Lab
 

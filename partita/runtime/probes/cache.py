@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from partita.partition_reports.facts import Outcome
+from partita.observations.facts import Outcome
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.partition_reports.facts import INLINED
+from partita.observations.names import INLINED
 from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.constants import find_constants

@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from partita.partition_reports.facts import CPU, INLINED, LogPattern
-from partita.partition_reports.probes import AS_FUNCTION
+from partita.diagnosis.probe_verdict import AS_FUNCTION
+from partita.observations.log_pattern import LogPattern
+from partita.observations.names import CPU, INLINED
 from partita.runtime.probes.cases import COMPANY, NODE
 
 if TYPE_CHECKING:

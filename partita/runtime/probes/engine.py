@@ -10,9 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from partita.diagnosis.probe_verdict import conclude, helps
+from partita.diagnosis.records import Fallback
+from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.diagnosis.why import explain_node, nodes_to_probe
 from partita.errors import ProviderError
-from partita.partition_reports.facts import (
-    CPU,
+from partita.observations.facts import (
     FAILED,
     MemoryFacts,
     NodeProbe,
@@ -22,12 +25,9 @@ from partita.partition_reports.facts import (
     SessionFacts,
     Trial,
 )
-from partita.partition_reports.fallbacks import explain_node, nodes_to_probe
-from partita.partition_reports.groups import UNKNOWN
-from partita.partition_reports.probes import conclude, helps
-from partita.partition_reports.records import ChainEntry, Fallback
-from partita.partition_reports.session_index import SessionIndex, index_session
-from partita.partition_reports.wording import plural
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.records import ChainEntry
+from partita.observations.text_format import plural
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
 from partita.runtime.advice import export_anew

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.files import temporary_directory
-from partita.partition_reports.facts import Outcome
+from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
 from partita.runtime.child_process import ChildOutcome, run_children
 from partita.runtime.probes.cache import Cache

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from partita.partition_reports.facts import Factor
+from partita.observations.facts import Factor
 from partita.runtime.probes.cases import Case, Feed, case_model, reads, size_of, zeros
 from partita.runtime.probes.schemas import Schema, Slot, find_schema, history
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, tensor_type

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import parser
 
-from partita.partition_reports.facts import Outcome
+from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.bisect import find_rejected

@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import parser
 
+from partita.diagnosis.reasons.base import Context, explain
 from partita.errors import ProviderError
 from partita.library.probing import why_refused, with_probes
-from partita.partition_reports.facts import AssignedNode, NodeProbe, Trial
-from partita.partition_reports.reasons.base import Context, explain
-from partita.partition_reports.records import ChainEntry
+from partita.observations.facts import AssignedNode, NodeProbe, Trial
+from partita.observations.records import ChainEntry
 from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain import ChainError

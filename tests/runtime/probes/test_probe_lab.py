@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from partita.partition_reports.facts import AssignedNode
+from partita.observations.facts import AssignedNode
 from partita.providers.generic import generic_provider
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.probes import child, lab

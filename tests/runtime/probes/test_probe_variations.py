@@ -9,7 +9,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, numpy_helper, parser
 
-from partita.partition_reports.probes import CODES
+from partita.diagnosis.probe_verdict import CODES
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.cases import Case, case_model, cut_graph, fingerprint, node_case
 from partita.runtime.probes.schemas import find_schema, history

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.partition_reports.facts import CPU
-from partita.partition_reports.groups import UNKNOWN, provider_of
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.text_format import short_provider
+from partita.partition_reports.groups import provider_of
 from partita.partition_reports.records import Report
-from partita.partition_reports.wording import short_provider
 
 COLOURS = 6
 """Colours that the style has for providers; with more of them they come round again, and letters tell."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from partita.observations.text_format import decimals, percent, plural
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
 from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.model import Column, Link, Table, table, words
 from partita.partition_reports.sections.shared import is_copy, main_phase
 from partita.partition_reports.views._page.marks import Mark, find_marks
-from partita.partition_reports.wording import decimals, percent, plural
 
 MOST_RUNS = 12
 """Runs that are drawn; an observation window is rarely longer."""

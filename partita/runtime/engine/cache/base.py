@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from partita.partition_reports.facts import StateFact
+from partita.observations.facts import StateFact
 from partita.runtime.ort_buffers import Buffer
 from partita.runtime.session import Binding
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.contract import State
-from partita.partition_reports.facts import StateFact
+from partita.observations.facts import StateFact
 from partita.runtime.ort_buffers import Buffer
 from partita.runtime.session import Binding, Session
 

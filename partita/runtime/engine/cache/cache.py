@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partita.contract import State
-from partita.partition_reports.facts import StateFact
+from partita.observations.facts import StateFact
 from partita.runtime.engine.cache import fixed
 from partita.runtime.engine.cache.base import Store
 from partita.runtime.engine.cache.fixed import FixedStates

@@ -1,0 +1,98 @@
+"""Which steps of a reason make sense for what was run, as commands with everything filled in that is known.
+
+A package can be exported anew, and not as it is. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita.diagnosis.reasons.base import Step, load_reasons
+from partita.observations.records import PackageFacts
+from partita.observations.text_format import short_provider
+from partita.remedies import Remedy
+
+CHECKPOINT, PATH = "CHECKPOINT", "PATH"
+"""Stand for what is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A command, and what it does."""
+
+    title: str
+    remedy: Remedy
+    exports: bool = False
+    """It makes the package anew."""
+    asks: bool = False
+    """It asks the provider which lowering it takes."""
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command, word by word."""
+        return self.remedy.command
+
+    @property
+    def does(self) -> str:
+        """What comes of it."""
+        return self.remedy.text
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What was run, and where it was to run."""
+
+    package: PackageFacts | None
+    path: str | None
+    chain: tuple[str, ...]
+    """ONNX Runtime's names."""
+
+
+def steps_for(situation: Situation, code: str, wanted: str, *, unprobed: bool = False) -> list[Action]:
+    """The steps of a reason, for nodes that are not on `wanted` (ONNX Runtime's name). `unprobed`: experiments are
+    missing.
+    """
+    steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
+    return [fill(situation, wanted, step) for step in steps if makes_sense(situation.package, step, wanted, unprobed)]
+
+
+def makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:
+    """Whether a step can be taken, and changes something."""
+    if step.exports and package is None:
+        return False
+    if step.chooses_lowering and package is not None and package.target == provider_name(wanted):
+        return False
+    if package is not None and any(getattr(package, field) == same for field, same in step.unless):
+        return False
+    return unprobed or not step.probes
+
+
+def fill(situation: Situation, wanted: str, step: Step) -> Action:
+    """The step with the blanks filled in."""
+    provider, package = provider_name(wanted), situation.package
+    known = package.checkpoint if package is not None and "/" in package.checkpoint else ""
+    blanks = {
+        "checkpoint": known or CHECKPOINT,
+        "out": f"{package.name if package is not None else 'package'}-for-{provider}",
+        "path": PATH if situation.path is None else situation.path,
+        "provider": provider,
+        "chain": ",".join(map(provider_name, situation.chain)) or provider,
+    }
+    return written(step, blanks)
+
+
+def written(step: Step, blanks: dict[str, str]) -> Action:
+    """The step with its blanks filled in, word by word."""
+    return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
+
+
+def steps_for_provider(code: str | None, provider: str) -> Sequence[Action]:
+    """The steps of a reason for which `provider` (ONNX Runtime's name) is not there."""
+    steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
+    return [written(step, {"provider": provider_name(provider)}) for step in steps]
+
+
+def provider_name(provider: str) -> str:
+    """A name that --provider takes, for one of ONNX Runtime's."""
+    return short_provider(provider).lower()

@@ -1,0 +1,239 @@
+"""Nodes without a name: those that ONNX Runtime puts in the place of an operator that it has only as a function. Pure.
+
+The plan calls them by operator and a running number (HardSigmoid0) in the order of the graph, the profile by operator
+and the number of the node (HardSigmoid_3) in the order of execution, the log, the assignment list and the optimised
+graph not at all. The order of the graph and that of execution differ as soon as there are several streams.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.observations.log_pattern import LogPattern
+
+NUMBERED = re.compile(r"(?P<op>[A-Za-z](\w*?[A-Za-z])?)(?P<number>\d+)")
+INDEXED = re.compile(r"(?P<op>[A-Za-z]\w*)_(?P<number>\d+)")
+MOST_WAYS = 64
+"""So many ways to lay providers on streams are looked at; a run has two or three of each."""
+NODE_GROUP = r"(?P<node>\S+)"
+"""How most patterns spell a node's name, which may hold blanks in truth."""
+Parts = Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A node without a name that is not on the provider that is wanted."""
+
+    name: str
+    op_type: str
+
+
+def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts:
+    """The facts with the plan's names for nodes that other sources call otherwise, where it is clear which is which.
+
+    `events`: those of the main graph, in order.
+    """
+    plan = {name for stream in facts.plan or () for name in stream}
+    planned = by_operator(plan - {node.name for node in facts.graph} - {event.name for event in facts.events})
+    if not planned:
+        return facts
+    first = [event for event in events if event.run == events[0].run]
+    names = by_stream(facts.plan or (), first, planned) or by_count(first, planned, plan)
+    renamed = tuple(replace(event, name=names.get(event.name, event.name)) for event in facts.events)
+    providers = {names.get(event.name, event.name): event.provider for event in first}
+    return replace(
+        facts,
+        events=renamed,
+        assigned=name_assigned(facts.assigned, planned, providers) if facts.assigned is not None else None,
+        optimised=name_optimised(facts.optimised, planned) if facts.optimised is not None else None,
+    )
+
+
+def by_stream(
+    plan: Sequence[Sequence[str]], events: Sequence[NodeEvent], planned: Mapping[str, list[str]]
+) -> dict[str, str]:
+    """Names of the plan by those of the profile: a stream runs in order, and all nodes of a provider are in one stream.
+
+    Empty when no way of laying providers on streams fits, or when two ways give other names.
+    """
+    nameless = {name: op for op, names in planned.items() for name in names}
+    providers = sorted({event.provider for event in events})
+    found: list[dict[str, str]] = []
+    for way in itertools.islice(itertools.product(range(len(plan)), repeat=len(providers)), MOST_WAYS):
+        streams = dict(zip(providers, way, strict=True))
+        names: dict[str, str] | None = {}
+        for number, stream in enumerate(plan):
+            ran = [event for event in events if streams[event.provider] == number]
+            joined = join_stream(stream, ran, nameless)
+            names = {**names, **joined} if names is not None and joined is not None else None
+        if names is not None and names not in found:
+            found.append(names)
+    return found[0] if len(found) == 1 else {}
+
+
+def join_stream(
+    stream: Sequence[str], events: Sequence[NodeEvent], nameless: Mapping[str, str]
+) -> dict[str, str] | None:
+    """Names of one stream by those of the profile; None when its nodes are not these."""
+    if len(stream) != len(events):
+        return None
+    names: dict[str, str] = {}
+    for name, event in zip(stream, events, strict=True):
+        if name in nameless and event.op_type == nameless[name] and INDEXED.fullmatch(event.name):
+            names[event.name] = name
+        elif name != event.name:
+            return None
+    return names
+
+
+def by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]) -> dict[str, str]:
+    """The same for operators whose nodes are all on one provider, where the plan has as many of them as ran."""
+    names: dict[str, str] = {}
+    for op, wanted in planned.items():
+        ran = [
+            event
+            for event in events
+            if event.op_type == op and event.name not in plan and INDEXED.fullmatch(event.name)
+        ]
+        if len(ran) == len(wanted) and len({event.provider for event in ran}) == 1:
+            names.update(zip((event.name for event in ran), wanted, strict=True))
+    return names
+
+
+def name_assigned(
+    assigned: Sequence[AssignedNode], planned: Mapping[str, list[str]], providers: Mapping[str, str]
+) -> tuple[AssignedNode, ...]:
+    """The assignment list with names where it has as many nodes of an operator on a provider as ran there.
+
+    Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider.
+    """
+    named = list(assigned)
+    for op, names in planned.items():
+        nameless = [position for position, node in enumerate(assigned) if not node.name and node.op_type == op]
+        for provider in dict.fromkeys(assigned[position].provider for position in nameless):
+            here = [position for position in nameless if assigned[position].provider == provider]
+            ran = [name for name in names if providers.get(name) == provider]
+            if not any(name in providers for name in names) and len(here) == len(nameless):
+                ran = names
+            if len(here) == len(ran):
+                for position, name in zip(here, ran, strict=True):
+                    named[position] = replace(named[position], name=name)
+    return tuple(named)
+
+
+def name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
+    """The optimised graph, which is in the order in which the plan counts, with names where the numbers agree."""
+    named = list(optimised)
+    for op, names in planned.items():
+        nameless = [position for position, node in enumerate(optimised) if not node.name and node.op_type == op]
+        if len(nameless) == len(names):
+            for position, name in zip(nameless, names, strict=True):
+                named[position] = replace(named[position], name=name)
+    return tuple(named)
+
+
+def by_operator(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names that are an operator and a number, by operator, in the order of their numbers."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in names:
+        match = NUMBERED.fullmatch(name)
+        if match is not None:
+            found.setdefault(match["op"], []).append((int(match["number"]), name))
+    return {op: [name for _, name in sorted(numbered)] for op, numbered in found.items()}
+
+
+def nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
+    """Nodes of the order that have their name from the plan alone."""
+    known = {node.name for node in facts.graph}
+    made = {node.name: node.op_type for node in facts.optimised or ()}
+    made |= {event.name: event.op_type for event in facts.events}
+    found = ((name, match["op"]) for name in order if name not in known and (match := NUMBERED.fullmatch(name)))
+    return tuple(name for name, op in found if made.get(name, op) == op)
+
+
+def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """For each node without a name, the exported node that it is a part of, or those that it may be a part of.
+
+    The optimised graph tells which; without it, nodes that are gone and that the log turns down are told, and none
+    when they are of several operators.
+    """
+    parts = nodes_without_name(facts, order)
+    left = gone(facts, order)
+    if facts.optimised is not None:
+        return owners(facts.optimised, frozenset(parts), left, facts.graph)
+    told = [
+        node for node in left if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
+    ]
+    if len({node.op_type for node in told}) != 1:
+        return {}
+    return dict.fromkeys(parts, tuple(node.name for node in told))
+
+
+def may_be_part_of(facts: SessionFacts, order: Sequence[str], known: Parts) -> dict[str, tuple[str, ...]]:
+    """The same, with all nodes that are gone where nothing tells: an experiment can look into their functions."""
+    parts = nodes_without_name(facts, order)
+    left = tuple(node.name for node in gone(facts, order)) if parts else ()
+    return {name: known.get(name) or left for name in parts}
+
+
+def gone(facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
+    """Exported nodes that no provider was given, and that do not run."""
+    there = {*order, *(node.name for node in facts.assigned or ())}
+    return [node for node in facts.graph if node.name and node.name not in there]
+
+
+def owners(
+    optimised: Sequence[GraphNode], parts: frozenset[str], left: Sequence[GraphNode], graph: Sequence[GraphNode]
+) -> dict[str, tuple[str, ...]]:
+    """The exported node whose output each part leads to, over tensors that the file does not have."""
+    exported = {tensor for node in graph for tensor in node.outputs if tensor}
+    makes = {tensor: node.name for node in left for tensor in node.outputs if tensor}
+    readers: dict[str, list[GraphNode]] = {}
+    for node in optimised:
+        for tensor in node.inputs:
+            readers.setdefault(tensor, []).append(node)
+    found: dict[str, tuple[str, ...]] = {}
+    for node in reversed(optimised):  # a node comes before those that read it
+        if node.name in parts:
+            own = [makes[tensor] for tensor in node.outputs if tensor in makes]
+            inside = (tensor for tensor in node.outputs if tensor and tensor not in exported)
+            own += [
+                name for tensor in inside for reader in readers.get(tensor, ()) for name in found.get(reader.name, ())
+            ]
+            if own:
+                found[node.name] = tuple(dict.fromkeys(own))
+    return found
+
+
+def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:
+    """The pattern for lines with a blank in place of the name; None when it is not about one node."""
+    if pattern.pattern.endswith(f" {NODE_GROUP}"):
+        return re.compile(pattern.pattern.removesuffix(f" {NODE_GROUP}") + r"\s*$")
+    if f" {NODE_GROUP} " in pattern.pattern:
+        return re.compile(pattern.pattern.replace(f" {NODE_GROUP} ", " {2,}"))
+    return None
+
+
+def blank_lines(
+    lines: Iterable[str], patterns: Iterable[LogPattern], strays: Sequence[Stray]
+) -> dict[str, tuple[str, ...]]:
+    """Log lines with a blank in place of the name, by the node without a name that they are about.
+
+    Lines with an operator are about the nodes of this operator, when there are enough of them. The others are about the
+    nodes that are left, when they are as many, or twice as many: providers are asked more than once.
+    """
+    said = list(lines) if strays else []
+    spelled = [blank for pattern in patterns if (blank := with_blank(pattern)) is not None]
+    found: dict[str, tuple[str, ...]] = {}
+    for pattern in sorted(spelled, key=lambda each: "op" not in each.groupindex):
+        fitting = [(match.groupdict().get("op"), line) for line in said if (match := pattern.search(line))]
+        for op in dict.fromkeys(op for op, _ in fitting):
+            nodes = [each.name for each in strays if each.name not in found and op in (None, each.op_type)]
+            about = [line for each, line in fitting if each == op]
+            enough = len(about) >= len(nodes) if op else bool(nodes) and len(about) % len(nodes) == 0
+            found.update(dict.fromkeys(nodes if enough else (), (about[0],)))
+    return found

@@ -1,0 +1,104 @@
+"""What ONNX Runtime's own log lines say about nodes: where they were placed, and which lines mention which node.
+
+Knows the wording of ONNX Runtime's session log; what a line means for a fallback is up to the reasons.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from partita.observations.log_pattern import LogPattern
+
+PREFIX = re.compile(r"^\[[VIWEF]:[^\]]*\] ?")
+ALL_PLACED = re.compile(r"^\s*All nodes placed on \[(?P<provider>[^\]]+)\]\. Number of nodes: (?P<count>\d+)")
+SOME_PLACED = re.compile(r"^\s*Node\(s\) placed on \[(?P<provider>[^\]]+)\]\. Number of nodes: \d+")
+MEMCPY_ADDED = re.compile(r"Add (?P<op>MemcpyFromHost|MemcpyToHost) (after|before) (?P<tensor>.+) for \S+\s*$")
+MEMCPY_NAME = re.compile(r"Memcpy(_token_(?P<number>\d+))?")
+ONE_NODE = re.compile(r"^\s*\S+ \((?P<name>.*)\)\s*$")
+AT_INFO = re.compile(r"^\[I:")
+
+
+@dataclass(frozen=True, slots=True)
+class MemcpyLine:
+    """A copy node that ONNX Runtime said it inserts."""
+
+    op_type: str
+    tensor: str
+
+
+def placements(lines: Iterable[str], plan: Collection[str]) -> dict[str, str]:
+    """Provider per node from the verbose `Node placements` block; empty when the log has none.
+
+    `All nodes placed on [X]` speaks for every node of `plan` only when the counts agree.
+    """
+    placed: dict[str, str] = {}
+    current: str | None = None
+    for line in lines:
+        text = PREFIX.sub("", line)
+        if whole := ALL_PLACED.match(text):
+            if int(whole["count"]) == len(plan):
+                placed.update(dict.fromkeys(plan, whole["provider"]))
+            current = None
+        elif some := SOME_PLACED.match(text):
+            current = some["provider"]
+        elif current and (node := ONE_NODE.match(text)):
+            placed[node["name"]] = current
+        else:
+            current = None
+    return placed
+
+
+def is_at_info(lines: Iterable[str]) -> bool:
+    """True when the log was kept at INFO, so that a line at that level which is not there was not written."""
+    return any(AT_INFO.match(line) for line in lines)
+
+
+def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Log lines that mention a node as a word of its own, per node."""
+    wanted = frozenset(name for name in names if name)
+    spaced = [name for name in wanted if len(name.split()) > 1]  # a word has no blanks in it
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        text = PREFIX.sub("", line)
+        words = text.split()
+        about = wanted.intersection(words).union(wanted.intersection(word.strip("'\",.;()") for word in words))
+        for name in about.union(name for name in spaced if name in text):
+            found.setdefault(name, []).append(line)
+    return {name: tuple(said) for name, said in found.items()}
+
+
+def lines_about_the_graph(lines: Iterable[str], patterns: Iterable[LogPattern]) -> tuple[str, ...]:
+    """Log lines that fit a pattern which names no node."""
+    wanted = [re.compile(pattern.pattern) for pattern in patterns if "(?P<node>" not in pattern.pattern]
+    return tuple(line for line in lines if any(pattern.search(line) for pattern in wanted)) if wanted else ()
+
+
+def memcpy_lines(lines: Iterable[str], order: Sequence[str], op_types: Mapping[str, str]) -> dict[str, MemcpyLine]:
+    """What was logged about each Memcpy node of the execution order `order`; `op_types` are those of nodes that ran,
+    and of those of the file.
+
+    A line does not name its node, but nodes are numbered as they are inserted: Memcpy, Memcpy_token_0 and so on. Empty
+    when lines and nodes do not go together, as with copies inside control flow.
+    """
+    added = [match for line in lines if (match := MEMCPY_ADDED.search(line))]
+    named = [
+        (match["number"], name)
+        for name in inserted_copies(order, op_types)
+        if (match := MEMCPY_NAME.fullmatch(name)) is not None
+    ]
+    if len(added) != len(named):
+        return {}
+    named.sort(key=lambda entry: -1 if entry[0] is None else int(entry[0]))
+    joined = {name: MemcpyLine(line["op"], line["tensor"]) for (_, name), line in zip(named, added, strict=True)}
+    fits = all(op_types.get(name, line.op_type) == line.op_type for name, line in joined.items())
+    return joined if fits else {}
+
+
+def inserted_copies(order: Iterable[str], op_types: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Nodes of the order that are named like copies; one whose operator is known must be one, since a file may have the
+    name as well."""
+    return tuple(
+        name for name in order if MEMCPY_NAME.fullmatch(name) and (op_types.get(name) or "Memcpy").startswith("Memcpy")
+    )

@@ -1,0 +1,55 @@
+"""The graph as ONNX Runtime runs it, sorted for look-up: who makes and who reads each tensor. Draws no conclusion.
+
+A tensor that is copied has two names there, one per memory: `hidden` and `hidden_WebGpuExecutionProvider`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from partita.observations.facts import GraphNode
+
+MEMCPY_OPS = frozenset({"MemcpyFromHost", "MemcpyToHost"})
+
+
+@dataclass(frozen=True, slots=True)
+class OptimisedGraph:
+    """Nodes and tensors of the graph that a session runs."""
+
+    nodes: dict[str, GraphNode]
+    makers: dict[str, str]
+    """Node that makes each tensor; graph inputs and constants have none."""
+    readers: dict[str, tuple[str, ...]]
+    """Nodes that read each tensor."""
+    names: dict[str, str]
+    """For a tensor with several names, the one that the ONNX file knows it by."""
+
+    def original(self, tensor: str) -> str:
+        """The name of a tensor in the ONNX file, where it has one there."""
+        return self.names.get(tensor, tensor)
+
+
+def index_graph(nodes: Iterable[GraphNode], known: Collection[str]) -> OptimisedGraph:
+    """Sort the nodes of an optimised graph. `known`: tensors of the ONNX file."""
+    by_name = {node.name: node for node in nodes}
+    makers = {tensor: node.name for node in by_name.values() for tensor in node.outputs if tensor}
+    readers: dict[str, list[str]] = {}
+    names: dict[str, str] = {}
+    for node in by_name.values():
+        for tensor in dict.fromkeys(filter(None, node.inputs)):
+            readers.setdefault(tensor, []).append(node.name)
+        if node.op_type in MEMCPY_OPS:
+            names |= copied_names(node, known, names)
+    return OptimisedGraph(by_name, makers, {tensor: tuple(found) for tensor, found in readers.items()}, names)
+
+
+def copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:
+    """The one name that both sides of a copy go by; the shorter one when the file has neither."""
+    sides = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
+    if not sides:
+        return {}
+    of_file = [tensor for tensor in sides if tensor in known]
+    chosen = of_file[0] if of_file else min(sides, key=len)
+    chosen = names.get(chosen, chosen)
+    return {tensor: chosen for tensor in sides if tensor != chosen}

@@ -1,0 +1,48 @@
+"""The wanted provider has the operator, but not as this node uses it."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import RETARGET, Context, Finding, Reason, logged, probed
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the provider logged that it does not take this node as it is, or an experiment shows it."""
+    return logged(context, "attribute_unsupported") or probed(context, "attribute_unsupported")
+
+
+REASON = Reason(
+    code="attribute_unsupported",
+    level="node",
+    title="Attributes or inputs not supported",
+    condition="the wanted provider has a kernel for the operator and looked at the node, but does not take "
+    "its attributes, its optional inputs or its shapes",
+    needs="a native log line by which the provider turns the node down by name and cause, e.g. `CUDA kernel not "
+    "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: the node "
+    "alone is left or fails, and is taken without an attribute or an optional input, with an input as a constant, or "
+    "with another rank, and nothing else changed",
+    remedy="export the model so that this operator has what the evidence names: another attribute, one input less, a "
+    "constant for an input, another rank",
+    example=Context(
+        node="decoder/ConvTranspose",
+        op_type="ConvTranspose",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(
+            "[W:onnxruntime:, cuda_execution_provider.cc:3120 GetCapability] Dropping the ConvTranspose node: "
+            "decoder/ConvTranspose to CPU because it requires asymmetric padding which the CUDA EP currently does not "
+            "support",
+        ),
+        patterns=(
+            LogPattern(
+                "attribute_unsupported",
+                r"Dropping the (?P<op>ConvTranspose|NhwcConv) node: (?P<node>\S+) to CPU because (?P<why>.*)",
+            ),
+        ),
+    ),
+    decide=decide,
+    steps=(RETARGET,),
+)

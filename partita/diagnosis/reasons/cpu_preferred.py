@@ -1,0 +1,39 @@
+"""ONNX Runtime kept a small shape computation on the CPU on purpose."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import STATIC, Context, Finding, Reason, logged
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the log says that ONNX Runtime forced this node to the CPU as an optimisation."""
+    return logged(context, "cpu_preferred")
+
+
+REASON = Reason(
+    code="cpu_preferred",
+    level="node",
+    title="CPU preferred by ONNX Runtime",
+    condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX "
+    "Runtime expects the round trip to cost more than it saves",
+    needs="a native log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
+    remedy="usually harmless; fixed input sizes remove most shape computations, for a package: export --static-shapes",
+    example=Context(
+        node="/Concat",
+        op_type="Concat",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(
+            "[I:onnxruntime:, fallback_cpu_capability.cc:171 operator()] ORT optimization- Force fallback to CPU "
+            "execution for node: /Concat because the CPU execution path is deemed faster than overhead involved with "
+            "execution on other EPs  capable of executing this node",
+        ),
+        patterns=(LogPattern("cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because"),),
+    ),
+    decide=decide,
+    steps=(STATIC,),
+)

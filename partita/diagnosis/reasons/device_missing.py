@@ -1,0 +1,38 @@
+"""The wanted provider started to work and found no device."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the wanted provider was found unavailable for this very reason, and somebody said so."""
+    return unavailable(context, "device_missing")
+
+
+REASON = Reason(
+    code="device_missing",
+    level="provider",
+    title="No device found",
+    condition="the provider's libraries load, but this machine has no device for it, or its driver shows none",
+    needs="the chain entry of the wanted provider: status unavailable, reason device_missing, with what it said",
+    remedy="run it on a machine with such a device, or install the device's driver",
+    example=Context(
+        node="model.layers.0.mlp.up_proj/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(
+            provider="WebGpuExecutionProvider",
+            status="unavailable",
+            reason="device_missing",
+            evidence="Failed to get a WebGPU adapter: No supported adapters.",
+            remedy="install a Vulkan driver for the GPU and the loader",
+        ),
+        exported=True,
+        replaces=(),
+        log=(),
+    ),
+    decide=decide,
+    steps=(ASK_PROVIDER,),
+)

@@ -1,0 +1,40 @@
+"""Two ONNX Runtime wheels have overwritten each other."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the wanted provider was found unavailable for this very reason, and somebody said so."""
+    return unavailable(context, "duplicate_runtime", kind="derived")
+
+
+REASON = Reason(
+    code="duplicate_runtime",
+    level="provider",
+    title="Two ONNX Runtimes in one environment",
+    condition="more than one wheel that contains ONNX Runtime is installed; they share one folder, so that "
+    "the last one installed has replaced files of the others",
+    needs="the chain entry of the wanted provider: status unavailable, reason duplicate_runtime, with "
+    "the wheels that were found",
+    remedy="uninstall every ONNX Runtime wheel, then install one of them again",
+    example=Context(
+        node="model.layers.0.mlp.up_proj/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(
+            provider="CUDAExecutionProvider",
+            status="unavailable",
+            reason="duplicate_runtime",
+            evidence="onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1 are installed side by side",
+            remedy="pip uninstall onnxruntime onnxruntime-gpu, then pip install onnxruntime-gpu",
+        ),
+        exported=True,
+        replaces=(),
+        log=(),
+    ),
+    decide=decide,
+    steps=(ASK_PROVIDER,),
+)

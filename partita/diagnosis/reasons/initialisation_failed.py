@@ -1,0 +1,41 @@
+"""The wanted provider could not start, for a reason that no pattern knows."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the wanted provider was found unavailable for this very reason, and somebody said so."""
+    return unavailable(context, "initialisation_failed")
+
+
+REASON = Reason(
+    code="initialisation_failed",
+    level="provider",
+    title="Initialisation failed",
+    condition="the provider is there and failed, crashed or hung while it started, and what it said fits no "
+    "other reason",
+    needs="the chain entry of the wanted provider: status unavailable, reason initialisation_failed, "
+    "with the signal or the first error line",
+    remedy="see the evidence; `partita providers` tries the provider by itself",
+    example=Context(
+        node="model.layers.0.mlp.up_proj/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(
+            provider="CUDAExecutionProvider",
+            status="unavailable",
+            reason="initialisation_failed",
+            evidence="the process was killed by SIGABRT while opening a session; its last words: terminate called "
+            "without an active exception",
+            remedy="see the evidence; nvidia-smi shows whether GPU and driver answer",
+        ),
+        exported=True,
+        replaces=(),
+        log=(),
+    ),
+    decide=decide,
+    steps=(ASK_PROVIDER,),
+)

@@ -1,0 +1,39 @@
+"""A shared library that the wanted provider needs is not on this machine."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the wanted provider was found unavailable for this very reason, and somebody said so."""
+    return unavailable(context, "library_missing")
+
+
+REASON = Reason(
+    code="library_missing",
+    level="provider",
+    title="Library missing",
+    condition="the provider is in the build, but the loader does not find a shared library that it needs",
+    needs="the chain entry of the wanted provider: status unavailable, reason library_missing, with the "
+    "loader's own words",
+    remedy="install the library that the evidence names, where the loader looks for it",
+    example=Context(
+        node="model.layers.0.mlp.up_proj/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(
+            provider="CUDAExecutionProvider",
+            status="unavailable",
+            reason="library_missing",
+            evidence="libcublasLt.so.13: cannot open shared object file: No such file or directory",
+            remedy='pip install "onnxruntime-gpu[cuda,cudnn]"',
+        ),
+        exported=True,
+        replaces=(),
+        log=(),
+    ),
+    decide=decide,
+    steps=(ASK_PROVIDER,),
+)

@@ -1,0 +1,68 @@
+"""The memory budget that the user gave the provider was spent before it came to this node."""
+
+from __future__ import annotations
+
+import re
+
+from partita.diagnosis.probe_verdict import conclude
+from partita.diagnosis.reasons.base import WITHOUT_OPTIONS, Context, Finding, Reason, logged
+from partita.observations.facts import NodeProbe, Trial
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry
+
+ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total estimated memory: (?P<bytes>\d+) bytes")
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the log says that the budget ended at this node, or there is a budget and nothing else in the way.
+
+    Nothing else is in the way when the provider takes the node alone, without a budget.
+    """
+    said = logged(context, "over_budget")
+    if said is not None or not context.budget or context.wanted.status != "active":
+        return said
+    shown = conclude(context.probe)
+    if shown is None or shown.code != "not_claimed":
+        return None
+    needed = estimate(context)
+    return Finding("probed", f"{context.budget}{needed}; {shown.evidence} when there is no budget")
+
+
+def estimate(context: Context) -> str:
+    """What ONNX Runtime reckons with for the nodes that the provider did take, where the log has it."""
+    for line in context.session_log:
+        told = ESTIMATE.search(line)
+        if told is not None and told["provider"] == context.wanted.provider:
+            return f", of which the nodes that it took need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
+    return ""
+
+
+REASON = Reason(
+    code="over_budget",
+    level="node",
+    title="Over the memory budget",
+    condition="the user gave the provider a budget of device memory, and it was spent before this node",
+    needs="the budget in the request, and an experiment in which the provider takes the node alone without one; or a "
+    "native log line that says at which node the budget ended",
+    remedy="give it a larger budget, or none",
+    example=Context(
+        node="model.layers.7.mlp.up_proj/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(),
+        budget="cuda.memory_budget_kb=1000",
+        probe=NodeProbe("model.layers.7.mlp.up_proj/MatMul", (Trial("as_is", "", "taken", ""),)),
+        session_log=(
+            "[I:onnxruntime:, graph_partitioner.cc:2466 Partition] Resource estimation for EP 'CUDAExecutionProvider': "
+            "non-workspace memory: 526336 bytes, workspace memory: 263168 bytes, persistent prepack memory: 0 bytes, "
+            "peak initialization scratch memory (not included in budget): 0 bytes, total estimated memory: 789504 "
+            "bytes",
+        ),
+        patterns=(LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),),
+    ),
+    decide=decide,
+    steps=(WITHOUT_OPTIONS,),
+)

@@ -1,0 +1,40 @@
+"""The user told the provider to leave the node alone."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import WITHOUT_OPTIONS, Context, Finding, Reason, logged
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when a pin of the user's covers the node, or the provider logged that it obeys an option to that end."""
+    if context.pin is not None:
+        return Finding("derived", f"--pin {context.pin}")
+    return logged(context, "pinned_by_user")
+
+
+REASON = Reason(
+    code="pinned_by_user",
+    level="node",
+    title="Pinned by the user",
+    condition="a pin puts the node elsewhere, or an option of the wanted provider names it as one for the CPU",
+    needs="the pin that covers the node, as the request has it, or a native log line by which the provider says that "
+    "it obeys an option, e.g. `Force CPU execution for node: <node>`",
+    remedy="take the node out of the option or the pin that names it",
+    example=Context(
+        node="lm_head/MatMul",
+        op_type="MatMul",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(
+            "[I:onnxruntime:, webgpu_execution_provider.cc:620 GetCapability] Force CPU execution for node: "
+            "lm_head/MatMul",
+        ),
+        patterns=(LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),),
+    ),
+    decide=decide,
+    steps=(WITHOUT_OPTIONS,),
+)

@@ -1,0 +1,44 @@
+"""ONNX Runtime put the node there itself: a copy, a layout change or a type change."""
+
+from __future__ import annotations
+
+from partita.diagnosis.reasons.base import Context, Finding, Reason, inserted
+from partita.observations.records import ChainEntry
+from partita.observations.text_format import name_some
+
+
+def decide(context: Context) -> Finding | None:
+    """Applies when the file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
+    if not inserted(context) or context.wanted.status != "active":
+        return None
+    if context.beside:
+        return Finding(
+            "derived",
+            f"the ONNX file has no {context.op_type} here; ONNX Runtime added it when it rewrote "
+            f"{name_some(context.beside, 3)} for the provider they are on",
+        )
+    return Finding(
+        "derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so"
+    )
+
+
+REASON = Reason(
+    code="runtime_inserted",
+    level="node",
+    title="Inserted by ONNX Runtime",
+    condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
+    "the layout, a ReorderInput or ReorderOutput for blocks of channels, a Cast because the CPU has no kernel for the "
+    "type, or a QuantizeLinear or DequantizeLinear of its own",
+    needs="the exported graph, and a name that ONNX Runtime gives to nodes of its own",
+    remedy="look at the nodes next to it: it goes away when they run on one provider, in one layout and type",
+    example=Context(
+        node="Transpose_token_4",
+        op_type="Transpose",
+        provider="CPUExecutionProvider",
+        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        exported=False,
+        replaces=(),
+        log=(),
+    ),
+    decide=decide,
+)

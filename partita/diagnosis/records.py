@@ -1,0 +1,63 @@
+"""What a diagnosis is on disk: a node that is not on its provider, why, what was tried, and what it costs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from partita.observations.records import PhaseName, Record
+
+
+class Trial(Record):
+    """One experiment: a model of this one node, tried on the wanted provider alone."""
+
+    factor: Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
+    """What was changed."""
+    change: str
+    """In words, e.g. `float32 in place of int64`; empty for as_is."""
+    outcome: Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
+    said: str
+    """What was logged or raised; empty when nothing was."""
+    cached: bool
+    """Known from an earlier run with the same ONNX Runtime, device and options."""
+
+
+class FallbackCost(Record):
+    """What it costs that a node is not on the wanted provider."""
+
+    copies: tuple[str, ...]
+    """Memcpy nodes that are there because of this node; one copy can have several causes."""
+    copy_bytes_per_run: int | None
+    """Null when the size of one of them is not known."""
+    copy_wait_us_per_run: float | None
+    """Wait and copy together."""
+    host_us_per_run: float | None
+    """Time of the node itself."""
+    time_share: float | None
+    """Part of the phase's node time, 0 .. 1."""
+    harmless: bool | None
+    """It causes no copy and takes next to no time; null when that cannot be told."""
+    why: str
+    """The ground for `harmless`, in words."""
+
+
+class Fallback(Record):
+    """A node that is not on the provider its user wanted most, and why."""
+
+    phase: PhaseName
+    node: str
+    op_type: str | None
+    wanted: str
+    provider: str
+    reason: str
+    """A reason code; a provider-level one when the wanted provider is not there at all."""
+    evidence_kind: Literal["logged", "probed", "derived", "none"]
+    evidence: str
+    remedy: str
+    module: str | None
+    source_line: str | None
+    trials: tuple[Trial, ...] = ()
+    """Experiments on this node, first the one with nothing changed."""
+    unprobed: str = ""
+    """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    cost: FallbackCost | None = None
+    """Null for a node of a refusal, which never ran, and for one in a body of control flow."""

@@ -1,0 +1,66 @@
+"""Nodes that no provider of the chain takes: what a refusal has to show.
+
+From the facts of a permissive opening (the chain, and the CPU provider behind it), which need no run. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.diagnosis.reasons.base import name_in, names_a_node
+from partita.diagnosis.records import Fallback
+from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
+from partita.diagnosis.why import explain_node
+from partita.observations.facts import SessionFacts
+from partita.observations.names import CPU, UNKNOWN
+from partita.observations.records import ChainEntry
+
+Stray = tuple[str, str | None, str]
+"""Name, operator and provider of a node that is not on the chain."""
+
+
+def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
+    """Every node that is on no active provider of `chain`, in execution order, with the reason and its evidence.
+
+    `provider` of a row is the one that would take the node. Memcpy nodes are left out: they follow from the others.
+    """
+    index = index_session(facts)
+    if not chain:
+        return ()
+    allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
+    strays = in_order(index, [*assigned_elsewhere(index, allowed), *placed_elsewhere(index, allowed)])
+    phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
+    return tuple(explain_node(index, phase, *stray, chain[0]) for stray in strays)
+
+
+def assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
+    """Entries of the assignment list outside the chain. Nodes without a name have an entry each, so they all count."""
+    for node in index.facts.assigned or ():
+        if node.provider not in allowed:
+            yield node.name, node.op_type, node.provider
+
+
+def placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
+    """Nodes that the list does not have: placed elsewhere by another source, or turned down by name in the log."""
+    for name in index.order:
+        if name in index.assigned:
+            continue
+        providers = frozenset().union(*index.claims[name].values())
+        if providers and not providers & allowed:
+            yield name, index.op_type(name), min(providers)
+        elif not providers and turned_down(index, name):
+            yield name, index.op_type(name), CPU if CPU in index.facts.registered else UNKNOWN
+
+
+def turned_down(index: SessionIndex, name: str) -> bool:
+    """True when a log line that a pattern knows names the node."""
+    patterns = [pattern for pattern in index.facts.patterns if names_a_node(pattern)]
+    return any(name_in(line, pattern, name) for line in index.log.get(name, ()) for pattern in patterns)
+
+
+def in_order(index: SessionIndex, strays: list[Stray]) -> list[Stray]:
+    """Nodes in execution order, each name once; what the plan does not have comes last, as it was listed."""
+    position = {name: number for number, name in enumerate(index.order)}
+    named = {stray[0]: stray for stray in reversed(strays) if stray[0]}
+    nameless = [stray for stray in strays if not stray[0]]
+    return [*sorted(named.values(), key=lambda stray: position.get(stray[0], len(position))), *nameless]

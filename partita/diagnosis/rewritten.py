@@ -1,0 +1,135 @@
+"""Groups of nodes that ONNX Runtime rewrote together after it had placed them, as for another layout of tensors. Pure.
+
+With more than one name for a tensor on the way (`ReorderInput` -> `pool_nchwc` -> `ReorderOutput` in the place of one
+MaxPool), no node of such a group makes a tensor of the file from tensors of the file; the group as a whole does. So it
+is followed back as if it were one node, and what it replaced is shared out among its members. Seen with the CPU
+provider's blocked layout, which it uses where the number of channels is a multiple of its block: 8 with AVX2, 16 with
+AVX-512 (onnxruntime/core/optimizer/nchwc_transformer.cc), so that one model gives other nodes on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from partita.diagnosis import fusion
+from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph
+from partita.observations.facts import GraphNode
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that are not in the file and hang together by tensors that it does not have."""
+
+    shares: Mapping[str, tuple[str, ...]]
+    """What each member took the place of; members that do none of the file's work have no entry."""
+    replaced: tuple[str, ...]
+    """What the whole group took the place of, in the order of the file."""
+    members: tuple[str, ...]
+
+
+def find_groups(
+    order: Collection[str],
+    exported: Mapping[str, GraphNode],
+    graph: OptimisedGraph | None,
+    inputs: Collection[str],
+    known: Collection[str],
+) -> tuple[Group, ...]:
+    """The groups whose work in the file is clear; `inputs` are the graph's, `known` are nodes that need no group."""
+    if graph is None:
+        return ()
+    new = {
+        name: node
+        for name in order
+        if (node := graph.nodes.get(name)) is not None
+        and name not in known
+        and node.op_type not in MEMCPY_OPS
+        and fusion.is_new(node, exported.get(name))
+    }
+    makers, readers = fusion.edges(exported)
+    of_file = {*makers, *readers, *inputs}
+    found = []
+    for names in connected(new, graph, of_file):
+        members = [new[name] for name in order if name in names]
+        replaced = followed_back(members, graph, exported, makers, order, inputs)
+        if replaced:
+            found.append(Group(shared_out(members, replaced, exported, makers), replaced, tuple(names)))
+    counts = [each for group in found for each in group.replaced]
+    return tuple(group for group in found if all(counts.count(each) == 1 for each in group.replaced))
+
+
+def connected(new: Mapping[str, GraphNode], graph: OptimisedGraph, of_file: Collection[str]) -> list[list[str]]:
+    """New nodes in groups; a group of one is left out, for that node was followed back by itself."""
+    inside = {
+        name: GraphNode(
+            node.name,
+            node.op_type,
+            node.domain,
+            only_new(node.inputs, graph, of_file),
+            only_new(node.outputs, graph, of_file),
+            None,
+            None,
+            None,
+        )
+        for name, node in new.items()
+    }
+    return [group for group in fusion.connected(inside) if len(group) > 1]
+
+
+def only_new(tensors: Sequence[str], graph: OptimisedGraph, of_file: Collection[str]) -> tuple[str, ...]:
+    """Those tensors that a node made and that the file does not have; constants connect nothing."""
+    return tuple(each for each in tensors if graph.original(each) not in of_file and each in graph.makers)
+
+
+def followed_back(
+    members: Sequence[GraphNode],
+    graph: OptimisedGraph,
+    exported: Mapping[str, GraphNode],
+    makers: Mapping[str, str],
+    order: Collection[str],
+    inputs: Collection[str],
+) -> tuple[str, ...]:
+    """Exported nodes between what the group reads and what it makes, in the order of the file; empty when not clear."""
+    made = {tensor for node in members for tensor in node.outputs if tensor}
+    reads = tuple(dict.fromkeys(tensor for node in members for tensor in node.inputs if tensor and tensor not in made))
+    whole = GraphNode("", "", "", reads, tuple(made), None, None, None)
+    claimed = fusion.walk_back(whole, graph, exported, makers, order, inputs)
+    return tuple(name for name in exported if name in claimed)
+
+
+def shared_out(
+    members: Sequence[GraphNode],
+    replaced: Sequence[str],
+    exported: Mapping[str, GraphNode],
+    makers: Mapping[str, str],
+) -> dict[str, tuple[str, ...]]:
+    """Which member does the work of which exported node.
+
+    Members and exported nodes of one operator belong together in order, where there are as many of them. What is left
+    was merged: with what it reads where that has a member, else with what reads it, else it is the work of the first
+    member of no operator's own.
+    """
+    home: dict[str, str] = {}
+    for op in dict.fromkeys(node.op_type for node in members):
+        ours = [node.name for node in members if node.op_type == op]
+        theirs = [name for name in replaced if exported[name].op_type == op]
+        if len(ours) == len(theirs):
+            home.update(zip(theirs, ours, strict=True))
+    for name in replaced:
+        before = [home[makers[tensor]] for tensor in exported[name].inputs if makers.get(tensor) in home]
+        if name not in home and before:
+            home[name] = before[-1]
+    for name in reversed(replaced):
+        after = [
+            home[each] for each in replaced if each in home and set(exported[name].outputs) & set(exported[each].inputs)
+        ]
+        if name not in home and after:
+            home[name] = after[0]
+    free = [node.name for node in members if node.name not in home.values()] or [members[0].name]
+    for name in replaced:
+        home.setdefault(name, free[len(free) // 2])
+    return {
+        node.name: tuple(name for name in replaced if home[name] == node.name)
+        for node in members
+        if node.name in home.values()
+    }

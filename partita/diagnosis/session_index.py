@@ -1,0 +1,252 @@
+"""The facts of one session, sorted for look-up by node name. Joins sources, draws no conclusion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from partita.diagnosis import fusion, inlined_nodes, naming, native_log, rewritten
+from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.observations.names import CPU
+from partita.observations.records import PhaseName, Source
+
+CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+PHASES: tuple[PhaseName, ...] = ("prefill", "decode")
+"""Phases of a generation, in order."""
+HOST_DEVICE = "0"
+"""ONNX Runtime's number of the CPU among the kinds of devices."""
+EVERY_PHASE: tuple[PhaseName, ...] = (*PHASES, "run")
+Claims = dict[Source, frozenset[str]]
+"""Providers that each source names for one node; one source may contradict itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIndex:
+    """One session's facts by node name."""
+
+    facts: SessionFacts
+    exported: dict[str, GraphNode]
+    inner: dict[str, GraphNode]
+    """Nodes in bodies of control flow."""
+    modules: frozenset[str]
+    assigned: dict[str, AssignedNode]
+    events: tuple[NodeEvent, ...]
+    """Events of the main graph; those of control-flow bodies are inside their node's own time and left out."""
+    bodies: frozenset[str]
+    """Nodes seen only inside control-flow bodies."""
+    ran: dict[str, NodeEvent]
+    """The last execution of each node."""
+    order: tuple[str, ...]
+    """Every node once, in execution order."""
+    present: frozenset[str]
+    """The names in `order`."""
+    order_source: Source
+    claims: dict[str, Claims]
+    log: dict[str, tuple[str, ...]]
+    """Native log lines that mention a node of the order, of the file or of the assignment list."""
+    graph_log: tuple[str, ...]
+    """Native log lines that give a reason away and name no node."""
+    memcpy: dict[str, native_log.MemcpyLine]
+    """What each Memcpy node of the order copies: from the optimised graph, else from the native log; empty when neither
+    can be matched with the nodes."""
+    optimised: OptimisedGraph | None
+    """The graph as it runs; None when it is not known."""
+    compiled: dict[str, tuple[AssignedNode, ...]]
+    """Listed nodes behind each node of the order that is a compiled subgraph."""
+    stands_for: dict[str, tuple[str, ...]]
+    """Exported nodes that a node of the order took the place of."""
+    beside: dict[str, tuple[str, ...]]
+    """For each node that ONNX Runtime added while it rewrote others, the exported nodes that it rewrote."""
+    parts: dict[str, tuple[str, ...]]
+    """For each node to which ONNX Runtime gave no name, the exported nodes that it may be a part of."""
+    blank_log: dict[str, tuple[str, ...]]
+    """Native log lines that are about such a node and have a blank in place of the name."""
+
+    def op_type(self, name: str) -> str | None:
+        """Operator of a node: as run, else as optimised, as exported or as assigned."""
+        if name in self.compiled:
+            return fusion.COMPILED
+        optimised = self.optimised.nodes.get(name) if self.optimised else None
+        graphs = self.ran.get(name) or optimised or self.exported.get(name)
+        known = graphs or self.assigned.get(name) or self.memcpy.get(name)
+        return known.op_type if known else None
+
+    def exported_op(self, name: str) -> str:
+        """Operator of a node of the file, in its main graph or in a body; `unknown` of one that it does not have."""
+        node = self.exported.get(name) or self.inner.get(name)
+        return node.op_type if node is not None else "unknown"
+
+    def module(self, name: str) -> str | None:
+        """Module path of a node, where the file or the name tells; else what its exported nodes have in common."""
+        node = self.exported.get(name)
+        if node is not None:
+            return node.module
+        by_name = naming.module_of(name, self.modules)
+        return by_name or naming.common_module(self.exported[each].module for each in self.replaces(name))
+
+    def replaces(self, name: str) -> tuple[str, ...]:
+        """Exported nodes that left the graph and that `name` took the place of."""
+        return self.stands_for.get(name, ())
+
+
+def index_session(facts: SessionFacts) -> SessionIndex:
+    """Sort the facts of one session for look-up by node name."""
+    facts = inlined_nodes.with_names(facts, without_bodies(facts.events)[0])
+    exported = {node.name: node for node in facts.graph if node.name}
+    assigned = {node.name: node for node in facts.assigned or ()}
+    events, bodies = without_bodies(facts.events)
+    order, order_source = execution_order(facts, events)
+    present = frozenset(order)
+    compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
+    tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
+    optimised = index_graph(facts.optimised, tensors) if facts.optimised is not None else None
+    inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
+    op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
+    logged = native_log.memcpy_lines(facts.log, order, op_types)
+    claims = collect_claims(facts, events, order, compiled)
+    unfolded = inlined_nodes.unfolded(facts, order)
+    parts = inlined_nodes.may_be_part_of(facts, order, unfolded)
+    stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
+    clear = {*stands_for, *compiled, *parts}
+    groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear)
+    return SessionIndex(
+        facts=facts,
+        exported=exported,
+        inner={node.name: node for node in facts.inner if node.name},
+        modules=frozenset(node.module for node in facts.graph if node.module),
+        assigned=assigned,
+        events=events,
+        bodies=bodies - {event.name for event in events},
+        ran={event.name: event for event in events},
+        order=order,
+        present=present,
+        order_source=order_source,
+        claims=claims,
+        log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
+        graph_log=native_log.lines_about_the_graph(facts.log, facts.patterns),
+        memcpy=logged if optimised is None else copied_tensors(optimised),
+        optimised=optimised,
+        compiled=compiled,
+        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items()},
+        beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
+        parts=parts,
+        blank_log=inlined_nodes.blank_lines(facts.log, facts.patterns, strays_without_name(facts, parts, claims)),
+    )
+
+
+def strays_without_name(
+    facts: SessionFacts, parts: Iterable[str], claims: Mapping[str, Claims]
+) -> tuple[inlined_nodes.Stray, ...]:
+    """Nodes without a name that no source has on the session's first provider."""
+    first = facts.registered[0] if facts.registered else None
+    return tuple(
+        inlined_nodes.Stray(name, next(iter(inlined_nodes.by_operator([name]))))
+        for name in parts
+        if not any(first in providers for providers in claims[name].values())
+    )
+
+
+def copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
+    """What each Memcpy node of an optimised graph copies, by the name that the file has for it."""
+    return {
+        name: native_log.MemcpyLine(node.op_type, graph.original(node.inputs[0]))
+        for name, node in graph.nodes.items()
+        if node.op_type in MEMCPY_OPS and node.inputs
+    }
+
+
+def without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
+    """Events of the main graph in order, and the names of the nodes that ran inside an If, Loop or Scan."""
+    ordered = sorted(events, key=lambda event: (event.run, event.order))
+    frames = [event for event in ordered if event.op_type in CONTROL_FLOW]
+    if not frames:
+        return tuple(ordered), frozenset()
+    main, bodies = [], set()
+    for event in ordered:
+        if any(is_inside(event, frame) for frame in frames):
+            bodies.add(event.name)
+        else:
+            main.append(event)
+    return tuple(main), frozenset(bodies)
+
+
+def is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
+    """True when `event` began within the time of the control-flow node `frame`.
+
+    Times are whole microseconds: a node that ended as `frame` began may share its start, but then it took no time.
+    """
+    if event.run != frame.run or event is frame or event.name == frame.name:
+        return False
+    began_within = frame.start_us <= event.start_us < frame.start_us + frame.host_us
+    return began_within and (event.host_us > 0 or event.order > frame.order)
+
+
+def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
+    """Every node once, in execution order, and the source that says which nodes there are.
+
+    Streams of a plan run side by side, so with several of them the last observed run gives the order.
+    """
+    if facts.plan is not None:
+        plan = tuple(dict.fromkeys(name for stream in facts.plan for name in stream))
+        if len(facts.plan) < 2 or not events:
+            return plan, "plan_file"
+        last = max(event.run for event in events)
+        seen = {event.name: event.order for event in reversed(events) if event.run == last}
+        ran = sorted((name for name in plan if name in seen), key=seen.__getitem__)
+        return (*ran, *(name for name in plan if name not in seen)), "plan_file"
+    if events:
+        return tuple(dict.fromkeys(event.name for event in events)), "profile"
+    if facts.assigned:
+        return tuple(dict.fromkeys(node.name for node in facts.assigned)), "assignment"
+    return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
+
+
+def collect_claims(
+    facts: SessionFacts,
+    events: tuple[NodeEvent, ...],
+    order: tuple[str, ...],
+    compiled: Mapping[str, tuple[AssignedNode, ...]],
+) -> dict[str, Claims]:
+    """Which provider each source names for each node of `order`, strongest source first."""
+    said: dict[Source, dict[str, set[str]]] = {"profile": {}, "assignment": {}, "native_log": {}}
+    for event in events:
+        said["profile"].setdefault(event.name, set()).add(event.provider)
+    for node in facts.assigned or ():
+        said["assignment"].setdefault(node.name, set()).add(node.provider)
+    for name, nodes in compiled.items():
+        said["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
+    for name, provider in native_log.placements(facts.log, order).items():
+        said["native_log"].setdefault(name, set()).add(provider)
+    by_device = providers_by_device(facts)
+    said["plan_file"] = {
+        name: {by_device[name]}
+        for name in order
+        if name in by_device and not any(name in by_node for by_node in said.values())
+    }
+    return {
+        name: {source: frozenset(by_node[name]) for source, by_node in said.items() if name in by_node}
+        for name in order
+    }
+
+
+def providers_by_device(facts: SessionFacts) -> dict[str, str]:
+    """What the devices of the plan's streams tell: the one provider besides the CPU's has the streams of its device.
+
+    Empty where there are several such providers, or where one computes on the CPU and shares its stream.
+    """
+    others = [name for name in facts.registered if name != CPU]
+    if len(others) != 1 or not facts.plan or not facts.plan_devices or set(facts.plan_devices) == {HOST_DEVICE}:
+        return {}
+    return {
+        name: CPU if device == HOST_DEVICE else others[0]
+        for stream, device in zip(facts.plan, facts.plan_devices, strict=False)
+        for name in stream
+    }
+
+
+def choose_provider(claims: Claims) -> str | None:
+    """The provider named by the strongest source: profile, then assignment, then native log."""
+    for providers in claims.values():
+        return min(providers)
+    return None

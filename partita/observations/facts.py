@@ -1,0 +1,271 @@
+"""What an observer hands over: plain facts about one run, before any of them is interpreted.
+
+Frozen dataclasses, filled by `partita.runtime` and read by `partita.partition_reports.build`. A fact that a source
+could not give is None, never a made-up value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from partita.observations.log_pattern import LogPattern
+
+
+@dataclass(frozen=True, slots=True)
+class GraphNode:
+    """A node of the ONNX file, as exported."""
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    module: str | None
+    """Module path in the original model, e.g. model.layers.0.mlp."""
+    module_class: str | None
+    source: str | None
+    """file:line of the modelling code that produced the node."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedNode:
+    """A node in ONNX Runtime's assignment list (taken after level 1 optimisation)."""
+
+    name: str
+    op_type: str
+    domain: str
+    provider: str
+    subgraph: int
+    """Which entry of the list; nodes of one compiled subgraph share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """One execution of one node, from ONNX Runtime's profile."""
+
+    run: int
+    """0-based index of the session run within the observation window."""
+    order: int
+    """0-based position within its run, by start time."""
+    name: str
+    op_type: str
+    provider: str
+    start_us: int
+    """Microseconds since the profile began."""
+    host_us: int
+    """Host time around the kernel; on an asynchronous EP this is not device time."""
+    output_bytes: int
+    output_shapes: tuple[str, ...]
+    """e.g. float32[1,12,256]."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunWindow:
+    """One session run inside the observation window."""
+
+    run: int
+    phase: str
+    """prefill, decode or run."""
+    tokens: int
+    """New tokens per row in this run (S); 0 where there are no tokens."""
+    start_us: int
+    host_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortFact:
+    """Where a graph input or output lives, and where ONNX Runtime wants it."""
+
+    name: str
+    direction: str
+    """input or output."""
+    role: str
+    """A role of the package, or state."""
+    wanted_memory: str
+    """Memory info name from ONNX Runtime: Cpu, Cuda, WebGPU_Buf, …"""
+    bound_memory: str
+    """Memory info name of the buffer that was bound."""
+    bytes_per_decode_step: int | None
+    """Of one decode step, or of one run of a model that is no package; None when it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFact:
+    """One state buffer, checked at the end of the run."""
+
+    past: str
+    present: str
+    layer: int
+    kind: str
+    memory: str
+    size_bytes: int
+    same_address: bool
+    """Past and present are one buffer, compared by address at every step of the observation window."""
+    address_changes: int
+    """Times the address differed from the step before."""
+    checked_steps: int | None = None
+    """Steps at which the addresses were compared; None when nobody counted."""
+
+
+Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
+"""What became of an experiment: the provider took the node, left it to another, its session failed to open, its process
+was killed by a signal, it gave no answer in time, or ONNX Runtime does not accept such a model at all."""
+FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
+"""Outcomes that are the provider's failure; a node that it leaves is none."""
+Factor = Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
+"""What an experiment changed: nothing, shapes fixed, element types, the opset, an attribute at its default, an input
+left out or made constant, or several of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One experiment: a model of one node, tried on the wanted provider alone."""
+
+    factor: Factor
+    change: str
+    """What is different from the node as it is, e.g. `float32 in place of int64`; empty for as_is."""
+    outcome: Outcome
+    said: str
+    """What was logged or raised, in one line; empty when nothing was."""
+    cached: bool = False
+    """Known from an earlier run with the same ONNX Runtime, device and options."""
+    parts: tuple[Factor, ...] = ()
+    """What was changed together, of a combined one."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProbe:
+    """What experiments tell of one node that is not on the wanted provider."""
+
+    node: str
+    trials: tuple[Trial, ...]
+    """In the order they were made; the first has nothing changed."""
+    unprobed: str = ""
+    """Why there are no experiments, or not all of them, e.g. the budget; empty when they are complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedPart:
+    """The smallest part of a graph that the wanted provider does not open, found by bisection."""
+
+    nodes: tuple[str, ...]
+    said: str
+    """What it said of this part, in one line."""
+    minimal: bool
+    """Every smaller part that was tried opens; False when the time was up before."""
+    tries: int
+    whole: bool = False
+    """It is the graph as the file has it: cut out of the file, no part fails, not even all nodes together."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbingFacts:
+    """What probing took, over all sessions of a run."""
+
+    seconds: float
+    budget_seconds: float
+    experiments: int
+    """Tried now; those that were known from before are not in it."""
+    cached: int
+    crashes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFacts:
+    """Everything observed about one ONNX Runtime session."""
+
+    file: str
+    """ONNX file name within the package."""
+    phases: tuple[str, ...]
+    """Phases this session ran: prefill, decode or both."""
+    graph: tuple[GraphNode, ...]
+    """Nodes of the main graph."""
+    plan: tuple[tuple[str, ...], ...] | None
+    """Node names per stream, from the plan file; None when ONNX Runtime wrote none."""
+    assigned: tuple[AssignedNode, ...] | None
+    """None when this ONNX Runtime has no assignment interface."""
+    events: tuple[NodeEvent, ...]
+    runs: tuple[RunWindow, ...]
+    log: tuple[str, ...]
+    """Native log lines of session creation, INFO and above, without time stamps."""
+    registered: tuple[str, ...]
+    """Providers the session registered, in order."""
+    ports: tuple[PortFact, ...]
+    load_seconds: float
+    plan_devices: tuple[str, ...] | None = None
+    """Kind of device of each stream of the plan, in ONNX Runtime's numbers: 0 is the CPU."""
+    patterns: tuple[LogPattern, ...] = ()
+    """How lines of `log` give reasons away: the patterns of the provider that is wanted most."""
+    constants: frozenset[str] = frozenset()
+    """Tensors of the main graph whose values stand in the file. Only a dry run asks for them, and for the next ones."""
+    fixed_shapes: frozenset[str] = frozenset()
+    """Tensors of the main graph whose shape follows from the shapes of the inputs alone."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
+    inner: tuple[GraphNode, ...] = ()
+    """Nodes in the bodies of If, Loop and Scan."""
+    budget: str = ""
+    """The memory budget of the provider that is wanted most, as the user wrote it; empty when there is none."""
+    optimised: tuple[GraphNode, ...] | None = None
+    """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down.
+    None when it was not asked for or could not be had."""
+    optimised_why: str = ""
+    """Why there is none, or why it is not used, in one sentence."""
+    probes: Mapping[str, NodeProbe] = field(default_factory=dict)
+    """By node; empty when nothing was probed."""
+    rejected: RejectedPart | None = None
+    """Of a provider that did not open the graph as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFact:
+    """Timing of one step of the generation loop."""
+
+    phase: str
+    tokens: int
+    """New tokens per row."""
+    seconds: float
+    """Wall time of the session run."""
+    overhead_seconds: float
+    """Wall time of this step outside the session run: feeding, sampling, detokenising."""
+    observed: bool
+    """True while profiling was on; such steps are slower and stay out of the speed figures, if others are left."""
+    row_tokens: int | None = None
+    """Tokens taken in over all rows, padding and finished rows left out; None when every row took `tokens`."""
+    again: bool = False
+    """It read tokens that had been read before; the last such step made a new token, as a decode step would have."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Memory of the process and of the package, in bytes."""
+
+    weight_bytes: int
+    cache_bytes: int
+    rss_before_load_bytes: int | None
+    rss_after_load_bytes: int | None
+    peak_rss_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """One whole run: its sessions, its steps, and how it ended."""
+
+    sessions: tuple[SessionFacts, ...]
+    states: tuple[StateFact, ...]
+    steps: tuple[StepFact, ...]
+    memory: MemoryFacts
+    tokenizer_load_seconds: float
+    first_token_seconds: float | None
+    """From the start of prefill to the first new token; None if none came."""
+    prompt_tokens: int
+    new_tokens: int
+    finish_reason: str | None
+    """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
+    finish_detail: str = ""
+    probing: ProbingFacts | None = None
+    """None when probing was off, or there was nothing to probe."""
+    notes: tuple[str, ...] = field(default=())
+    """Anything the observer wants said in the report, one sentence each."""

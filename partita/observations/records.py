@@ -1,0 +1,105 @@
+"""Records of a run that reports and refusals hold as they were observed: frozen, validated, numbers with their unit.
+
+Parts of the schema `partita.report/1`; the rest of it is `partita.partition_reports.records`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from partita.remedies import Remedy
+
+Source = Literal[
+    "model_file",  # the ONNX file of the package
+    "optimised_model",  # the graph as ONNX Runtime runs it, written by a second session
+    "plan_file",  # session.node_partition_config_file: final execution plan, after fusion and Memcpy insertion
+    "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
+    "profile",  # ONNX Runtime's profile of the observation window
+    "native_log",  # ONNX Runtime's own log lines
+    "probe",  # experiments: one node at a time on the wanted provider, in a child process
+    "memory_info",  # where the session wants its inputs and outputs
+    "binding",  # addresses of the buffers that were bound
+    "clock",  # our own clock around the session run
+    "process",  # the operating system's account of this process
+]
+"""Where a fact comes from."""
+
+
+PhaseName = Literal["prefill", "decode", "run"]
+"""`run` is the one phase of a model that is no package."""
+
+
+class Record(BaseModel):
+    """Base of every record in a report: immutable; unknown fields, NaN and infinity are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+
+class Environment(Record):
+    """The machine and the software the run happened on."""
+
+    cpu: str
+    logical_cores: int
+    memory_bytes: int
+    operating_system: str
+    python: str
+    onnxruntime_package: str
+    onnxruntime_version: str
+    onnxruntime_build: str
+    packages: dict[str, str]
+    """Package name to version."""
+
+
+class PackageFacts(Record):
+    """The package that was run."""
+
+    name: str
+    manifest_sha256: str
+    model_type: str
+    attention: str
+    precision: str
+    batch_size: int
+    max_length: int
+    verification: Literal["verified", "unverified"]
+    verification_detail: str
+    checkpoint: str = ""
+    """What it was exported from: the name of a folder, or a hub id; empty in a report that was written without."""
+    target: str = ""
+    """The provider that its lowering was chosen for; empty when it was not chosen for one."""
+
+
+class RemedyRecord(Record):
+    """Something that helps."""
+
+    text: str
+    """In words, without the command."""
+    command: tuple[str, ...] = ()
+    """A command line, word by word and unquoted; empty when there is none."""
+    options: tuple[str, ...] = ()
+    """What to add to the command that was given, instead."""
+
+
+def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
+    """A remedy and what else helps, as records."""
+    found = []
+    while remedy is not None:
+        found.append(RemedyRecord(text=remedy.text, command=remedy.command, options=remedy.options))
+        remedy = remedy.otherwise
+    return tuple(found)
+
+
+class ChainEntry(Record):
+    """What became of one provider of the chain."""
+
+    provider: str
+    """ONNX Runtime's name."""
+    status: Literal["active", "unavailable"]
+    reason: str | None = None
+    """A provider-level reason code."""
+    evidence: str | None = None
+    remedy: str | None = None
+    """In words, commands among them."""
+    remedies: tuple[RemedyRecord, ...] = ()
+    """The same as data, the best first; empty in a report that was written without."""

@@ -1,0 +1,316 @@
+"""What a node of the plan stands for: compiled subgraphs, and nodes that ONNX Runtime fused."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.diagnosis.naming import common_module
+from partita.diagnosis.session_index import SessionIndex, index_session
+from partita.observations.facts import AssignedNode, GraphNode, PortFact
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    GPU_CHAIN,
+    event,
+    failed,
+    phase_of,
+    report_of,
+    run_facts,
+    session_facts,
+    windows,
+)
+
+NPU = "QNNExecutionProvider"
+IN = PortFact("x", "input", "input", "Cpu", "Cpu", 64)
+OUT = PortFact("y", "output", "output", "Cpu", "Cpu", 64)
+
+
+def node(name: str, inputs: str, outputs: str, op: str | None = None) -> GraphNode:
+    """A node; the operator is read off its name unless given."""
+    module, slash, kind = name.rpartition("/")
+    return GraphNode(
+        name,
+        op or kind.rstrip("_0123456789"),
+        "",
+        tuple(inputs.split()),
+        tuple(outputs.split()),
+        module if slash else None,
+        None,
+        None,
+    )
+
+
+def index_of(graph, optimised=None, plan=None, assigned=(), **changes) -> SessionIndex:
+    names = tuple(each.name for each in optimised or ()) if plan is None else tuple(plan)
+    return index_session(
+        session_facts(
+            graph=tuple(graph),
+            optimised=optimised and tuple(optimised),
+            plan=(names,),
+            assigned=tuple(assigned),
+            ports=(IN, OUT),
+            **changes,
+        )
+    )
+
+
+def listed(*entries: tuple[str, str]) -> list[AssignedNode]:
+    """The assignment list: provider, and names of the nodes of one entry."""
+    return [
+        AssignedNode(name, name.rpartition("/")[2], "", provider, number)
+        for number, (provider, names) in enumerate(entries)
+        for name in names.split()
+    ]
+
+
+CHAIN = (
+    node("m.a/Add", "x b", "s"),
+    node("m.ln/LayerNormalization", "s g", "l"),
+    node("m.fc/MatMul", "l w", "h"),
+    node("m.out/Relu", "h", "y"),
+)
+SKIP = node("SkipLayerNormalization", "x b g", "l")
+
+
+def test_a_fused_node_without_a_telling_name_stands_for_what_it_replaced():
+    index = index_of(CHAIN, [SKIP, *CHAIN[2:]])
+    assert index.replaces("SkipLayerNormalization") == ("m.a/Add", "m.ln/LayerNormalization")
+    assert index.op_type("SkipLayerNormalization") == "SkipLayerNormalization", "without a profile"
+    assert index.module("SkipLayerNormalization") == "m"
+    assert [index.replaces(each.name) for each in CHAIN[2:]] == [(), ()]
+
+
+def test_without_the_optimised_graph_only_the_name_tells():
+    plan = ("m.ln/LayerNormalization/SkipFusion", "m.fc/MatMul", "m.out/Relu")
+    assert index_of(CHAIN, plan=plan).replaces(plan[0]) == ("m.ln/LayerNormalization",)
+    assert index_of(CHAIN, plan=("SkipLayerNormalization", *plan[1:])).replaces("SkipLayerNormalization") == ()
+
+
+def test_a_way_past_a_node_that_still_runs_proves_nothing():
+    index = index_of(CHAIN, [SKIP, node("m.a/Add", "x b", "s"), *CHAIN[2:]])
+    assert index.replaces("SkipLayerNormalization") == ()
+
+
+def test_a_node_that_does_not_read_the_same_graph_input_did_something_else():
+    other = node("Other", "g", "l")
+    assert index_of(CHAIN, [other, *CHAIN[2:]]).replaces("Other") == ()
+
+
+def test_two_nodes_that_claim_the_same_exported_node_both_lose():
+    graph = (node("m/Add", "x b", "s"), node("m/Relu", "s", "t"), node("m/Abs", "s", "y"))
+    index = index_of(graph, [node("One", "x b", "t"), node("Two", "x b", "y")])
+    assert index.replaces("One") == index.replaces("Two") == ()
+
+
+def test_constants_that_were_folded_are_not_replaced():
+    graph = (
+        node("m/Constant", "", "c"),
+        node("m/Cast", "c", "d"),
+        node("m/Shape", "x", "k"),
+        node("m/Gather", "k d", "n"),
+        node("m/Mul", "x d", "t"),
+        node("m/Reshape", "t n", "y"),
+    )
+    assert index_of(graph, [node("Fused", "x folded", "y")]).replaces("Fused") == ("m/Mul", "m/Reshape")
+
+
+def test_a_node_that_kept_its_name_and_swallowed_the_next_one_stands_for_it():
+    graph = (node("m/Conv", "x w", "t"), node("m/Relu", "t", "y"))
+    index = index_of(graph, [node("m/Conv", "x w", "y", "FusedConv")])
+    assert index.replaces("m/Conv") == ("m/Relu",)
+    assert index.op_type("m/Conv") == "FusedConv"
+
+
+def test_a_split_made_of_slices_is_known_by_its_outputs():
+    graph = (node("m/Slice", "x a", "p"), node("m/Slice_1", "x b", "q"), node("m/Add", "p q", "y"))
+    split = node("m/Slice_1/GatherSliceToSplitFusion", "x n", "m/Slice m/Slice_1", "Split")
+    index = index_of(graph, [split, node("m/Add", "m/Slice m/Slice_1", "y")])
+    assert index.replaces(split.name) == ("m/Slice", "m/Slice_1")
+
+
+def test_both_names_of_a_copied_tensor_are_one():
+    graph = (node("m/Det", "x", "d"), node("m/Sigmoid", "d", "g"), node("m/Mul", "d g", "y"))
+    copy = node("Memcpy", "d", "d_Device", "MemcpyFromHost")
+    index = index_of(graph, [graph[0], copy, node("QuickGelu", "d_Device", "y")])
+    assert index.replaces("QuickGelu") == ("m/Sigmoid", "m/Mul")
+    assert index.memcpy["Memcpy"].tensor == "d"
+
+
+# --- compiled subgraphs ---------------------------------------------------------------------------------------------
+
+COMPILED = (f"{NPU}_{NPU}_77_1_10", "m.ln/LayerNormalization", f"{NPU}_{NPU}_77_0_9")
+
+
+def test_compiled_subgraphs_are_joined_by_their_numbers():
+    entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
+    index = index_of(CHAIN, plan=COMPILED, assigned=entries)
+    assert index.replaces(COMPILED[2]) == ("m.a/Add",), "9 comes before 10"
+    assert index.replaces(COMPILED[0]) == ("m.fc/MatMul", "m.out/Relu")
+    assert index.replaces("m.ln/LayerNormalization") == ()
+    assert index.claims[COMPILED[0]] == {"assignment": frozenset({NPU})}, "known without a profile"
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(NPU, "m.a/Add m.fc/MatMul m.out/Relu")],
+        [(NPU, "m.a/Add"), (NPU, "m.fc/MatMul"), (NPU, "m.out/Relu")],
+    ],
+)
+def test_nothing_is_claimed_when_entries_and_nodes_differ_in_number(entries):
+    index = index_of(CHAIN, plan=COMPILED, assigned=listed(*entries))
+    assert index.compiled == {} and index.stands_for == {}
+
+
+def test_a_node_that_a_compiling_provider_runs_by_itself_is_no_subgraph():
+    plan = ("m.a/Add", "m.ln/LayerNormalization", f"{NPU}_part_0")
+    index = index_of(CHAIN, plan=plan, assigned=listed((NPU, "m.a/Add"), (NPU, "m.fc/MatMul m.out/Relu")))
+    assert dict(index.stands_for) == {plan[2]: ("m.fc/MatMul", "m.out/Relu")}
+
+
+def test_what_was_fused_before_compiling_belongs_to_its_subgraph():
+    graph = (*CHAIN[:3], node("m.fc/Add", "h bias", "k"), node("m.out/Relu", "k", "y"))
+    entries = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion m.out/Relu"))
+    whole = index_of(graph, plan=(f"{NPU}_part_0",), assigned=entries)
+    assert set(whole.replaces(f"{NPU}_part_0")) == {each.name for each in graph}
+    cut = listed((NPU, "m.a/Add m.ln/LayerNormalization m.fc/MatMul/MatMulAddFusion"), (CPU, "m.out/Relu"))
+    index = index_of(graph, plan=(f"{NPU}_part_0", "m.out/Relu"), assigned=cut)
+    assert "m.fc/Add" not in index.replaces(f"{NPU}_part_0"), "its reader is elsewhere, so nobody can tell"
+
+
+def test_a_report_on_compiled_subgraphs_counts_the_operators_and_names_the_borders():
+    entries = listed((NPU, "m.a/Add"), (CPU, "m.ln/LayerNormalization"), (NPU, "m.fc/MatMul m.out/Relu"))
+    order = (COMPILED[2], COMPILED[1], COMPILED[0])
+    events = tuple(
+        event(run, place, name, "made-up-7", CPU if name.startswith("m.") else NPU, output_bytes=64)
+        for run in range(2)
+        for place, name in enumerate(order)
+    )
+    session = session_facts(
+        graph=CHAIN,
+        plan=(order,),
+        assigned=tuple(entries),
+        ports=(IN, OUT),
+        events=events,
+        runs=windows("decode", "decode"),
+        phases=("decode",),
+    )
+    report = report_of(run_facts(session, steps=(), prompt_tokens=0, new_tokens=1), ())
+    phase = phase_of(report, "decode")
+    npu = next(entry for entry in phase.providers if entry.provider == NPU)
+    assert (npu.nodes, npu.exported_nodes, npu.op_types) == (2, 3, {"Add": 1, "MatMul": 1, "Relu": 1})
+    assert {entry.name: entry.nodes for entry in phase.by_op_type} == {"CompiledSubgraph": 2, "made-up-7": 1}
+    borders = [[(each.name, each.direction, each.size_bytes) for each in part.boundary] for part in phase.partitions]
+    assert borders == [
+        [("x", "in", 64), ("s", "out", 64)],
+        [("s", "in", 64), ("l", "out", 64)],
+        [("l", "in", 64), ("y", "out", 64)],
+    ]
+    assert [check for check in failed(report) if "chain" not in check] == []
+
+
+@pytest.mark.parametrize(
+    ("modules", "common"),
+    [
+        (["model.layers.0.mlp", "model.layers.0.mlp.act"], "model.layers.0.mlp"),
+        (["model.layers.0", "model.layers.1"], "model.layers"),
+        (["model.layers.1", "model.layers.10"], "model.layers"),
+        (["model.norm", "lm_head"], None),
+        (["model.norm", None], None),
+        ([], None),
+    ],
+)
+def test_the_module_that_nodes_have_in_common(modules, common):
+    assert common_module(modules) == common
+
+
+# --- groups that were rewritten together ------------------------------------------------------------------------------
+BLOCKS = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Neg_2", "b", "y"))
+
+
+def blocked(*middle: GraphNode) -> tuple[GraphNode, ...]:
+    """The graph as it runs, with `middle` between two reorderings."""
+    return (
+        node("Relu_0", "x", "a"),
+        node("ReorderInput", "a", "reorder"),
+        *middle,
+        node("ReorderOutput", "reorder_end", "b"),
+        node("Neg_2", "b", "y"),
+    )
+
+
+def test_a_node_between_two_reorderings_stands_for_the_node_of_its_operator():
+    index = index_of(BLOCKS, blocked(node("b_nchwc", "reorder", "reorder_end", "MaxPool")))
+    assert index.replaces("b_nchwc") == ("MaxPool_1",)
+    assert index.beside == {"ReorderInput": ("MaxPool_1",), "ReorderOutput": ("MaxPool_1",)}
+
+
+def test_a_chain_in_another_layout_is_shared_out_by_operator_and_what_was_merged_goes_with_its_source():
+    graph = (
+        node("Conv_0", "x w", "a"),
+        node("Relu_1", "a", "b"),
+        node("MaxPool_2", "b", "c"),
+        node("Conv_3", "c v", "d"),
+        node("Neg_4", "d", "y"),
+    )
+    runs = (
+        node("ReorderInput", "x", "r0"),
+        node("b_nchwc", "r0 w_blocked", "r1", "Conv"),
+        node("c_nchwc", "r1", "r2", "MaxPool"),
+        node("d_nchwc", "r2 v_blocked", "r3", "Conv"),
+        node("ReorderOutput", "r3", "d"),
+        node("Neg_4", "d", "y"),
+    )
+    index = index_of(graph, runs)
+    assert index.replaces("b_nchwc") == ("Conv_0", "Relu_1")
+    assert index.replaces("c_nchwc") == ("MaxPool_2",)
+    assert index.replaces("d_nchwc") == ("Conv_3",)
+    assert index.beside["ReorderOutput"] == ("Conv_0", "Relu_1", "MaxPool_2", "Conv_3")
+
+
+def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
+    index = index_of(BLOCKS, blocked(node("own", "reorder", "reorder_end", "BlockedPool")))
+    assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside
+
+
+def test_a_group_past_a_node_that_still_runs_proves_nothing():
+    graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
+    runs = (
+        node("Relu_0", "x", "a"),
+        node("MaxPool_1", "a", "b"),
+        node("ReorderInput", "a", "r0"),
+        node("c_blocked", "r0", "c", "Abs"),
+        node("Neg_3", "c", "y"),
+    )
+    index = index_of(graph, runs)
+    assert not index.replaces("c_blocked") and not index.beside
+
+
+def test_reorderings_are_inserted_and_their_copies_are_those_of_the_work():
+    optimised = (
+        node("Relu_0", "x", "a"),
+        node("Memcpy", "a", "a_host", "MemcpyToHost"),
+        node("ReorderInput", "a_host", "reorder"),
+        node("b_nchwc", "reorder", "reorder_end", "MaxPool"),
+        node("ReorderOutput", "reorder_end", "b"),
+        node("Memcpy_token_1", "b", "b_dev", "MemcpyFromHost"),
+        node("Neg_2", "b_dev", "y"),
+    )
+    on_cpu = {"ReorderInput", "b_nchwc", "ReorderOutput"}
+    session = session_facts(
+        graph=BLOCKS,
+        optimised=optimised,
+        plan=(tuple(each.name for each in optimised),),
+        events=tuple(
+            event(0, order, each.name, each.op_type, CPU if each.name in on_cpu else GPU)
+            for order, each in enumerate(optimised)
+        ),
+        ports=(IN, OUT),
+    )
+    report = report_of(run_facts(session), GPU_CHAIN)
+    reasons = {entry.node: (entry.reason, entry.evidence) for entry in report.fallbacks}
+    assert reasons["ReorderInput"][0] == reasons["ReorderOutput"][0] == "runtime_inserted"
+    assert "when it rewrote MaxPool_1" in reasons["ReorderInput"][1]
+    assert {copy.caused_by for copy in phase_of(report, "decode").copies if copy.kind == "memcpy_node"} == {
+        ("b_nchwc",)
+    }

@@ -1,0 +1,215 @@
+"""Nodes to which ONNX Runtime gives no name: the plan, the profile, the list and the log each call them otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partita.diagnosis.reasons.base import Context, explain
+from partita.diagnosis.session_index import index_session
+from partita.diagnosis.why import explain_node, nodes_to_probe
+from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, NodeProbe, SessionFacts, Trial
+from partita.observations.log_pattern import LogPattern
+from partita.observations.names import CPU
+from partita.observations.records import ChainEntry
+from partita.partition_reports.placement import find_disagreements
+from tests.partition_reports.samples import session_facts
+
+CUDA = "CUDAExecutionProvider"
+WANTED = ChainEntry(provider=CUDA, status="active")
+KERNEL = LogPattern("no_kernel_op", r"kernel not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)")
+FORCED = LogPattern(
+    "cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because (?P<why>the CPU)"
+)
+FORCED_LINE = "Force fallback to CPU execution for node:  because the CPU execution path is deemed faster"
+
+
+def node(name: str, op_type: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> GraphNode:
+    return GraphNode(name, op_type, "", inputs, outputs, None, None, None)
+
+
+GRAPH = (
+    node("crop", "CenterCropPad", ("x", "sizes"), ("cropped",)),
+    node("norm", "GroupNormalization", ("x", "scale"), ("normed",)),
+)
+
+
+def ran(*nodes: tuple[str, str]) -> tuple[NodeEvent, ...]:
+    """Events in order of execution, each by the name of the profile and the provider."""
+    return tuple(
+        NodeEvent(0, order, name, name.partition("_")[0], provider, order * 100, 10, 16, ("int64[2]",))
+        for order, (name, provider) in enumerate(nodes)
+    )
+
+
+def two_streams(**changes: Any) -> SessionFacts:
+    """Two functions whose nodes ran on two providers: the order of indices, of execution and of the plan all differ."""
+    given: dict[str, Any] = {
+        "graph": GRAPH,
+        "plan": (("Shape0", "Slice0", "Shape1", "Div2"), ("Div0", "Sub0", "Div1")),
+        "events": ran(
+            ("Shape_34", CUDA),
+            ("Div_38", CPU),
+            ("Sub_39", CPU),
+            ("Slice_47", CUDA),
+            ("Shape_8", CUDA),
+            ("Div_9", CPU),
+            ("Div_23", CUDA),
+        ),
+        "assigned": tuple(
+            AssignedNode("", op, "", provider, number)
+            for number, (op, provider) in enumerate(
+                (
+                    ("Shape", CUDA),
+                    ("Slice", CUDA),
+                    ("Shape", CUDA),
+                    ("Div", CUDA),
+                    ("Div", CPU),
+                    ("Div", CPU),
+                    ("Sub", CPU),
+                )
+            )
+        ),
+        "optimised": (
+            node("", "Shape", ("x",), ("all",)),
+            node("", "Div", ("all", "two"), ("half",)),
+            node("", "Sub", ("all", "half"), ("start",)),
+            node("", "Slice", ("x", "start"), ("cropped",)),
+            node("", "Shape", ("x",), ("groups",)),
+            node("", "Div", ("groups", "size"), ("each",)),
+            node("", "Div", ("x", "each"), ("normed",)),
+        ),
+        "registered": (CUDA, CPU),
+        "patterns": (KERNEL, FORCED),
+    }
+    return session_facts(**(given | changes))
+
+
+def test_streams_are_joined_by_execution_within_each_provider() -> None:
+    index = index_session(two_streams())
+    assert {name: event.provider for name, event in index.ran.items()} == {
+        "Shape0": CUDA,
+        "Slice0": CUDA,
+        "Shape1": CUDA,
+        "Div2": CUDA,
+        "Div0": CPU,
+        "Sub0": CPU,
+        "Div1": CPU,
+    }
+    assert index.ran["Div0"].start_us == 100, "the first Div that ran on the CPU, although Div_9 has a lower index"
+    assert find_disagreements(index, "run") == ()
+
+
+def test_the_optimised_graph_tells_which_node_a_part_belongs_to() -> None:
+    index = index_session(two_streams())
+    assert index.replaces("Sub0") == ("crop",)
+    assert index.replaces("Div0") == ("crop",)
+    assert index.replaces("Div1") == ("norm",)
+
+
+def test_a_list_with_other_numbers_is_left_unjoined_and_is_no_disagreement() -> None:
+    facts = two_streams()
+    assert facts.assigned is not None
+    index = index_session(replace(facts, assigned=(*facts.assigned, AssignedNode("", "Div", "", CPU, 9))))
+    assert "assignment" in index.claims["Div2"]
+    assert tuple(index.claims["Div0"]) == ("profile",)
+    assert find_disagreements(index, "run") == ()
+
+
+def test_an_execution_that_fits_no_stream_is_not_guessed() -> None:
+    events = (*two_streams().events, *ran(("Div_50", CPU)))
+    index = index_session(two_streams(events=events, assigned=None))
+    assert "Div0" not in index.ran, "four ran on two providers, and the plan has three"
+    assert index.ran["Sub0"].provider == CPU, "all of an operator on one provider are still joined"
+
+
+def test_forced_nodes_without_a_name_are_told_by_their_number() -> None:
+    index = index_session(two_streams(log=(FORCED_LINE,) * 3))
+    found = {name: explain_node(index, "run", name, "Div", CPU, WANTED) for name in ("Div0", "Sub0", "Div1")}
+    assert {entry.reason for entry in found.values()} == {"cpu_preferred"}
+    assert found["Div0"].evidence == FORCED_LINE
+
+
+def test_too_few_forced_lines_are_about_nobody_knows_which() -> None:
+    index = index_session(two_streams(log=(FORCED_LINE,) * 2))
+    assert explain_node(index, "run", "Div0", "Div", CPU, WANTED).reason == "unexplained"
+
+
+def test_lines_about_the_operator_are_about_its_nodes_without_a_name() -> None:
+    line = "kernel not found in registries for Op type: Div node name:"
+    index = index_session(two_streams(log=(line, line, FORCED_LINE)))
+    reasons = {name: explain_node(index, "run", name, "x", CPU, WANTED).reason for name in ("Div0", "Sub0", "Div1")}
+    assert reasons == {"Div0": "no_kernel_op", "Sub0": "cpu_preferred", "Div1": "no_kernel_op"}
+
+
+@pytest.mark.parametrize(
+    ("trials", "reason"),
+    [
+        ((Trial("as_is", "", "taken", ""),), "not_claimed"),
+        ((Trial("as_is", "", "left", ""), Trial("type", "int32 in place of int64", "taken", "")), "no_kernel_type"),
+    ],
+)
+def test_such_a_line_gives_way_to_experiments_on_the_node(trials: tuple[Trial, ...], reason: str) -> None:
+    line = "kernel not found in registries for Op type: Sub node name:"
+    index = index_session(two_streams(log=(line,), probes={"Sub0": NodeProbe("Sub0", trials)}))
+    assert explain_node(index, "run", "Sub0", "Sub", CPU, WANTED).reason == reason
+
+
+def test_what_is_known_of_the_function_is_not_said_of_its_nodes() -> None:
+    line = "kernel not found in registries for Op type: CenterCropPad node name: crop"
+    probe = NodeProbe("crop", (Trial("as_is", "", "left", line), Trial("type", "int32 in place of int64", "left", "")))
+    index = index_session(two_streams(log=(line,), probes={"crop": probe}))
+    told = explain_node(index, "run", "Sub0", "Sub", CPU, WANTED)
+    assert told.reason == "unexplained"
+    assert "CenterCropPad" not in told.evidence
+
+
+def test_nodes_without_a_name_are_tried_themselves() -> None:
+    index = index_session(two_streams())
+    assert set(nodes_to_probe(index, WANTED)) == {"Div0", "Sub0", "Div1"}
+    assert index.parts["Div1"] == ("norm",)
+
+
+def test_without_an_optimised_graph_every_node_that_is_gone_may_be_the_owner() -> None:
+    index = index_session(two_streams(optimised=None))
+    assert index.replaces("Div1") == ()
+    assert index.parts["Div1"] == ("crop", "norm")
+
+
+def test_a_fused_or_inserted_node_with_a_number_has_a_name() -> None:
+    facts = session_facts(
+        graph=GRAPH, plan=(("LayerNormalization_token_3", "cast_to12", "Gelu0"),), events=ran(("cast_to12", CPU))
+    )
+    assert tuple(index_session(facts).parts) == ("Gelu0",)
+
+
+@pytest.mark.parametrize(
+    ("name", "op_type"),
+    [
+        ("DequantizeLinear_token_16", "DequantizeLinear"),
+        ("QuantizeLinear", "QuantizeLinear"),
+        ("dq/duplicated", "DequantizeLinear"),
+        ("where_dummy_dq", "DequantizeLinear"),
+    ],
+)
+def test_inserted_quantisation_is_known(name: str, op_type: str) -> None:
+    context = Context(name, op_type, CPU, ChainEntry(provider="QNNExecutionProvider", status="active"), False, (), ())
+    assert explain(context)[0].code == "runtime_inserted"
+    assert explain(replace(context, exported=True))[0].code == "unexplained"
+
+
+def test_a_node_of_the_file_that_is_called_memcpy_is_no_copy() -> None:
+    facts = session_facts(
+        graph=(node("Memcpy", "Relu", ("x",), ("y",)),),
+        plan=(("Memcpy", "Memcpy_token_0"),),
+        log=("[I:onnxruntime:, transformer_memcpy.cc:1 x] Add MemcpyToHost after y for CUDAExecutionProvider",),
+        events=(
+            NodeEvent(0, 0, "Memcpy", "Relu", CUDA, 0, 10, 16, ()),
+            NodeEvent(0, 1, "Memcpy_token_0", "MemcpyToHost", CUDA, 100, 10, 16, ()),
+        ),
+    )
+    index = index_session(facts)
+    assert find_disagreements(index, "run") == ()
+    assert {name: line.tensor for name, line in index.memcpy.items()} == {"Memcpy_token_0": "y"}

@@ -1,0 +1,74 @@
+"""What a node's name tells."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.diagnosis import naming
+from partita.diagnosis.native_log import lines_by_node, placements
+
+
+@pytest.mark.parametrize(
+    ("module", "layer", "group"),
+    [
+        ("model.layers.3.self_attn.q_proj", 3, "self_attn"),
+        ("model.layers.12.mlp", 12, "mlp"),
+        ("model.layers.0", 0, naming.LAYER_ITSELF),
+        ("model.layers.2.mlp.experts.7.gate", 2, "mlp"),
+        ("transformer.h.5.attn", 5, "attn"),
+        ("model.norm", None, "norm"),
+        ("lm_head", None, "lm_head"),
+        ("model.layers.²", None, "²"),
+        (None, None, naming.NO_MODULE),
+        ("", None, naming.NO_MODULE),
+    ],
+)
+def test_layer_and_group_of_a_module(module, layer, group):
+    assert naming.layer_of(module) == layer
+    assert naming.module_group(module) == group
+
+
+def test_module_is_only_read_off_a_name_when_the_file_knows_it():
+    modules = {"model.layers.0.mlp"}
+    assert naming.module_of("model.layers.0.mlp/Mul/QuickGeluFusion/", modules) == "model.layers.0.mlp"
+    assert naming.module_of("somewhere.else/Mul", modules) is None
+    assert naming.module_of("model.layers.0.mlp", modules) is None
+    assert naming.module_of("/Unsqueeze", modules) is None
+
+
+def test_a_fused_name_is_cut_at_slashes_only():
+    exported = {"a/Mul", "a/Mul_1", "a"}
+    assert naming.replaced_by("a/Mul_1/Fusion/", exported) == ("a", "a/Mul_1")
+    assert naming.replaced_by("a/Mul_12/Fusion/", exported) == ("a",)
+    assert naming.replaced_by("a/Mul", {"a/Mul"}) == ()
+
+
+PLACEMENTS = (
+    "[V:onnxruntime:, session_state.cc:1578 VerifyEachNodeIsAssignedToAnEp] Node placements",
+    "[V:onnxruntime:, session_state.cc:1584 V]  Node(s) placed on [CPUExecutionProvider]. Number of nodes: 1",
+    "[V:onnxruntime:, session_state.cc:1588 V]   Gather (a/Gather)",
+    "[V:onnxruntime:, session_state.cc:1584 V]  Node(s) placed on [WebGpuExecutionProvider]. Number of nodes: 2",
+    "[V:onnxruntime:, session_state.cc:1588 V]   MatMul (b/MatMul)",
+    "[V:onnxruntime:, session_state.cc:1588 V]   MemcpyToHost (Memcpy)",
+    "[I:onnxruntime:, inference_session.cc:2900 operator()] Session successfully initialized (it was)",
+    "[I:onnxruntime:, other.cc:1 f]   Mul (c/Mul)",
+)
+
+
+def test_placements_end_with_their_block():
+    assert placements(PLACEMENTS, ()) == {
+        "a/Gather": "CPUExecutionProvider",
+        "b/MatMul": "WebGpuExecutionProvider",
+        "Memcpy": "WebGpuExecutionProvider",
+    }
+
+
+def test_all_nodes_placed_counts_only_when_the_number_is_that_of_the_plan():
+    line = ("[V:x:, s.cc:1581 V]  All nodes placed on [CPUExecutionProvider]. Number of nodes: 2",)
+    assert placements(line, ("a", "b")) == dict.fromkeys(("a", "b"), "CPUExecutionProvider")
+    assert placements(line, ("a", "b", "c")) == {}
+
+
+def test_a_line_is_about_the_nodes_it_names_as_words():
+    lines = ("[I:x:, f.cc:1 g] fallback for node: a/Mul because", "about a/Mul_1.", "about 'a/Mul'")
+    assert lines_by_node(lines, ("a/Mul", "a/Mul_1", "")) == {"a/Mul": (lines[0], lines[2]), "a/Mul_1": (lines[1],)}

@@ -1,0 +1,396 @@
+"""What experiments on a node mean: which nodes call for them, and what the report makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from partita.diagnosis.probe_verdict import CODES, conclude, fullest, unprobed_nodes
+from partita.diagnosis.reasons.base import explain
+from partita.diagnosis.session_index import index_session
+from partita.diagnosis.why import find_fallbacks, nodes_to_probe
+from partita.observations.facts import Factor, NodeProbe, Outcome, ProbingFacts, RejectedPart, Trial
+from partita.observations.records import ChainEntry
+from partita.partition_reports.probing import find_rejected, state_probing
+from tests.diagnosis.test_reasons import GATHER, context
+from tests.partition_reports.samples import (
+    COPIED,
+    CPU_CHAIN,
+    GPU,
+    GPU_CHAIN,
+    NO_GPU_CHAIN,
+    NO_KERNEL,
+    PREFERRED,
+    mixed_facts,
+    mixed_session,
+    report_of,
+    with_session,
+)
+
+DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
+LEFT = Trial("as_is", "", "left", "")
+
+
+def probe(*trials: Trial, unprobed: str = "") -> NodeProbe:
+    return NodeProbe(GATHER, trials, unprobed)
+
+
+def changed(factor: Factor, outcome: Outcome, change: str = "something else", *parts: Factor) -> Trial:
+    return Trial(factor, change, outcome, "", parts=parts)
+
+
+def code(*trials: Trial, unprobed: str = "") -> str | None:
+    shown = conclude(probe(*trials, unprobed=unprobed))
+    return shown.code if shown is not None else None
+
+
+# --- conclusions ---------------------------------------------------------------------------------------------------
+
+
+def test_no_experiment_shows_nothing():
+    assert conclude(None) is None
+    assert conclude(probe()) is None
+    assert conclude(probe(unprobed="the time was up")) is None
+
+
+def test_a_node_that_is_taken_alone_was_not_claimed():
+    assert code(changed("as_is", "taken", "")) == "not_claimed"
+
+
+def test_a_node_that_cannot_be_tried_as_it_is_shows_nothing_whatever_helps_another():
+    assert code(changed("as_is", "invalid", ""), changed("type", "taken")) is None
+
+
+@pytest.mark.parametrize(
+    ("factor", "expected"),
+    [
+        ("static_shape", "dynamic_shape"),
+        ("type", "no_kernel_type"),
+        ("opset", "no_kernel_version"),
+        ("attribute", "attribute_unsupported"),
+        ("input", "attribute_unsupported"),
+    ],
+)
+@pytest.mark.parametrize("as_is", ["left", "failed", "crashed", "timed_out"])
+def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
+    others = [changed(other, "left") for other in CODES if other != factor]
+    shown = conclude(probe(changed("as_is", as_is, ""), *others, changed(factor, "taken", "float16 in place of int8")))
+    assert shown is not None and shown.code == expected
+    assert "with float16 in place of int8 the provider takes this node" in shown.evidence
+    assert "4 changes of other kinds did not help" in shown.evidence
+
+
+def test_what_is_left_out_is_told_as_such():
+    shown = conclude(probe(LEFT, changed("attribute", "taken", "without alpha=2")))
+    assert shown is not None and shown.evidence.startswith("without alpha=2 the provider takes this node")
+    shown = conclude(probe(LEFT, changed("combined", "taken", "without a=1 and all sizes fixed", "attribute", "type")))
+    assert shown is not None and shown.evidence.startswith("without a=1 and all sizes fixed the provider")
+
+
+def test_when_several_changes_help_the_least_intrusive_is_the_cause():
+    every = {factor: changed(factor, "taken") for factor in CODES}
+    for expected in ("dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"):
+        assert code(LEFT, *reversed(every.values())) == expected, "the order of experiments decides nothing"
+        every = {factor: trial for factor, trial in every.items() if CODES[factor] != expected}
+
+
+def test_the_evidence_names_a_few_changes_that_help_and_counts_the_rest():
+    def evidence(*changes: str) -> str:
+        shown = conclude(probe(LEFT, *(changed("type", "taken", change) for change in changes)))
+        assert shown is not None
+        return shown.evidence
+
+    assert evidence("int32 in place of int64", "uint8 in place of int64").startswith(
+        "with int32 or uint8 in place of int64 the provider"
+    )
+    assert evidence("a in place of x", "b in place of y").startswith("with a in place of x (or b in place of y) the")
+    many = evidence(*(f"t{number} in place of x" for number in range(5)))
+    assert many.startswith("with t0, t1, t2 or 2 more in place of x the")
+
+
+def test_several_changes_together_name_the_first_that_matters():
+    both = changed("combined", "taken", "float16 in place of float32 and all sizes fixed", "static_shape", "type")
+    shown = conclude(probe(LEFT, changed("type", "left"), both))
+    assert shown is not None and shown.code == "no_kernel_type"
+    assert "with float16 in place of float32 and all sizes fixed" in shown.evidence
+    assert "with no single change" in shown.evidence
+    assert code(LEFT, changed("combined", "taken", "x", "static_shape", "attribute")) == "attribute_unsupported"
+    assert code(LEFT, changed("type", "taken"), changed("combined", "taken", "x", "opset", "attribute")) == (
+        "no_kernel_type"
+    ), "a single change that helps goes before all that are combined"
+
+
+def test_when_nothing_helps_the_provider_lacks_the_operator():
+    shown = conclude(probe(LEFT, changed("type", "left"), changed("type", "invalid"), changed("opset", "left")))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert "so it is with 2 changes: other types and other opsets" in shown.evidence, "what is not legal does not count"
+
+
+def test_a_change_that_ends_in_an_error_is_not_counted_as_left():
+    shown = conclude(probe(LEFT, changed("type", "left"), changed("type", "crashed"), changed("input", "failed")))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert "with 1 change: other types; 2 changes ended in an error" in shown.evidence
+    assert "nothing about it could be changed" in (conclude(probe(LEFT)) or shown).evidence
+
+
+@pytest.mark.parametrize(("outcome", "says"), [("failed", "makes the provider fail"), ("crashed", "crashes")])
+def test_a_node_over_which_the_provider_breaks_is_rejected_in_its_own_words(outcome, says):
+    first = Trial("as_is", "", outcome, "its process was killed by SIGSEGV")
+    for unprobed in ("", "the time was up"):
+        shown = conclude(probe(first, changed("type", "left"), unprobed=unprobed))
+        assert shown is not None and shown.code == "subgraph_rejected"
+        assert says in shown.evidence and "SIGSEGV" in shown.evidence
+
+
+def test_experiments_that_are_not_complete_show_only_what_helps():
+    assert code(LEFT, changed("type", "left"), unprobed="the time was up") is None
+    assert code(LEFT, changed("type", "taken"), unprobed="the time was up") == "no_kernel_type"
+
+
+def test_a_change_without_an_answer_might_have_helped():
+    """That nothing helps is not known then; what does help is."""
+    late = changed("opset", "timed_out", "an older one")
+    assert code(LEFT, changed("type", "left"), late) is None
+    assert code(LEFT, changed("type", "taken"), late) == "no_kernel_type"
+
+
+def test_a_node_that_gives_no_answer_shows_nothing():
+    assert code(changed("as_is", "timed_out", ""), changed("type", "left")) is None
+
+
+def test_every_outcome_can_be_told():
+    for outcome in get_args(Outcome):
+        shown = conclude(probe(changed("as_is", outcome, ""), changed("type", "taken")))
+        assert shown is None or shown.evidence
+
+
+# --- a node and what it replaces -----------------------------------------------------------------------------------
+
+
+def test_of_several_nodes_the_first_with_a_conclusion_speaks():
+    probes = {
+        "a": NodeProbe("a", (), "no type"),
+        "b": NodeProbe("b", (LEFT, changed("type", "taken"))),
+        "c": NodeProbe("c", (LEFT,)),
+    }
+    assert fullest(probes, ["a", "b", "c"]) is probes["b"]
+    assert fullest(probes, ["a", "none"]) is probes["a"]
+    assert fullest(probes, ["none"]) is None
+    assert list(unprobed_nodes(probes)) == ["a"]
+
+
+# --- reasons -------------------------------------------------------------------------------------------------------
+
+TAKEN_AS_FLOAT = (LEFT, changed("type", "taken", "float32 in place of int64"))
+
+
+def test_a_log_line_on_a_missing_kernel_gives_way_to_the_cause_of_it():
+    reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(*TAKEN_AS_FLOAT)))
+    assert (reason.code, finding.kind) == ("no_kernel_type", "probed")
+    for factor, expected in CODES.items():
+        found = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed(factor, "taken"))))
+        assert (found[0].code, found[1].kind) == (expected, "probed")
+
+
+def test_without_a_cause_the_line_stands():
+    for known in (None, probe(), probe(LEFT, unprobed="the time was up")):
+        reason, finding = explain(context(log=(NO_KERNEL,), probe=known))
+        assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
+
+
+def test_experiments_in_which_nothing_helps_confirm_the_line():
+    reason, finding = explain(context(log=(NO_KERNEL,), probe=probe(LEFT, changed("type", "left"))))
+    assert (reason.code, finding.kind) == ("no_kernel_op", "probed")
+    assert "--probe-seconds" in reason.remedy and "--probe-seconds" not in (finding.remedy or reason.remedy)
+
+
+@pytest.mark.parametrize("trials", [TAKEN_AS_FLOAT, (LEFT, changed("type", "left")), (changed("as_is", "taken", ""),)])
+def test_what_a_line_says_of_the_cause_itself_stands(trials):
+    preferred = context(node=CONCAT, op_type="Concat", log=(PREFERRED,), probe=replace(probe(*trials), node=CONCAT))
+    reason, finding = explain(preferred)
+    assert (reason.code, finding.kind) == ("cpu_preferred", "logged")
+
+
+def test_a_line_on_attributes_stands_against_an_experiment_on_types():
+    from partita.diagnosis.reasons.attribute_unsupported import REASON
+
+    example = replace(REASON.example, probe=NodeProbe(REASON.example.node, TAKEN_AS_FLOAT))
+    reason, finding = explain(example)
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "logged")
+
+
+def test_experiments_say_nothing_of_a_provider_that_did_not_start():
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy")
+    assert explain(context(wanted=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
+
+
+def test_why_there_is_no_experiment_is_said_where_nothing_explains_the_node():
+    reason, finding = explain(context(probe=probe(unprobed="the type of its input 'a' is not known")))
+    assert reason.code == "unexplained" and "the type of its input 'a' is not known" in finding.evidence
+
+
+# --- which nodes call for experiments ------------------------------------------------------------------------------
+
+
+def test_only_nodes_without_a_cause_call_for_experiments():
+    """Gather has a line that does not tell why, Concat one that does, and of Det nobody says anything."""
+    found = nodes_to_probe(index_session(mixed_session()), GPU_CHAIN[0])
+    assert found == (GATHER, DET), "in execution order; nodes that ONNX Runtime inserted are not in the file"
+
+
+def test_a_node_that_the_user_pinned_calls_for_no_experiment():
+    pinned = mixed_session(pins={DET: "cpu:Det"})
+    assert nodes_to_probe(index_session(pinned), GPU_CHAIN[0]) == (GATHER,)
+
+
+def test_nothing_calls_for_experiments_where_all_is_on_the_wanted_provider():
+    session = mixed_session()
+    plan = tuple(replace(node, provider=GPU) for node in session.assigned or ())
+    events = tuple(replace(entry, provider=GPU) for entry in session.events)
+    on_gpu = index_session(replace(session, assigned=plan, events=events, log=COPIED))
+    assert nodes_to_probe(on_gpu, GPU_CHAIN[0]) == ()
+
+
+# --- the report ----------------------------------------------------------------------------------------------------
+
+
+def probed_facts(**probes: NodeProbe):
+    named = {GATHER: probes.get("gather"), DET: probes.get("det")}
+    facts = with_session(mixed_facts(), probes={name: entry for name, entry in named.items() if entry is not None})
+    return replace(facts, probing=ProbingFacts(2.5, 60.0, 7, 3, 1))
+
+
+def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
+    facts = probed_facts(
+        gather=NodeProbe(GATHER, TAKEN_AS_FLOAT), det=NodeProbe(DET, (LEFT,), "the time for experiments was up")
+    )
+    report = report_of(facts, GPU_CHAIN)
+    found = {entry.node: entry for entry in report.fallbacks if entry.phase == "decode"}
+    assert (found[GATHER].reason, found[GATHER].evidence_kind) == ("no_kernel_type", "probed")
+    assert [(trial.factor, trial.outcome) for trial in found[GATHER].trials] == [("as_is", "left"), ("type", "taken")]
+    assert found[DET].reason == "unexplained" and found[DET].unprobed == "the time for experiments was up"
+    assert found[CONCAT].trials == () and found[CONCAT].unprobed == ""
+    assert report.probing is not None
+    assert (report.probing.experiments, report.probing.cached, report.probing.crashes) == (7, 3, 1)
+    assert report.probing.unprobed == (DET,)
+
+
+def test_a_report_without_experiments_says_nothing_of_them():
+    report = report_of(mixed_facts(), GPU_CHAIN)
+    assert report.probing is None and report.rejected == ()
+    assert state_probing(mixed_facts()) is None
+    assert all(not entry.trials and not entry.unprobed for entry in report.fallbacks)
+
+
+def test_the_rejected_part_is_in_the_report_and_explains_every_node():
+    part = RejectedPart((DET,), "vkCreateDevice failed", True, 9)
+    session = mixed_session(rejected=part)
+    (record,) = find_rejected([session, mixed_session()], GPU_CHAIN)
+    assert (record.nodes, record.provider, record.evidence, record.minimal, record.tries) == (
+        (DET,),
+        GPU,
+        "vkCreateDevice failed",
+        True,
+        9,
+    )
+    assert find_rejected([session], ()) == ()
+    entry = replace_entry(NO_GPU_CHAIN[0], reason="subgraph_rejected", evidence="vkCreateDevice failed")
+    found = {entry.node: entry for entry in find_fallbacks(index_session(session), "decode", (entry, *CPU_CHAIN))}
+    assert {entry.reason for entry in found.values() if entry.node in (DET, GATHER)} == {"subgraph_rejected"}
+    assert "this node is in it" in found[DET].evidence
+    assert "the graph fails as a whole" in found[GATHER].evidence
+    assert "the smallest part that fails alone" in found[DET].evidence
+
+
+def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_show():
+    """Of every other node it only follows that the graph went down with it."""
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="failed", remedy="?")
+    part = RejectedPart((GATHER,), "finalising failed", True, 4)
+    failing = probe(changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap"))
+    reason, finding = explain(context(wanted=gone, rejected=part, probe=failing))
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
+    assert "the whole graph because of this node: without mode=wrap the provider takes" in finding.evidence
+    assert explain(context(node=DET, wanted=gone, rejected=part))[0].code == "subgraph_rejected"
+
+
+def test_a_part_that_may_not_be_the_smallest_says_so():
+    part = RejectedPart((DET, GATHER), "failed", False, 2)
+    found = explain(context(rejected=part))[1]
+    assert "the smallest failing part found in time" in found.evidence
+
+
+def replace_entry(entry: ChainEntry, **changes) -> ChainEntry:
+    return entry.model_copy(update=changes)
+
+
+def nodes_of(session):
+    return report_of(with_session(mixed_facts()), GPU_CHAIN).phases[-1].nodes
+
+
+# --- what was found in review ----------------------------------------------------------------------------------------
+
+KERNEL_LINE = "CUDA kernel not found in registries for Op type: Gather"
+
+
+def test_experiments_that_are_not_complete_prove_no_missing_operator():
+    left = NodeProbe(GATHER, (Trial("as_is", "", "left", KERNEL_LINE),), "the time for experiments was up")
+    reason, finding = explain(context(probe=left, log=(NO_KERNEL,)))
+    assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
+
+
+def test_a_node_that_is_left_does_not_make_the_provider_fail():
+    left = NodeProbe(GATHER, (Trial("as_is", "", "left", KERNEL_LINE), changed("type", "left")))
+    reason, finding = explain(context(probe=left, log=()))
+    assert reason.code == "no_kernel_op" and "fail" not in finding.evidence
+
+
+def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
+    session = replace(mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,),))
+    index = index_session(session)
+    assert nodes_to_probe(index, GPU_CHAIN[0]) == ()
+    taken = NodeProbe(GATHER, (Trial("as_is", "", "taken", ""),))
+    report = report_of(
+        with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),), probes={GATHER: taken}),
+        GPU_CHAIN,
+    )
+    assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {
+        ("unexplained", "no source says where this node runs")
+    }
+
+
+def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
+    session = replace(
+        mixed_session(),
+        events=(),
+        assigned=(),
+        log=(),
+        plan=((GATHER,), (DET,)),
+        plan_devices=("1", "0"),
+        registered=(GPU, "CPUExecutionProvider"),
+    )
+    claims = index_session(session).claims
+    assert claims[GATHER] == {"plan_file": frozenset({GPU})}
+    assert claims[DET] == {"plan_file": frozenset({"CPUExecutionProvider"})}
+    shared = index_session(replace(session, plan_devices=("0", "0")))
+    assert shared.claims[GATHER] == {}, "a provider that computes on the CPU shares its stream"
+
+
+def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
+    part = RejectedPart((DET, CONCAT), "the compiler gave up", minimal=True, tries=9)
+    fails = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap")))
+    left = NodeProbe(CONCAT, (changed("as_is", "left", ""), changed("attribute", "taken", "without axis=1")))
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    codes = {
+        probed.node: explain(context(node=probed.node, wanted=gone, rejected=part, probe=probed, log=()))[0].code
+        for probed in (fails, left)
+    }
+    assert codes == {DET: "attribute_unsupported", CONCAT: "subgraph_rejected"}
+
+
+def test_a_graph_that_fails_only_as_a_whole_says_so():
+    part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, tries=1, whole=True)
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    reason, finding = explain(context(node=DET, wanted=gone, rejected=part, log=()))
+    assert reason.code == "subgraph_rejected" and "over no part cut out of it: not acyclic" in finding.evidence

@@ -1,0 +1,145 @@
+"""Every reason file keeps its contract, and the strongest evidence wins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import partita.diagnosis.reasons as reasons_folder
+from partita.diagnosis.reasons.base import Context, Reason, explain, load_reasons
+from partita.observations.records import ChainEntry
+from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, PREFERRED
+
+REASONS = {reason.code: reason for reason in load_reasons()}
+GATHER = "model.rotary_emb/Gather"
+
+
+def context(**changes) -> Context:
+    plain = Context(
+        GATHER,
+        "Gather",
+        CPU,
+        ChainEntry(provider=GPU, status="active"),
+        exported=True,
+        replaces=(),
+        log=(),
+        patterns=PATTERNS,
+    )
+    return replace(plain, **changes)
+
+
+def test_every_file_of_the_folder_is_a_reason():
+    files = {path.stem for path in Path(reasons_folder.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    assert set(REASONS) == files
+    assert {"not_in_build", "runtime_inserted", "cpu_preferred", "no_kernel_op", "unexplained"} <= files
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_a_reason_explains_its_own_example(code):
+    reason, finding = explain(REASONS[code].example)
+    assert reason.code == code
+    assert finding.evidence
+    assert "\n" not in finding.evidence
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_a_reason_is_documented(code):
+    reason = REASONS[code]
+    for text in (reason.title, reason.condition, reason.needs, reason.remedy):
+        assert text
+        assert not text.endswith("."), "the page adds the full stop"
+
+
+@pytest.mark.parametrize("code", sorted(set(REASONS) - {"unexplained"}))
+def test_a_reason_without_its_evidence_stays_silent(code):
+    assert REASONS[code].decide(context()) is None
+
+
+def test_what_nobody_explains_is_unexplained():
+    reason, finding = explain(context())
+    assert (reason.code, finding.kind) == ("unexplained", "none")
+
+
+def test_a_log_line_beats_what_follows_from_a_name():
+    made_up = context(node="Transpose", op_type="Transpose", exported=False)
+    assert explain(made_up)[0].code == "runtime_inserted"
+    line = PREFERRED.replace("model.rotary_emb/Concat", "Transpose")
+    assert explain(replace(made_up, log=(line,)))[0].code == "cpu_preferred"
+
+
+def test_a_missing_kernel_is_no_cause_of_a_node_that_is_not_in_the_file():
+    """What makes it run there is that ONNX Runtime inserted it: nothing about the model's operators would help."""
+    line = NO_KERNEL.replace("Gather", "Transpose").replace("model.rotary_emb/Transpose", "Transpose")
+    made_up = context(node="Transpose", op_type="Transpose", exported=False, log=(line,))
+    assert explain(made_up)[0].code == "runtime_inserted"
+    assert explain(replace(made_up, exported=True))[0].code == "no_kernel_op"
+
+
+@pytest.mark.parametrize("line", [NO_KERNEL, PREFERRED])
+def test_a_line_about_a_longer_name_is_no_evidence(line):
+    about = context(log=(line.replace(GATHER, f"{GATHER}_1").replace("Concat", "Gather_1"),))
+    assert explain(about)[0].code == "unexplained"
+
+
+def test_a_line_about_a_replaced_node_explains_the_fused_one():
+    fused = context(node=f"{GATHER}/GatherSliceToSplitFusion", exported=False, replaces=(GATHER,), log=(NO_KERNEL,))
+    assert explain(fused)[0].code == "no_kernel_op"
+
+
+@pytest.mark.parametrize(
+    ("node", "op_type"),
+    [("Memcpy", "MemcpyFromHost"), ("Memcpy_token_12", "MemcpyToHost"), ("InsertedPrecisionFreeCast_x", "Cast")],
+)
+def test_nodes_of_onnxruntime_itself_are_recognised(node, op_type):
+    assert explain(context(node=node, op_type=op_type, exported=False))[0].code == "runtime_inserted"
+
+
+def test_an_exported_node_is_not_taken_for_an_inserted_one():
+    assert explain(context(node="Transpose", op_type="Transpose", exported=True))[0].code == "unexplained"
+
+
+def test_a_code_is_lower_case_words():
+    with pytest.raises(ValueError, match="not a reason code"):
+        replace_code(REASONS["unexplained"], "No Kernel")
+
+
+def replace_code(reason: Reason, code: str) -> Reason:
+    return replace(reason, code=code)
+
+
+def test_a_pattern_of_another_reason_is_no_evidence():
+    assert REASONS["cpu_preferred"].decide(context(log=(NO_KERNEL,))) is None
+
+
+def test_a_name_with_blanks_is_found_whole():
+    line = NO_KERNEL.replace(GATHER, "my gather")
+    assert explain(context(node="my gather", log=(line,)))[0].code == "no_kernel_op"
+    assert explain(context(node="my", log=(line,)))[0].code == "unexplained"
+
+
+def test_a_provider_that_is_not_there_explains_every_node_in_its_own_words():
+    entry = ChainEntry(
+        provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy one"
+    )
+    reason, finding = explain(context(wanted=entry, log=()))
+    assert (reason.code, finding.kind, finding.evidence, finding.remedy) == (
+        "device_missing",
+        "logged",
+        "no adapter",
+        "buy one",
+    )
+
+
+def test_a_provider_reason_without_evidence_is_unexplained():
+    entry = ChainEntry(provider=GPU, status="unavailable", reason="library_missing")
+    assert explain(context(wanted=entry))[0].code == "unexplained"
+
+
+def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():
+    example = REASONS["subgraph_rejected"].example
+    line = NO_KERNEL.replace(GATHER, example.node)
+    both = replace(example, log=(line,), patterns=(*example.patterns, *PATTERNS))
+    assert explain(both)[0].code == "no_kernel_op"
+    assert explain(example)[1].kind == "derived"

@@ -1,0 +1,98 @@
+"""The table of nodes that would not go: from facts of an opening without a run, and as text."""
+
+from __future__ import annotations
+
+from partita.diagnosis.refusal import refused_nodes
+from partita.observations.facts import AssignedNode
+from partita.observations.records import ChainEntry
+from partita.partition_reports.views._refusal import MOST_ROWS, SINGLE_NODES, render_refusal
+from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, exported, mixed_session, session_facts
+
+GPU_ALONE = (ChainEntry(provider=GPU, status="active"),)
+
+
+def opened(**changes):
+    """The mixed session as it is before any run."""
+    return mixed_session(**{"events": (), "runs": (), "registered": (GPU, CPU), **changes})
+
+
+def test_nodes_on_the_cpu_are_listed_in_order_with_reason_and_evidence():
+    rows = refused_nodes(opened(), GPU_ALONE)
+    assert [(row.node, row.op_type, row.provider, row.reason) for row in rows] == [
+        ("model.rotary_emb/Gather", "Gather", CPU, "no_kernel_op"),
+        ("model.rotary_emb/Concat", "Concat", CPU, "cpu_preferred"),
+        ("model.layers.0.self_attn/Det", "Det", CPU, "unexplained"),
+        ("Transpose_token_4", "Transpose", CPU, "runtime_inserted"),
+    ]
+    assert rows[0].evidence == NO_KERNEL and rows[0].source_line == "modeling_llama.py:88"
+    assert {row.wanted for row in rows} == {GPU}
+
+
+def test_nodes_on_a_later_provider_of_the_chain_are_not_refused():
+    assert refused_nodes(opened(), (*GPU_ALONE, ChainEntry(provider=CPU, status="active"))) == ()
+
+
+def test_a_provider_that_lists_nothing_is_judged_by_its_log():
+    rows = refused_nodes(opened(assigned=()), GPU_ALONE)
+    assert [row.node for row in rows] == ["model.rotary_emb/Gather", "model.rotary_emb/Concat"]
+    assert {row.provider for row in rows} == {CPU}
+
+
+def test_nodes_without_a_name_count_one_by_one():
+    nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
+    rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0", "Det1", "NonZero2"),)), GPU_ALONE)
+    assert [(row.node, row.op_type) for row in rows] == [("Det0", "Det"), ("Det1", "Det"), ("NonZero2", "NonZero")]
+
+
+def test_nodes_without_a_name_in_any_source_count_one_by_one():
+    nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
+    rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0",),)), GPU_ALONE)
+    assert [row.op_type for row in rows] == ["Det", "Det", "NonZero"]
+    assert "(no name)" in render_refusal(rows)
+
+
+def test_an_unavailable_provider_allows_nothing():
+    chain = (ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter"),)
+    rows = refused_nodes(opened(), chain)
+    assert len(rows) == 10 and {row.reason for row in rows} == {"device_missing"}
+
+
+def test_the_table_names_every_node_and_quotes_the_evidence():
+    text = render_refusal(refused_nodes(opened(), GPU_ALONE))
+    assert text.startswith(f"4 nodes would not run on {GPU}:\n")
+    for word in ("model.rotary_emb/Gather", "Det", "no_kernel_op", "webgpu kernel not found in registries"):
+        assert word in text
+    assert max(map(len, text.splitlines())) <= 120
+    assert render_refusal(()) == ""
+
+
+def many(count, kinds):
+    ops = [f"Op{number % kinds}" for number in range(count)]
+    names = [f"m.{number}/{op}" for number, op in enumerate(ops)]
+    log = tuple(
+        f"[I:onnxruntime:, x.cc:1 G] webgpu kernel not found in registries for Op type: {op} node name: {name}"
+        for op, name in zip(ops, names, strict=True)
+    )
+    return session_facts(
+        graph=tuple(exported(name, (), ()) for name in names),
+        patterns=PATTERNS,
+        log=log,
+        plan=(tuple(names),),
+        assigned=tuple(AssignedNode(n, o, "", CPU, i) for i, (n, o) in enumerate(zip(names, ops, strict=True))),
+    )
+
+
+def test_many_nodes_are_grouped_by_operator():
+    text = render_refusal(refused_nodes(many(90, 3), GPU_ALONE))
+    assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 more like it" in text
+    assert len(text.splitlines()) < 20
+
+
+def test_a_long_table_is_cut_and_says_so():
+    text = render_refusal(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE))
+    assert f"and 60 more nodes of {100 - MOST_ROWS} more kinds" in text
+
+
+def test_a_name_cannot_drive_the_terminal():
+    row = refused_nodes(opened(), GPU_ALONE)[0].model_copy(update={"node": "a\x1b[31m\nb"})
+    assert "\x1b" not in render_refusal([row]) and "a?[31m?b" in render_refusal([row])
