@@ -58,6 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "providers",
         "partition_reports",
+        "diagnosis",
+        "observations",
         "process",
         "signals",
         "files",

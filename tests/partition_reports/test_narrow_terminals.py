@@ -23,7 +23,8 @@ from partita.partition_reports.limits import Limits
 from partita.partition_reports.machine import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.partition_reports.views import _check, _machine, _refusal, brief, diff, explain, text
 from partita.partition_reports.views import bench as bench_view
-from tests.partition_reports import changed, pages, test_benching, test_refused
+from tests.diagnosis import test_refusal
+from tests.partition_reports import changed, pages, test_benching
 from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import ENVIRONMENT, PACKAGE
 
@@ -161,14 +162,14 @@ VIEWS: dict[str, Callable[[], Render]] = {
     "providers": machine,
     "refusal": lambda: (
         lambda console: console.out(
-            _refusal.render_refusal(refused_nodes(test_refused.opened(), test_refused.GPU_ALONE), console.width),
+            _refusal.render_refusal(refused_nodes(test_refusal.opened(), test_refusal.GPU_ALONE), console.width),
             end="",
             highlight=False,
         )
     ),
     "refusal of many": lambda: (
         lambda console: console.out(
-            _refusal.render_refusal(refused_nodes(test_refused.many(90, 45), test_refused.GPU_ALONE), console.width),
+            _refusal.render_refusal(refused_nodes(test_refusal.many(90, 45), test_refusal.GPU_ALONE), console.width),
             end="",
             highlight=False,
         )
