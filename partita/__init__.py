@@ -1,6 +1,133 @@
 """Partita: static ONNX export of Hugging Face decoders, and the truth about where they ran.
 
-Importing this package imports nothing else: no torch, no onnxruntime, no transformers.
+    with partita.load("package", providers="webgpu,cpu") as model:
+        for step in model.generate("Return the", max_new_tokens=64):
+            print(step.text, end="")
+        model.report().check("provider=webgpu,share>=0.95")
+
+docs/python.md has the rest. Importing this package imports nothing else: no torch, no onnxruntime, no transformers.
+What it offers is loaded when it is first asked for.
 """
 
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from partita import errors as errors
+    from partita.errors import (
+        CheckpointError,
+        GenerationError,
+        InstallationError,
+        PackageError,
+        ParityError,
+        PartitaError,
+        ProviderError,
+        ReportCheckError,
+        ReportError,
+        ResourceError,
+        UnsupportedModelError,
+        UsageError,
+    )
+    from partita.library.edge import ArgumentError
+    from partita.library.exporting import Exported, export
+    from partita.library.generation import Answer, Generation, GenerationStep
+    from partita.library.loading import load
+    from partita.library.machine import providers
+    from partita.library.model import Model, VerificationError
+    from partita.library.placing import PlacementError, place
+    from partita.library.report import CheckFailedError, Report
+    from partita.library.sampling import Sampling
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "errors": (
+        "CheckpointError GenerationError InstallationError PackageError ParityError PartitaError ProviderError "
+        "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
+    ),
+    "library.edge": "ArgumentError",
+    "library.exporting": "Exported export",
+    "library.generation": "Answer Generation GenerationStep",
+    "library.loading": "load",
+    "library.machine": "providers",
+    "library.model": "Model VerificationError",
+    "library.placing": "PlacementError place",
+    "library.report": "CheckFailedError Report",
+    "library.sampling": "Sampling",
+}
+_OFFERED = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "Answer",
+    "ArgumentError",
+    "CheckFailedError",
+    "CheckpointError",
+    "Exported",
+    "Generation",
+    "GenerationError",
+    "GenerationStep",
+    "InstallationError",
+    "Model",
+    "PackageError",
+    "ParityError",
+    "PartitaError",
+    "PlacementError",
+    "ProviderError",
+    "Report",
+    "ReportCheckError",
+    "ReportError",
+    "ResourceError",
+    "Sampling",
+    "UnsupportedModelError",
+    "UsageError",
+    "VerificationError",
+    "__version__",
+    "errors",
+    "export",
+    "load",
+    "place",
+    "providers",
+]
+
+
+def _find(name: str) -> Any:
+    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module(f"{__name__}.errors")
+    if name not in _OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = _find(name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _CallableRoom(ModuleType):
+    """A folder of this package that has the name of a function: calling it calls the function.
+
+    Python makes every imported submodule an attribute of its package, so `partita.export` is the folder as soon as
+    anything imports from it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _find(self.__name__.rpartition(".")[2])(*args, **kwargs)
+
+    @property
+    def __signature__(self) -> Any:
+        from inspect import signature
+
+        return signature(_find(self.__name__.rpartition(".")[2]))
+
+
+for _room in ("export", "providers"):
+    import_module(f"{__name__}.{_room}")
+    sys.modules[f"{__name__}.{_room}"].__class__ = _CallableRoom

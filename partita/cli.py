@@ -207,8 +207,8 @@ def export(
     bars = Bars()
     with bars, stage(bars, "load libraries", {}):  # torch and transformers take seconds
         from partita.commands import export as verb
-        from partita.commands.export import TargetOptions
         from partita.export.pipeline import ExportOptions
+        from partita.library.exporting import TargetOptions
 
     verb.run(
         ExportOptions(
@@ -320,7 +320,8 @@ def generate(
 ) -> None:
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
     from partita.commands import generate as verb
-    from partita.commands.generate_options import GenerateOptions, Sampling
+    from partita.commands.generate_options import GenerateOptions
+    from partita.library.sampling import Sampling
     from partita.partition_reports.limits import Limits
 
     raise Exit(

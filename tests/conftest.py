@@ -279,8 +279,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
     def factory(checkpoint: Path, **options: Any) -> Path:
         require("torch")
-        from partita.commands.export import replay
         from partita.export.pipeline import ExportOptions, export
+        from partita.library.exporting import replay
 
         options = {"max_length": 64, **options}
         key = json.dumps([str(checkpoint), options], sort_keys=True)

@@ -105,6 +105,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 
+# What the package root may name under TYPE_CHECKING; it imports nothing.
+ROOT_OFFERS = ("library", "errors")
+
 # Who may import a library; a name that ends with / is a folder.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # session.py opens sessions; ort_registry.py asks what ONNX Runtime offers, and runs in a child that may crash.
@@ -174,9 +177,11 @@ def violations(root: Path) -> list[str]:
         if ast.get_docstring(tree) is None:
             found.append(f"{where}:1: no module docstring")
         found += [f"{where}:{line}: print() outside the command line and the views" for line in _prints(tree, where)]
+        found += _of_the_root(root.name, tree, known) if name == root.name else []
         found += _layer_breaches(root.name, name, where, imports)
         found += _library_breaches(where, imports)
-        edges[name] = {i.target for i in imports if i.target in known and i.target != name}
+        if name != root.name:  # its imports are for type checkers
+            edges[name] = {i.target for i in imports if i.target in known and i.target != name}
     return found + _cycles(edges)
 
 
@@ -188,7 +193,7 @@ def _prints(tree: ast.Module, where: str) -> list[int]:
 
 def _layer_breaches(package: str, name: str, where: str, imports: list[Import]) -> list[str]:
     if name == package:
-        return [f"{where}:{i.line}: the package root imports {i.target}" for i in imports if _room(package, i.target)]
+        return []  # what it offers it finds by name when it is asked for; see `_of_the_root`
     room = _room(package, name)
     if room not in MAY_IMPORT:
         return [f"{where}:1: {room} is in no layer; add it to MAY_IMPORT in tests/test_imports.py"]
@@ -198,6 +203,18 @@ def _layer_breaches(package: str, name: str, where: str, imports: list[Import]) 
         target = _room(package, item.target)
         if target and target not in allowed:
             found.append(f"{where}:{item.line}: {room} imports {target}")
+    return found
+
+
+def _of_the_root(package: str, tree: ast.Module, known: dict[str, Path]) -> list[str]:
+    """The root names the rooms that it offers something of, to type checkers alone: importing it loads nothing."""
+    found = []
+    for node in tree.body:
+        checked = isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for item in imports_of(ast.Module([node], []), known):
+            room = _room(package, item.target)
+            if room and not (checked and room in ROOT_OFFERS):
+                found.append(f"__init__.py:{item.line}: the package root imports {item.target}")
     return found
 
 
@@ -244,6 +261,10 @@ PLANTED = {
         "export/a.py:3: export imports runtime",
     ),
     "root imports": ({"__init__.py": "from partita import errors"}, "__init__.py:2: the package root imports"),
+    "root names others": (
+        {"__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from partita.runtime import session"},
+        "__init__.py:4: the package root imports",
+    ),
     "unknown room": ({"helpers.py": "X = 1"}, "helpers.py:1: helpers is in no layer"),
     "onnxruntime": (
         {"runtime/a.py": "def f():\n    import onnxruntime as ort"},

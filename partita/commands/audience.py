@@ -26,9 +26,9 @@ TERMINAL = Audience(say, spinner)
 
 def say_target(target: Target) -> None:
     """Notes on stderr that are known before anything is opened."""
-    if target.source.startswith("default: "):
+    if target.by_default is not None:
         names = ",".join(provider.name for provider in target.chain)
-        say(f"provider {names}, by default: {target.source.removeprefix('default: ')}")
+        say(f"provider {names}, by default: {target.by_default}")
     for line in target.notes:
         say(line)
 

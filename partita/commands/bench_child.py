@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.errors import PartitaError, public_type
-from partita.extras import explain
+from partita.library.crossing import told
 
 if TYPE_CHECKING:
     from partita.library.chain import ChainOptions, Target
@@ -60,14 +59,8 @@ def answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
     name, given = next(iter(question.items()))
     try:
         return asked[name](**given)
-    except PartitaError as error:
-        details = getattr(error, "details", "")
-        return {"error": {"type": public_type(error), "text": str(error), "details": details}}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
-        lacking = explain(error, foreign=True)
-        if lacking is not None:
-            return {"error": {"type": public_type(lacking), "text": str(lacking), "details": ""}}
-        return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
+        return {"error": told(error)}
 
 
 class Worker:

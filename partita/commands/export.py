@@ -4,104 +4,29 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
-from partita.errors import UsageError
-from partita.export.companions import Reader
-from partita.export.pipeline import ExportOptions, Summary, check_options, export
-from partita.export.progress import stage
+from partita.export.pipeline import ExportOptions, Summary
 from partita.export.running import BY_REPLAY
-from partita.export.target import Target
-from partita.library.audience import QUIET, Audience
-from partita.library.target import find_target
-from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
+from partita.library.exporting import TargetOptions, run_export
+from partita.package import Manifest, Verification
 
 LABEL = 14
 """Columns before what a line of the summary says."""
 
 
-@dataclass(frozen=True, slots=True)
-class TargetOptions:
-    """Which provider the package is for."""
-
-    name: str | None = None
-    """None: the best usable one, which is asked only when the lowering is to be found."""
-    options: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ()
-    """Plugin libraries, NAME=PATH."""
-    default_allowed: bool = False
-
-
 def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: bool) -> None:
     """Export and say what was written. `bars` show how far it is."""
-    check_options(options)
     with bars:
-        with stage(bars, "find target", {}):
-            target = choose_target(options, wanted, TERMINAL)
-        summary = export(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=bars)
+        summary = run_export(options, wanted, bars, TERMINAL)
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
         print_record(as_record(summary))
     else:
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in describe(summary)) + "\n")
-
-
-def choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
-    """The target; None when the user named a lowering and no target, so that there is nothing to ask.
-
-    Raises UsageError, and ProviderError when the target cannot be asked.
-    """
-    if wanted.name is None and options.attention != "auto":
-        if wanted.options or wanted.default_allowed or wanted.libraries:
-            raise UsageError(
-                "--provider-option, --provider-library and --target-default are about the provider that --target "
-                "names; add it"
-            )
-        return None
-    if wanted.name is None and wanted.libraries:
-        raise UsageError("--provider-library brings a provider that --target names; add it")
-    return find_target(
-        wanted.name,
-        wanted.options,
-        default_allowed=wanted.default_allowed,
-        libraries=wanted.libraries,
-        audience=audience,
-    )
-
-
-def replay(folder: Path, manifest: Manifest) -> Verification:
-    """Replay the known answer on the CPU provider."""
-    from partita.providers.resolve import parse_chain
-    from partita.runtime.verify import replay as replay_on
-
-    return replay_on(folder, parse_chain("cpu"), manifest=manifest)
-
-
-def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
-    """Open the package on the CPU provider and run a chunk and a token."""
-    from partita.providers.resolve import parse_chain
-    from partita.runtime.smoke import smoke as smoke_on
-
-    return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
-
-
-def reader() -> Reader:
-    """How generate reads the files of a package."""
-    from partita.runtime.text import load_text, stop_token_ids
-
-    def chat(folder: Path, kind: TokenizerKind) -> bool:
-        try:
-            load_text(folder, kind).encode_chat("Hello")
-        except UsageError:  # there is no template
-            return False
-        return True
-
-    return Reader(stop_token_ids, chat)
 
 
 def cache_bytes_per_token(manifest: Manifest) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts
+from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts, resolved
 from partita.commands.outputs import Sink, claim_output, read_by, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.library.chain import Target, read_chain_options
@@ -20,7 +20,7 @@ def run(options: GenerateOptions) -> int:
     check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
-    sampling, notes = options.sampling.resolved(options.package)
+    sampling, notes = resolved(options.sampling, options.package)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)
     options = replace(options, sampling=sampling, system=system, stop=stop)

@@ -3,115 +3,21 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from partita.commands.terminal import note
 from partita.errors import PackageError, UsageError
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.observations.text_format import listing
 from partita.partition_reports.limits import Limits
-from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.suggested import Suggestion, suggestion
 
 MAX_TOKENS = 1 << 24
-MAX_NEW_TOKENS = 128
-"""The default of --max-new-tokens."""
-CHECKPOINT = "checkpoint"
-"""The value of --sampling that takes what the checkpoint suggests."""
-SEED_BITS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the next token is chosen, and how often. None: not asked."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_new_tokens: int | None = None
-    source: str | None = None
-    """`checkpoint`: what was not asked is as the checkpoint suggests."""
-
-    def resolved(self, folder: Path) -> tuple[Sampling, tuple[str, ...]]:
-        """The same with a value for everything, and what the user has to know of it. Raises UsageError, PackageError.
-
-        A run that draws gets a seed where none was given, so that it can be repeated.
-        """
-        if self.source not in (None, CHECKPOINT):
-            raise UsageError(f"--sampling {self.source}: the only value is {CHECKPOINT}; leave it out for the options")
-        suggests = suggestion(folder) if self.source else Suggestion()
-        full = Sampling(
-            temperature=suggests.temperature if self.temperature is None else self.temperature,
-            top_k=suggests.top_k if self.top_k is None else self.top_k,
-            top_p=suggests.top_p if self.top_p is None else self.top_p,
-            min_p=suggests.min_p if self.min_p is None else self.min_p,
-            repetition_penalty=(
-                suggests.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
-            ),
-            seed=self.seed,
-            max_new_tokens=self.max_new_tokens or suggests.max_new_tokens or MAX_NEW_TOKENS,
-            source=self.source,
-        )
-        full.sampler()
-        notes = [self.source_note(suggests)] if self.source else [self.suggestion_note(folder)]
-        notes.append(full.ignored_note(self))
-        if full.temperature and full.seed is None:
-            full = replace(full, seed=secrets.randbits(SEED_BITS))
-            notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
-        return full, tuple(filter(None, notes))
-
-    def source_note(self, suggests: Suggestion) -> str:
-        """What the checkpoint suggests and Partita does not have."""
-        names = ", ".join(suggests.unknown)
-        return f"the checkpoint also asks for {names}, which Partita does not have" if names else ""
-
-    def suggestion_note(self, folder: Path) -> str:
-        """What the checkpoint suggests, where the user has not said how to sample."""
-        if self != Sampling(max_new_tokens=self.max_new_tokens):
-            return ""
-        try:
-            suggests = suggestion(folder)
-        except PackageError:  # nobody asked for it
-            return ""
-        words = suggests.words()
-        return f"greedy by default; the checkpoint suggests {words}: --sampling checkpoint" if suggests.sampled else ""
-
-    def ignored_note(self, asked: Sampling) -> str:
-        """Options that a greedy choice does not look at. `self` is resolved."""
-        if self.temperature:
-            return ""
-        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": None}
-        given = [
-            f"--{name.replace('_', '-')}" for name, value in off.items() if getattr(asked, name) not in (None, value)
-        ]
-        if not given:
-            return ""
-        verb = "is" if len(given) == 1 else "are"
-        return f"{listing(given)} {verb} ignored: temperature 0 takes the likeliest token; give --temperature to sample"
-
-    def sampler(self) -> Sampler:
-        """The function that chooses; what was not asked is off. Raises UsageError for a value out of range."""
-        return make_sampler(
-            temperature=self.temperature or 0.0,
-            top_k=self.top_k or 0,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            min_p=self.min_p or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            seed=self.seed,
-        )
-
-    def figures(self) -> dict[str, Any]:
-        """All of it by name, for JSON."""
-        return {name: value for name, value in asdict(self).items() if name != "source"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +28,7 @@ class GenerateOptions:
     prompts: tuple[str, ...]
     where: ChainOptions
     sampling: Sampling
-    """As asked until `resolve`, which leaves nothing of it None but the seed of a greedy run."""
+    """As asked, until it is completed."""
     stop: tuple[str, ...]
     chat: bool
     system: str | None
@@ -134,6 +40,49 @@ class GenerateOptions:
     limits: Limits = Limits()
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
+
+
+def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...]]:
+    """The sampling with a value for everything, and what the user has to know of it. Raises UsageError, PackageError.
+
+    A run that draws gets a seed where none was given, so that it can be repeated.
+    """
+    if sampling.source not in (None, CHECKPOINT):
+        raise UsageError(f"--sampling {sampling.source}: the only value is {CHECKPOINT}; leave it out for the options")
+    suggests = suggestion(folder) if sampling.source else Suggestion()
+    full = completed(sampling, suggests)
+    notes = [source_note(suggests) if sampling.source else suggestion_note(sampling, folder)]
+    notes.append(ignored_note(full, sampling))
+    if full.seed != sampling.seed:
+        notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
+    return full, tuple(filter(None, notes))
+
+
+def source_note(suggests: Suggestion) -> str:
+    """What the checkpoint suggests and Partita does not have."""
+    names = ", ".join(suggests.unknown)
+    return f"the checkpoint also asks for {names}, which Partita does not have" if names else ""
+
+
+def suggestion_note(asked: Sampling, folder: Path) -> str:
+    """What the checkpoint suggests, where the user has not said how to sample."""
+    if asked != Sampling(max_new_tokens=asked.max_new_tokens):
+        return ""
+    try:
+        suggests = suggestion(folder)
+    except PackageError:  # nobody asked for it
+        return ""
+    words = suggests.words()
+    return f"greedy by default; the checkpoint suggests {words}: --sampling checkpoint" if suggests.sampled else ""
+
+
+def ignored_note(full: Sampling, asked: Sampling) -> str:
+    """Options that a greedy choice does not look at. `full` is `asked` with a value for everything."""
+    given = [f"--{name.replace('_', '-')}" for name in ignored(full, asked)]
+    if not given:
+        return ""
+    verb = "is" if len(given) == 1 else "are"
+    return f"{listing(given)} {verb} ignored: temperature 0 takes the likeliest token; give --temperature to sample"
 
 
 def check_options(options: GenerateOptions) -> None:

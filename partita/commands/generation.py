@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from partita.commands.audience import TERMINAL, say_chain
-from partita.commands.generate_options import MAX_NEW_TOKENS, GenerateOptions
+from partita.commands.generate_options import GenerateOptions
 from partita.commands.outputs import STDOUT, Sink, say_written
 from partita.commands.results import (
     ChainLink,
@@ -31,6 +31,7 @@ from partita.files import Output
 from partita.library.chain import Target
 from partita.library.probing import package_refused, probe_package, was_interrupted
 from partita.library.run_report import Asked, limits_error, make_report
+from partita.library.sampling import MAX_NEW_TOKENS
 from partita.package import Manifest
 from partita.partition_reports.timing import step_times
 from partita.partition_reports.views import json as json_view

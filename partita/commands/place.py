@@ -6,26 +6,21 @@ Ctrl-C.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
-import partita.errors as errors
 from partita.commands.audience import TERMINAL, say_target
 from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout, say_written
 from partita.commands.supervise import supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
-from partita.errors import INTERRUPTED, PartitaError, ProviderError
-from partita.files import Output, temporary_directory
+from partita.errors import INTERRUPTED, PartitaError
+from partita.files import Output
 from partita.library.chain import Target, read_chain_options
+from partita.library.place_dry import place_dry
 from partita.library.place_options import PlaceOptions, check_chain, check_options
 from partita.library.probing import was_interrupted
 from partita.library.run_report import limits_error
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import json as json_view
-
-CHILD = "partita.library.place_child"
-DRY_RUN_SECONDS = 1800.0
-"""A dry run computes nothing on the device, but loading and optimising a large model takes its time."""
 
 
 def run(options: PlaceOptions) -> int:
@@ -89,68 +84,3 @@ def finish(
     if over is not None:
         raise over
     return INTERRUPTED if interrupted else 0
-
-
-def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
-    """Place the model over stand-in CUDA libraries, in a child process; whether Ctrl-C cut it short.
-
-    A run that fails there says nothing about the model, and is a note in the report. Ctrl-C is the child's to handle:
-    it ends the runs or the experiments, and the report has what there is. Raises ProviderError when the stand-ins
-    cannot be built or the child crashes or hangs, KeyboardInterrupt when there was nothing to report yet, and whatever
-    the child raises.
-    """
-    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-    from partita.providers.cuda_dry_run.standins import (
-        child_environment,
-        prepare,
-        provider_library,
-        runtime_version,
-    )
-    from partita.runtime.child_process import run_patiently
-
-    played = device(DEFAULT_DEVICE if options.device is None else options.device)
-    library = provider_library()
-    stand_ins = prepare(library)
-    with temporary_directory() as folder:
-        path = Path(folder) / "report.json"
-        request = {
-            "options": options.to_json(),
-            "report": str(path),
-            "played": {
-                "device": played.key,
-                "device_name": played.name,
-                "compute_capability": ".".join(map(str, played.capability)),
-                "memory_bytes": played.memory_bytes,
-                "multiprocessors": played.multiprocessors,
-                "provider_library": library.name,
-                "onnxruntime_version": runtime_version(library),
-                "cuda_version": stand_ins.cuda_version,
-            },
-        }
-        outcome = run_patiently(
-            CHILD,
-            request,
-            timeout_seconds=DRY_RUN_SECONDS,
-            # What a crash leaves behind goes with the folder.
-            environment={**child_environment(stand_ins, played, os.environ), "TMPDIR": folder},
-        )
-        if outcome.result is None:
-            last = outcome.log[-1] if outcome.log else "it said nothing"
-            raise ProviderError(
-                f"{options.model}: dry run: initialisation_failed: the process was {outcome.ended}; last line: {last}"
-            )
-        interrupted = bool(outcome.result.get("interrupted"))
-        if interrupted and not path.is_file():
-            raise KeyboardInterrupt
-        raise_error(outcome.result.get("error"))
-        return json_view.read(path), interrupted
-
-
-def raise_error(told: dict[str, str] | None) -> None:
-    """Raise what the child raised, as the class it was."""
-    if told is None:
-        return
-    kind = getattr(errors, told["type"], PartitaError)
-    if kind is ProviderError:
-        raise ProviderError(told["text"], details=told.get("details", ""))
-    raise kind(told["text"])

@@ -1,11 +1,12 @@
-"""The options that say where a model is to run, shared by every verb that runs one: chain, provider options, plugin
-libraries and pins.
+"""What says where a model is to run, shared by everything that runs one: chain, provider options, plugin libraries and
+pins. As texts, in the form of the command line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from partita.errors import UsageError
 from partita.providers.base import Provider
@@ -15,6 +16,8 @@ from partita.providers.resolve import all_names, parse_chain
 
 MAX_THREADS = 1024
 COMMAND_LINE = "command line"
+PROGRAM = "program"
+"""Where a chain comes from, as a report says it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,19 @@ class ChainOptions:
     threads: int | None = None
     own_process: bool = False
     """The process is the command's own and may be forked; False when somebody calls the command line as a function."""
+    source: str = COMMAND_LINE
+    """Where the chain comes from, as the report says it, when there is one."""
+
+    def resolved(self, target: Target) -> ChainOptions:
+        """The same with the chain that it comes to, for a child process that shall not look for it again."""
+        names = ",".join(provider.ort_name for provider in target.chain)
+        return replace(self, provider=names, source=target.source)
+
+
+def chain_options(given: Mapping[str, Any]) -> ChainOptions:
+    """The options as `dataclasses.asdict` and JSON have them."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return ChainOptions(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +58,15 @@ class Target:
     """Provider options by provider name."""
     pins: tuple[str, ...]
     notes: tuple[str, ...]
-    """Sentences for stderr and the report."""
+    """Sentences for the user and the report."""
     own_process: bool
+    by_default: str | None = None
+    """Why it is this chain, when nobody named one."""
 
     @property
     def asked_names(self) -> tuple[str, ...]:
         """ONNX Runtime's names of the chain that the user wrote; empty when it is the default."""
-        return tuple(provider.ort_name for provider in self.chain) if self.source == COMMAND_LINE else ()
+        return () if self.by_default else tuple(provider.ort_name for provider in self.chain)
 
 
 def read_chain_options(given: ChainOptions) -> Target:
@@ -56,20 +74,25 @@ def read_chain_options(given: ChainOptions) -> Target:
 
     Without --provider the installed providers are asked, which takes a child process each. Raises UsageError.
     """
+    in_program = given.source == PROGRAM
     if given.threads is not None and not 1 <= given.threads <= MAX_THREADS:
-        raise UsageError(f"--threads is {given.threads}; it must be between 1 and {MAX_THREADS:,}")
+        name = "threads" if in_program else "--threads"
+        raise UsageError(f"{name} is {given.threads}; it must be between 1 and {MAX_THREADS:,}")
     libraries = parse_libraries(given.provider_libraries, all_names())
+    by_default = None
     if given.provider is None:
         from partita.runtime.ort_registry import available_ort_names
         from partita.runtime.provider_check import best_chain
 
         best = best_chain(available_ort_names())
-        chain, source = best.chain, f"default: {best.reason}"
+        chain, source, by_default = best.chain, f"default: {best.reason}", best.reason
     else:
-        chain, source = parse_chain(given.provider, libraries), COMMAND_LINE
+        chain = parse_chain(given.provider, libraries, flag="providers" if in_program else "--provider")
+        source = given.source
     unused = [library.name for library in libraries if library not in chain]
     if unused:
         names = ", ".join(provider.name for provider in chain)
         raise UsageError(f"--provider-library {unused[0]}: not in the provider chain ({names}); add it to --provider")
     options = parse_options(given.provider_options, chain)
-    return Target(chain, source, options, given.pins, tuple(unchecked_notes(options, chain)), given.own_process)
+    notes = tuple(unchecked_notes(options, chain))
+    return Target(chain, source, options, given.pins, notes, given.own_process, by_default)

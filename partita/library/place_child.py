@@ -1,7 +1,8 @@
-"""The child process of a dry run: `python -m partita.library.place_child`, JSON in, JSON lines out.
+"""The child process of `place_dry`: `python -m partita.library.place_child`, JSON in, JSON lines out.
 
-Its environment points the loader at stand-in libraries, which may end it in any way they like: the parent reads that as
-a finding. The report goes to a file that the parent names, because a report can be large.
+In a dry run its environment points the loader at stand-in libraries. These, or a provider's own, may end it in any way
+they like: the parent reads that as a finding. The report goes to a file that the parent names, because a report can be
+large.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from partita.errors import PartitaError, public_type
-from partita.extras import explain
+from partita.errors import ProviderError
+from partita.library.crossing import told
 from partita.signals import ended_by_exception
+
+if TYPE_CHECKING:
+    from partita.partition_reports.records import Report
 
 OVER_THE_GRAPH = frozenset({"subgraph_rejected", "dynamic_shape"})
 """Reasons with which a provider that does start is left out: a report on the graph is what was asked for then."""
@@ -42,25 +46,20 @@ def main() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What came of it: an error of ours as data, an interruption, or nothing to say."""
+    """What came of it: an error of ours as data, an interruption, and why a run failed."""
     try:
-        interrupted = place_dry(request)
-    except PartitaError as error:
-        details = getattr(error, "details", "")
-        return {"error": {"type": public_type(error), "text": str(error), "details": details}}
+        return {"error": None, **place_it(request)}
     except KeyboardInterrupt:  # before there was anything to report
         return {"error": None, "interrupted": True}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
-        lacking = explain(error, foreign=True)
-        if lacking is not None:
-            return {"error": {"type": public_type(lacking), "text": str(lacking), "details": ""}}
-        return {"error": {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}"}}
-    return {"error": None, "interrupted": interrupted}
+        return {"error": told(error)}
 
 
-def place_dry(request: dict[str, Any]) -> bool:
-    """Prove that the stand-ins are in place, place the model, write the report; whether it was cut short by Ctrl-C."""
-    from partita.errors import ProviderError
+def place_it(request: dict[str, Any]) -> dict[str, Any]:
+    """Place the model and write the report; whether it was cut short by Ctrl-C, and why a run failed.
+
+    In a dry run: prove first that the stand-ins are in place, and that they still are at the end.
+    """
     from partita.library.chain import read_chain_options
     from partita.library.place_options import from_json
     from partita.library.place_run import place
@@ -70,18 +69,29 @@ def place_dry(request: dict[str, Any]) -> bool:
     from partita.providers.cuda_dry_run.standins import ensure_child
     from partita.runtime.place import RunInterruptedError
 
-    build = ensure_child()
-    options = from_json(request["options"])
-    played = DryRunFacts(**{**request["played"], "stand_ins": build, "not_real": NOT_REAL, "graph_capture": None})
+    options, played = from_json(request["options"]), None
+    if request["played"] is not None:
+        build = ensure_child()
+        played = DryRunFacts(**{**request["played"], "stand_ins": build, "not_real": NOT_REAL, "graph_capture": None})
     report, error = place(options, read_chain_options(options.where), played)
-    ensure_child()  # what the session loaded is still the same
+    if played is not None:
+        ensure_child()  # what the session loaded is still the same
+        check_started(report)
+    json_view.write(report, Path(request["report"]))
+    interrupted = isinstance(error, RunInterruptedError)
+    return {
+        "interrupted": interrupted or was_interrupted(report.notes),
+        "failed": None if error is None or interrupted else told(error),
+    }
+
+
+def check_started(report: Report) -> None:
+    """Raise ProviderError when the provider of a dry run did not start."""
     first = report.chain[0]
     if first.status != "active" and first.reason not in OVER_THE_GRAPH:
         raise ProviderError(
             f"dry run: {first.provider} did not start over the stand-ins: {first.reason}: {first.evidence}"
         )
-    json_view.write(report, Path(request["report"]))
-    return isinstance(error, RunInterruptedError) or was_interrupted(report.notes)
 
 
 if __name__ == "__main__":

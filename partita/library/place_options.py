@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import UsageError
-from partita.library.chain import ChainOptions
+from partita.library.chain import ChainOptions, chain_options
 from partita.partition_reports.limits import Limits
 from partita.providers.cuda import PROVIDER as CUDA
 
@@ -60,13 +60,10 @@ class PlaceOptions:
 
 def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
     """The options that `to_json` wrote."""
-    where: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in raw["where"].items()
-    }
     given = {
         **raw,
         "model": Path(raw["model"]),
-        "where": ChainOptions(**where),
+        "where": chain_options(raw["where"]),
         "shapes": tuple(raw["shapes"]),
         "values": tuple(raw["values"]),
         "limits": Limits(**raw["limits"]),

@@ -10,13 +10,13 @@ import difflib
 import importlib
 import pkgutil
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import partita.providers
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
 from partita.providers.generic import SUFFIX, generic_provider
@@ -26,6 +26,7 @@ from partita.remedies import Remedy
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
+PACKAGE = __name__.rpartition(".")[0]
 NEAR = 0.8
 """How alike a name must be to one of ours to be taken for a slip of the pen."""
 
@@ -78,10 +79,10 @@ def known_providers() -> dict[str, Provider]:
     providers claim the same name: both are mistakes in a provider file.
     """
     found: dict[str, Provider] = {}
-    for info in sorted(pkgutil.iter_modules(partita.providers.__path__), key=lambda info: info.name):
+    for info in sorted(pkgutil.iter_modules(sys.modules[PACKAGE].__path__), key=lambda info: info.name):
         if info.ispkg:
             continue
-        module = importlib.import_module(f"{partita.providers.__name__}.{info.name}")
+        module = importlib.import_module(f"{PACKAGE}.{info.name}")
         provider = getattr(module, "PROVIDER", None)
         if not isinstance(provider, Provider):
             continue

@@ -11,12 +11,16 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ (?=\[[VIWEF]:onnxruntime:)")
 HEAD = re.compile(r"^\[(?P<severity>[VIWEF]):onnxruntime:[^\]]*\] (?P<text>.*)", re.DOTALL)
+
+_CAPTURING = threading.RLock()
+"""Two threads that redirect at a time would give back each other's files in place of the descriptors."""
 
 
 class Captured:
@@ -33,6 +37,11 @@ def captured_output() -> Iterator[Captured]:
     Some providers write to descriptor 1, where only results belong. The descriptors are restored however the block
     ends. Lines have no time stamps and no colours.
     """
+    with _CAPTURING:
+        yield from _captured()
+
+
+def _captured() -> Iterator[Captured]:
     captured = Captured()
     fill_missing()
     saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}

@@ -28,6 +28,11 @@ NUCLEUS_GUESS = 256
 """The likeliest tokens that are sorted at first to find the nucleus; sorting a whole vocabulary takes milliseconds."""
 
 
+def flag(name: str) -> str:
+    """An option's name as the command line spells it."""
+    return f"--{name.replace('_', '-')}"
+
+
 def make_sampler(
     temperature: float = 0.0,
     top_k: int = 0,
@@ -35,17 +40,20 @@ def make_sampler(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: int | None = None,
+    spell: Callable[[str], str] = flag,
 ) -> Sampler:
     """A sampler. Temperature 0 takes the likeliest token; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off.
 
-    `seed` makes draws repeatable; None draws differently every time. Raises UsageError naming the option and its range.
+    `seed` makes draws repeatable; None draws differently every time. `spell`: how a message writes an option's name.
+    Raises UsageError naming the option and its range.
     """
-    check("--temperature", temperature, 0 <= temperature < math.inf, "0 (greedy) or more, and finite")
-    check("--top-k", top_k, top_k >= 0, "0 (off) or more")
-    check("--top-p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (off)")
-    check("--min-p", min_p, 0 <= min_p <= 1, "from 0 (off) to 1")
-    check("--repetition-penalty", repetition_penalty, 0 < repetition_penalty < math.inf, "above 0 (1: off), and finite")
-    check("--seed", seed, seed is None or seed >= 0, "0 or more")
+    check(spell("temperature"), temperature, 0 <= temperature < math.inf, "0 (greedy) or more, and finite")
+    check(spell("top_k"), top_k, top_k >= 0, "0 (off) or more")
+    check(spell("top_p"), top_p, 0 < top_p <= 1, "above 0 and at most 1 (off)")
+    check(spell("min_p"), min_p, 0 <= min_p <= 1, "from 0 (off) to 1")
+    penalty_is_good = 0 < repetition_penalty < math.inf
+    check(spell("repetition_penalty"), repetition_penalty, penalty_is_good, "above 0 (1: off), and finite")
+    check(spell("seed"), seed, seed is None or seed >= 0, "0 or more")
     if temperature == 0:
         return (
             greedy

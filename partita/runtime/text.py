@@ -74,6 +74,13 @@ class Text:
     def encode_chat(self, prompt: str, system: str | None = None) -> list[int]:
         """Token ids of a conversation of one user message, up to where the assistant begins to speak.
 
+        Raises as `encode_messages` does.
+        """
+        return self.encode_messages(conversation(prompt, system))
+
+    def encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the assistant begins to speak. Contents are texts.
+
         Raises UsageError when the package has no chat template, GenerationError when the template refuses the
         messages.
         """
@@ -82,15 +89,15 @@ class Text:
         if not full.native.chat_template and other is None:
             raise UsageError(f"{self._folder}: --chat needs a chat template, which the tokenizer lacks; leave it out")
 
-        def render(messages: Sequence[Message]) -> str:
+        def render(said: Sequence[Message]) -> str:
             return str(
                 full.native.apply_chat_template(
-                    list(messages), chat_template=other, add_generation_prompt=True, tokenize=False
+                    list(said), chat_template=other, add_generation_prompt=True, tokenize=False
                 )
             )
 
         # The template writes the special tokens itself.
-        whole = rendered(render, conversation(prompt, system), self._folder)
+        whole = rendered(render, messages, self._folder)
         return self._tokenizer.encode(whole, special=False)
 
     def decode(self, ids: Sequence[int]) -> str:

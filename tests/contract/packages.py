@@ -86,8 +86,8 @@ def ensure_packages(folder: Path) -> Path:
 
 def export_all(folder: Path) -> Path:
     """Export every package; the folder appears when all are there, and older ones go."""
-    from partita.commands.export import replay
     from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay
 
     wanted = folder / f"packages-{key()}"
     if wanted.is_dir():

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from partita.commands.export import replay, smoke
 from partita.errors import CheckpointError, PartitaError
 from partita.export.pipeline import ExportOptions, Summary, export
+from partita.library.exporting import replay, smoke
 from tests.conftest import TinyCheckpoint
 
 NAN, INFINITY = float("nan"), float("inf")

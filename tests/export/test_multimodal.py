@@ -131,8 +131,8 @@ def test_of_a_model_that_also_speaks_the_thinker_is_exported(tiny: Tiny, exporte
 
 
 def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    from partita.commands.export import replay
     from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay
 
     with pytest.raises(UnsupportedModelError, match="does not answer to text alone: it asks for pixel_values"):
         export(ExportOptions(str(tiny("blip-2")), tmp_path / "out", max_length=64), replay=replay)

@@ -171,8 +171,8 @@ LONG_PROMPT = [1, *(3 + (37 * i) % 280 for i in range(69))]
 )
 def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_type: str, attention: str) -> None:
     """Four chunks of 16 tokens and some single ones; two rows, the second much shorter."""
-    from partita.commands.export import replay
     from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay
     from tests.export.breadth import recipes
 
     checkpoint = tmp_path / "checkpoint"
@@ -187,10 +187,10 @@ def test_prompts_of_several_chunks_go_on_from_the_states(tmp_path: Path, model_t
 
 def test_a_chunk_that_is_wrong_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The known answer is long enough that prefill.onnx of a model that takes no padding runs."""
-    from partita.commands.export import replay
     from partita.errors import ParityError
     from partita.export.pipeline import ExportOptions, export
     from partita.export.recurrence import delta_rule
+    from partita.library.exporting import replay
     from tests.export.breadth import recipes
 
     checkpoint = tmp_path / "checkpoint"
@@ -256,10 +256,10 @@ def test_a_wrong_graph_is_found(
     """A lowering that forgets the softcap: the export fails with exit code 4 and says where the difference begins."""
     from dataclasses import replace
 
-    from partita.commands.export import replay
     from partita.errors import ParityError
     from partita.export.attention import gqa
     from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay
 
     wrong = replace(gqa.LOWERING, emit=lambda call: gqa.emit(replace(call, softcap=0.0)))
     monkeypatch.setattr(gqa, "LOWERING", wrong)

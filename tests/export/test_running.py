@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from partita import cli
-from partita.commands.export import replay as replay_on_cpu
-from partita.commands.export import smoke as smoke_on_cpu
 from partita.errors import GenerationError, PartitaError, ProviderError
 from partita.export import known_answer
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target
+from partita.library.exporting import replay as replay_on_cpu
+from partita.library.exporting import smoke as smoke_on_cpu
 from partita.library.target import find_target
 from partita.package import Manifest, SmokeRecord, Verification, read_manifest
 from tests.conftest import TinyCheckpoint

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from partita.commands.export import replay
 from partita.errors import ParityError, UnsupportedModelError
 from partita.export import self_check
 from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import compute
 from partita.export.pipeline import ExportOptions, export
+from partita.library.exporting import replay
 from partita.package import Manifest, Verification
 from tests.conftest import TinyCheckpoint
 

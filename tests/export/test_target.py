@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 import pytest
 
-from partita.commands.export import replay as replay_on_cpu
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target, candidates, describe, rank
+from partita.library.exporting import replay as replay_on_cpu
 from partita.package import Manifest, Verification, read_manifest
 from tests.conftest import TinyCheckpoint
 

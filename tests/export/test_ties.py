@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from partita.commands.export import replay
 from partita.export.pipeline import ExportOptions, Summary, export
+from partita.library.exporting import replay
 from tests.conftest import TinyCheckpoint
 
 

@@ -128,8 +128,8 @@ def _together(checkpoint: Path, result: Outcome, wanted: Sequence[Reference]) ->
 
 def _export(checkpoint: Path, package: Path, lowering: str, batch_size: int) -> float:
     """Export as the command line does, and return the largest relative error of the exporter's own replay."""
-    from partita.commands.export import replay
     from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay
 
     options = ExportOptions(str(checkpoint), package, max_length=MAX_LENGTH, batch_size=batch_size, attention=lowering)
     export(options, replay=replay)

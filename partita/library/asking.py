@@ -1,0 +1,120 @@
+"""What a program asks of a generation: prompts, messages and sampling options, in the forms that programs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import SkipValidation
+
+from partita.errors import UsageError
+from partita.library.audience import LOGGER
+from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
+from partita.runtime.suggested import Suggestion, suggestion
+
+Prompts: TypeAlias = Annotated[str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]], SkipValidation()]
+"""A text, token ids, or one of them for each row of the batch. Arrays of token ids will do."""
+Messages: TypeAlias = str | Sequence[Mapping[str, Any]]
+Conversations: TypeAlias = Annotated[Messages | Sequence[Messages], SkipValidation()]
+"""A user's message, messages, or one of them for each row of the batch."""
+Samplings: TypeAlias = Annotated[Sampling | Sequence[Sampling] | Literal["checkpoint"], SkipValidation()]
+TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
+MAX_TOKENS = 1 << 24
+WHOLE = ("top_k", "seed", "max_new_tokens")
+"""Options that are whole numbers."""
+
+
+def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
+    """A row for each prompt. Raises UsageError for what is none."""
+    if isinstance(prompts, str):
+        return [prompts]
+    listed = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if isinstance(listed, Mapping) or not isinstance(listed, Sequence) or isinstance(listed, (bytes, bytearray)):
+        raise UsageError(f"prompts is of type {type(prompts).__name__}; give a text, token ids, or a list of either")
+    if listed and all(_is_id(entry) for entry in listed):
+        return [tuple(int(entry) for entry in listed)]
+    return [_row(entry) for entry in listed]
+
+
+def _row(entry: Any) -> str | tuple[int, ...]:
+    if isinstance(entry, str):
+        return entry
+    listed = entry.tolist() if hasattr(entry, "tolist") else entry
+    if not isinstance(listed, Sequence) or not all(_is_id(token) for token in listed):
+        raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a text or a list of token ids")
+    return tuple(int(token) for token in listed)
+
+
+def _is_id(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def conversations(messages: Any) -> list[list[dict[str, Any]]]:
+    """A conversation for each row of the batch, as a chat template takes it. Raises UsageError for what is none."""
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        return [_messages(messages)]
+    apart = bool(messages) and not any(isinstance(entry, Mapping) for entry in messages)
+    return [_messages(entry) for entry in messages] if apart else [_messages(messages)]
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    """Messages as a chat template takes them. Raises UsageError for what is none."""
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    listed = list(messages) if isinstance(messages, Sequence) else []
+    for message in listed:
+        good = isinstance(message, Mapping) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        if not good:
+            raise UsageError(f"a message is {str(message)[:60]!r}; it must be a dict of role and content, both texts")
+    if not listed:
+        raise UsageError("messages is empty; give at least one dict of role and content")
+    return [dict(message) for message in listed]
+
+
+def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sampling]:
+    """One set of options for each row, or a single one for all of them, with a value for everything.
+
+    `sampling`: what programs give as such; `asked`: options by name, which hold where it says nothing. Raises
+    UsageError.
+    """
+    if sampling is None or isinstance(sampling, (Sampling, str)):
+        one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
+        return [completed_for(folder, one.over(asked))]
+    each = list(sampling) if isinstance(sampling, Sequence) else []
+    if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
+        raise UsageError(
+            f"sampling has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
+        )
+    return [completed_for(folder, one.over(asked)) for one in each]
+
+
+def completed_for(folder: Path, wanted: Sampling) -> Sampling:
+    """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
+    if wanted.source not in (None, CHECKPOINT):
+        raise UsageError(f"sampling is {wanted.source!r}; the only text that it may be is {CHECKPOINT!r}")
+    check_values(wanted)
+    suggests = suggestion(folder) if wanted.source else Suggestion()
+    for name in suggests.unknown:
+        LOGGER.warning("the checkpoint also asks for %s, which Partita does not have", name)
+    full = completed(wanted, suggests, str)
+    for name in ignored(full, wanted):
+        LOGGER.warning("%s is ignored: temperature 0 takes the likeliest token", name)
+    return full
+
+
+def check_values(sampling: Sampling) -> None:
+    """Raise UsageError for a value of another type or out of range, by the name of its argument."""
+    for name, value in sampling.figures().items():
+        kinds = (int,) if name in WHOLE else (int, float)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise UsageError(f"{name} is {value!r}; it must be {'a whole number' if name in WHOLE else 'a number'}")
+    in_range("max_new_tokens", sampling.max_new_tokens)
+    replace(sampling, source=None).sampler(str)
+
+
+def in_range(name: str, value: int | None) -> None:
+    """Raise UsageError for a number of tokens that makes no sense."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS):
+        raise UsageError(f"{name} is {value!r}; it must be a whole number between 1 and {MAX_TOKENS:,}")

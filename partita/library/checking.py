@@ -1,0 +1,70 @@
+"""What can be asked of a report, as its caller writes it, and as the gate that it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from partita.diagnosis.reasons.base import load_reasons
+from partita.errors import UsageError
+from partita.partition_reports.gate import Gate
+from partita.partition_reports.limits import Limits, check_limits
+from partita.partition_reports.records import Report
+from partita.partition_reports.requirements import Vocabulary, parse_requirement
+from partita.providers.resolve import parse_chain
+from partita.runtime.sampling import flag
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to hold of a report. None: not asked."""
+
+    max_cpu_nodes: int | None = None
+    max_copies: int | None = None
+    max_copy_bytes_per_token: int | None = None
+    max_unexplained: int | None = None
+    cache_in_place: bool = False
+    min_tokens_per_second: float | None = None
+    require: tuple[str, ...] = ()
+    max_slowdown: float | None = None
+
+
+def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callable[[str], str] = flag) -> Gate:
+    """What is wanted as a gate. `baseline`: there is a report to keep up with; `spell`: how a message writes a name.
+
+    Raises UsageError for what makes no sense, and when nothing is asked.
+    """
+    limits = Limits(wanted.max_cpu_nodes, wanted.max_copies, wanted.max_copy_bytes_per_token)
+    check_limits(limits, ())
+    for name in ("max_unexplained", "min_tokens_per_second", "max_slowdown"):
+        value = getattr(wanted, name)
+        if value is not None and not (math.isfinite(value) and value >= 0):
+            raise UsageError(f"{spell(name)} is {value}; it must be a number that is 0 or more")
+    if wanted.max_slowdown is not None and not baseline:
+        raise UsageError(f"{spell('max_slowdown')} needs {spell('baseline')}: slower than what?")
+    asked = Gate(
+        limits=limits,
+        max_unexplained=wanted.max_unexplained,
+        cache_in_place=wanted.cache_in_place,
+        min_tokens_per_second=wanted.min_tokens_per_second,
+        requirements=tuple(parse_requirement(text, words) for text in wanted.require),
+        max_slowdown=wanted.max_slowdown,
+    )
+    if asked == Gate() and not baseline:
+        raise UsageError(f"nothing to check: give {spell('baseline')}, requirements or a limit")
+    return asked
+
+
+def vocabulary(report: Report, spell: Callable[[str], str] = flag) -> Vocabulary:
+    """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
+    seen = [entry.provider for entry in report.chain]
+    seen += [entry.provider for phase in report.phases for entry in phase.providers]
+
+    def provider(name: str) -> str:
+        found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
+        if found is not None:
+            return found
+        return parse_chain(name, flag=spell("require"))[0].ort_name
+
+    return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))

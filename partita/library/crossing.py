@@ -1,0 +1,32 @@
+"""Errors on their way out of a child process: as data there, raised again here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import partita.errors as errors
+from partita.errors import PartitaError, ProviderError, public_type
+from partita.extras import explain
+
+
+def told(error: Exception) -> dict[str, str]:
+    """An exception as data: ours as what it is, a library that is missing as what brings it, and others by name."""
+    ours = error if isinstance(error, PartitaError) else explain(error, foreign=True)
+    if ours is None:
+        return {"type": "PartitaError", "text": f"internal error: {type(error).__name__}: {error}", "details": ""}
+    return {"type": public_type(ours), "text": str(ours), "details": getattr(ours, "details", "")}
+
+
+def rebuilt(given: Mapping[str, Any]) -> PartitaError:
+    """What `told` made data of, as the class it was."""
+    kind: type[PartitaError] = getattr(errors, given["type"], PartitaError)
+    if kind is ProviderError:
+        return ProviderError(given["text"], details=given.get("details", ""))
+    return kind(given["text"])
+
+
+def raise_told(given: Mapping[str, Any] | None) -> None:
+    """Raise what `told` made data of; nothing for None."""
+    if given is not None:
+        raise rebuilt(given)

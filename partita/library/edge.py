@@ -1,0 +1,127 @@
+"""The edge to programs: arguments are checked there, and whatever goes wrong is an error of the one tree.
+
+A wrong argument is an `ArgumentError`, which is a ValueError and a TypeError, too. What a callee means by an option of
+the command line is the argument of that name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from partita.errors import PartitaError, ResourceError, UsageError
+from partita.extras import explain
+
+P = ParamSpec("P")
+T = TypeVar("T")
+SHOWN = 60
+WORDS = {
+    "str": "a text",
+    "bool": "True or False",
+    "int": "a whole number",
+    "int | None": "a whole number or None",
+    "float": "a number",
+    "float | None": "a number or None",
+    "Sequence[str]": "a list of texts",
+    "Sequence[int]": "a list of whole numbers",
+    "str | Sequence[str]": "a text or a list of texts",
+    "str | os.PathLike[str]": "a path",
+    "str | os.PathLike[str] | None": "a path or None",
+    "Providers | None": "a text such as 'webgpu,cpu', or a list of names, each alone or with a dict of options",
+    "ProviderOptions | None": "a dict of options for each provider",
+    "Libraries | None": "a dict of a path for each provider",
+    "TokenIds | None": "token ids",
+    "Process": "'auto', 'this' or 'child'",
+    "records.Report | None": "a Report or None",
+    "records.Report": "a Report",
+}
+"""What an argument has to be, by its annotation."""
+
+
+class ArgumentError(UsageError, ValueError, TypeError):
+    """A function was called with an argument that makes no sense."""
+
+
+@contextmanager
+def one_tree() -> Iterator[None]:
+    """Let nothing out but errors of ours, KeyboardInterrupt, and what else is no Exception."""
+    try:
+        yield
+    except ArgumentError:
+        raise
+    except UsageError as error:
+        raise ArgumentError(error.problem, remedy=error.remedy) from error
+    except PartitaError:
+        raise
+    except MemoryError as error:
+        raise ResourceError("memory ran out; close other models, or use a smaller one") from error
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise ResourceError(f"{where}{error.strerror or error}; check the disk and its permissions") from error
+    except Exception as error:
+        lacking = explain(error, foreign=True)
+        if lacking is not None:
+            raise lacking from error
+        raise PartitaError(
+            f"internal error: {type(error).__name__}: {error}; this is a bug in Partita, the cause shows where"
+        ) from error
+
+
+def public(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function or method one that programs call: its arguments are checked by their annotations."""
+    name = function.__qualname__
+    signature = inspect.signature(function)
+    checked: list[Callable[..., T]] = []
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with one_tree():
+            if not checked:
+                from pydantic import ConfigDict, validate_call
+
+                checked.append(validate_call(config=ConfigDict(strict=True, arbitrary_types_allowed=True))(function))
+            return run(name, signature, checked[0], args, kwargs)
+
+    return call
+
+
+def run(
+    name: str, signature: inspect.Signature, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> T:
+    """Call the function. Raises ArgumentError for arguments that do not fit its signature or its annotations."""
+    from pydantic import ValidationError
+
+    try:
+        return function(*args, **kwargs)
+    except ValidationError as error:
+        # A model that is validated within the function has its own title.
+        if error.title not in (name, name.rpartition(".")[2]):
+            raise
+        first = error.errors()[0]
+        raise ArgumentError(f"{name}(): {wrong(signature, first['type'], first['loc'], first['input'])}") from error
+
+
+def wrong(signature: inspect.Signature, kind: str, where: tuple[int | str, ...], given: Any) -> str:
+    """What is wrong with one argument, as a sentence."""
+    names = [name for name in signature.parameters if name != "self"]
+    argument = where[0] if where else ""
+    if kind == "unexpected_keyword_argument":
+        near = difflib.get_close_matches(str(argument), names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"there is no argument {argument!r}; {hint}it takes {', '.join(names)}"
+    if kind == "unexpected_positional_argument":
+        return f"too many arguments without a name; it takes {', '.join(names)}"
+    if isinstance(argument, int):
+        argument = list(signature.parameters)[argument]
+    if kind.startswith("missing"):
+        return f"the argument {argument!r} is missing"
+    annotation = str(signature.parameters[str(argument)].annotation)
+    wanted = WORDS.get(annotation, annotation)
+    shown = repr(given)
+    shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+    inside = f" has {shown}, which" if len(where) > 1 and not isinstance(where[1], str) else f" is {shown}, which"
+    return f"{argument}{inside} does not fit; it must be {wanted}"

@@ -1,0 +1,108 @@
+"""What a loaded package can be asked, wherever it is: in this process, or in a child that may crash.
+
+Everything that is said to it and that it answers is a plain record, so that it can travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from partita.library.sampling import Sampling
+from partita.observations.records import ChainEntry
+from partita.package import Verification
+from partita.partition_reports.limits import Limits
+from partita.partition_reports.records import Report
+from partita.runtime.engine.recorder import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What came of opening it."""
+
+    chain: tuple[ChainEntry, ...]
+    """What became of each provider of the chain."""
+    idle: tuple[str, ...]
+    """Providers of the chain that took no node."""
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RowRequest:
+    """What one row of the batch is asked for."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    """Completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a generation is asked for."""
+
+    rows: tuple[RowRequest, ...]
+    stop_ids: tuple[int, ...] = ()
+    prefill_chunk: int | None = None
+    """None: the default."""
+    one_sampler: bool = True
+    """All rows have the same options, and draw from one sequence of random numbers; else each has its own."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(row.prompt) for row in self.rows)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Of the row that may have most."""
+        return max(row.sampling.max_new_tokens or 0 for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A generation that has begun."""
+
+    number: int
+    """Of the generations of this engine: only the last one can go on."""
+    chunk_tokens: int
+    """Prompt tokens per run as the package takes them, which is not always as asked."""
+    chunk_is_fixed: bool
+    """The size of the prefill graph says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest:
+    """What a report says of a generation beside the facts of the run."""
+
+    finish_reason: str | None = None
+    """None: as the steps have it."""
+    finish_detail: str = ""
+    complete: bool = True
+    """The run ended by itself: the graph as ONNX Runtime runs it is looked at, too."""
+    tokenizer_load_seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    probe_seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """A loaded package."""
+
+    opened: Opened
+
+    def begin(self, request: GenerateRequest) -> Begun:
+        """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
+
+    def step(self, number: int) -> Step | None:
+        """The next step of the generation; None when it is over. Raises what `runtime.generate` does."""
+
+    def report(self, request: ReportRequest) -> Report:
+        """The report of the last generation."""
+
+    def verify(self) -> Verification:
+        """Replay the package's known answer, in sessions of its own."""
+
+    def close(self) -> None:
+        """Free the sessions and everything that belongs to them. May be called twice."""

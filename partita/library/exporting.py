@@ -1,0 +1,181 @@
+"""Exporting a checkpoint, as a function, and what the exporter is handed of the runtime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.errors import UsageError
+from partita.library.audience import LOGGER, QUIET, Audience
+from partita.library.edge import public
+from partita.library.scratch import own_compile_cache
+from partita.library.where import Libraries, Options, text
+from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
+
+if TYPE_CHECKING:
+    from partita.export.companions import Reader
+    from partita.export.options import ExportOptions
+    from partita.export.progress import Progress
+    from partita.export.target import Target
+    from partita.export.writing import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class TargetOptions:
+    """Which provider the package is for."""
+
+    name: str | None = None
+    """None: the best usable one, which is asked only when the lowering is to be found."""
+    options: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    """Plugin libraries, NAME=PATH."""
+    default_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote."""
+
+    path: Path
+    manifest: Manifest
+    attention_reason: str
+    """Why attention and cache are written as they are."""
+    notes: tuple[str, ...]
+    seconds: Mapping[str, float]
+    """By stage."""
+    peak_rss_bytes: int
+
+
+@public
+def export(
+    checkpoint: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    precision: str = "fp32",
+    max_length: int | None = None,
+    batch_size: int = 1,
+    attention: str = "auto",
+    target: str | None = None,
+    target_default: bool = False,
+    target_options: Options | None = None,
+    target_libraries: Libraries | None = None,
+    static_shapes: bool = False,
+    prefill_chunk: int | None = None,
+    verify: bool = True,
+    force: bool = False,
+    opset: int | None = None,
+) -> Exported:
+    """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
+
+    The arguments are the options of `partita export`; `target_options` and `target_libraries` are about the provider
+    that `target` names. Raises ArgumentError, CheckpointError, UnsupportedModelError, ParityError when the graph does
+    not compute what the model computes, ProviderError when the target cannot be asked, ResourceError, and
+    InstallationError without the extra `export`. Nothing is left of a failed export.
+    """
+    with own_compile_cache():
+        from partita.export.options import ExportOptions
+
+        options = ExportOptions(
+            checkpoint=os.fspath(checkpoint),
+            out=Path(out),
+            precision=precision,
+            max_length=max_length,
+            batch_size=batch_size,
+            attention=attention,
+            static_shapes=static_shapes,
+            prefill_chunk=prefill_chunk,
+            verify=verify,
+            force=force,
+            opset=opset,
+        )
+        wanted = TargetOptions(
+            target,
+            tuple(f"{target}.{name}={text(value)}" for name, value in (target_options or {}).items()),
+            tuple(f"{name}={os.fspath(path)}" for name, path in (target_libraries or {}).items()),
+            default_allowed=target_default,
+        )
+        summary = run_export(options, wanted)
+    for line in summary.notes:
+        LOGGER.warning(line)
+    return Exported(
+        path=summary.out,
+        manifest=summary.manifest,
+        attention_reason=summary.attention_reason,
+        notes=tuple(summary.notes),
+        seconds=dict(summary.seconds),
+        peak_rss_bytes=summary.peak_rss_bytes,
+    )
+
+
+def run_export(
+    options: ExportOptions, wanted: TargetOptions, progress: Progress | None = None, audience: Audience = QUIET
+) -> Summary:
+    """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
+    from partita.export.pipeline import check_options
+    from partita.export.pipeline import export as write
+    from partita.export.progress import Silent, stage
+
+    shown = progress or Silent()
+    check_options(options)
+    with stage(shown, "find target", {}):
+        target = choose_target(options, wanted, audience)
+    return write(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=shown)
+
+
+def choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
+    """The target; None when the user named a lowering and no target, so that there is nothing to ask.
+
+    Raises UsageError, and ProviderError when the target cannot be asked.
+    """
+    if wanted.name is None and options.attention != "auto":
+        if wanted.options or wanted.default_allowed or wanted.libraries:
+            raise UsageError(
+                "--provider-option, --provider-library and --target-default are about the provider that --target "
+                "names; add it"
+            )
+        return None
+    if wanted.name is None and wanted.libraries:
+        raise UsageError("--provider-library brings a provider that --target names; add it")
+    from partita.library.target import find_target
+
+    return find_target(
+        wanted.name,
+        wanted.options,
+        default_allowed=wanted.default_allowed,
+        libraries=wanted.libraries,
+        audience=audience,
+    )
+
+
+def replay(folder: Path, manifest: Manifest) -> Verification:
+    """Replay the known answer on the CPU provider."""
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.verify import replay as replay_on
+
+    return replay_on(folder, parse_chain("cpu"), manifest=manifest)
+
+
+def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
+    """Open the package on the CPU provider and run a chunk and a token."""
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.smoke import smoke as smoke_on
+
+    return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
+
+
+def reader() -> Reader:
+    """How generate reads the files of a package."""
+    from partita.export.companions import Reader
+    from partita.runtime.text import load_text, stop_token_ids
+
+    def chat(folder: Path, kind: TokenizerKind) -> bool:
+        try:
+            load_text(folder, kind).encode_chat("Hello")
+        except UsageError:  # there is no template
+            return False
+        return True
+
+    return Reader(stop_token_ids, chat)

@@ -1,0 +1,245 @@
+"""A generation as its caller meets it: an iterator of steps, and what each row of the batch has said so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from partita.diagnosis.session_index import PHASES
+from partita.library.edge import one_tree
+from partita.library.engine import Engine, GenerateRequest
+from partita.library.sampling import Sampling
+from partita.partition_reports.timing import step_times
+from partita.runtime.engine.recorder import Step
+from partita.runtime.run_facts import first_token_seconds, step_fact
+from partita.runtime.text import TextStream
+
+FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
+CUT_SHORT = ("cache_full", "length", "stop")
+"""When rows ended differently, the reason that cut a row shortest of what was asked comes first."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What one row of the batch has said so far."""
+
+    prompt: tuple[int, ...]
+    stream: TextStream | None
+    """None without a tokenizer."""
+    tokens: list[int] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+    finish: str | None = None
+
+    def text(self) -> str:
+        """The answer; empty without a tokenizer."""
+        return "".join(self.pieces)
+
+    def take(self, tokens: Sequence[int], finish: str | None) -> tuple[int, ...]:
+        """Add the tokens of one step; those that belong to the answer.
+
+        A row that met a stop string is over, whatever the loop still computes for it.
+        """
+        if self.finish is not None:
+            return ()
+        self.finish = finish  # also without a token: a prompt that fills the cache ends with none
+        taken = []
+        for token in tokens:
+            taken.append(token)
+            if self.stream is None:
+                continue
+            self.pieces.append(self.stream.push(token))
+            if self.stream.stopped:
+                self.finish = "stop"
+                break
+        self.tokens += taken
+        if self.finish is not None:
+            self.end()
+        return tuple(taken)
+
+    def end(self) -> None:
+        """Nothing more will come: text that was held back is part of the answer."""
+        if self.stream is not None:
+            self.pieces.append(self.stream.finish())
+            self.stream = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStep:
+    """One step: a run of the model, and what it added to each row of the batch."""
+
+    index: int
+    """0-based."""
+    phase: Literal["prefill", "decode"]
+    """prefill while any row still reads its prompt."""
+    texts: tuple[str, ...]
+    """New text of each row: whole characters only, so often none."""
+    tokens: tuple[tuple[int, ...], ...]
+    """New tokens of each row."""
+    finish_reasons: tuple[str | None, ...]
+    """`stop`, `length` or `cache_full` of each row that has finished."""
+    seconds: float
+    """Wall time of the run."""
+
+    @property
+    def text(self) -> str:
+        """New text of the first row, which at batch size 1 is the only one."""
+        return self.texts[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one prompt, as far as it goes."""
+
+    text: str
+    """Without special tokens and what follows a stop string; empty for a package without a tokenizer."""
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: FinishReason | None
+    """None while it goes on."""
+    sampling: Sampling
+    """With a value for everything: the same gives the same answer."""
+
+
+class Generation:
+    """An iterator of `GenerationStep`. What it has so far is in `text`, `answers` and `timings`; `run` goes to the end.
+
+    Ctrl-C and errors end it, and so does leaving it: `close` it, use it as a context manager, or just begin another.
+    """
+
+    def __init__(self, engine: Engine, rows: Sequence[Row], request: GenerateRequest) -> None:
+        self._engine, self._rows, self._request = engine, tuple(rows), request
+        self.begun = engine.begin(request)
+        self.steps: list[Step] = []
+        """As the engine recorded them."""
+        self.error: BaseException | None = None
+        """What ended it, other than itself."""
+        self._over = False
+
+    def __iter__(self) -> Iterator[GenerationStep]:
+        return self
+
+    def __next__(self) -> GenerationStep:
+        if self._over:
+            raise StopIteration
+        before = [len(row.pieces) for row in self._rows]
+        try:
+            with one_tree():
+                step = self._engine.step(self.begun.number)
+        except BaseException as error:
+            self.error = error
+            self.close()
+            raise
+        if step is None:
+            self.close()
+            raise StopIteration
+        self.steps.append(step)
+        tokens = tuple(
+            row.take(new, finish) for row, new, finish in zip(self._rows, step.tokens, step.finish, strict=True)
+        )
+        if all(row.finish is not None for row in self._rows):
+            self.close()
+        return GenerationStep(
+            index=step.index,
+            phase=step.phase,
+            texts=tuple("".join(row.pieces[at:]) for row, at in zip(self._rows, before, strict=True)),
+            tokens=tokens,
+            finish_reasons=tuple(row.finish for row in self._rows),
+            seconds=step.run_seconds,
+        )
+
+    def run(self) -> Generation:
+        """Go to the end; the generation itself, for `model.generate(...).run().text`."""
+        for _ in self:
+            pass
+        return self
+
+    def close(self) -> None:
+        """End it here. May be called twice; what there is stays."""
+        self._over = True
+        for row in self._rows:
+            row.end()
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self._over
+
+    @property
+    def text(self) -> str:
+        """The text of the first row so far, which at batch size 1 is the only one."""
+        return self._rows[0].text()
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text of each row so far."""
+        return tuple(row.text() for row in self._rows)
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """The new tokens of each row so far."""
+        return tuple(tuple(row.tokens) for row in self._rows)
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """What there is of each row."""
+        return tuple(
+            Answer(row.text(), tuple(row.tokens), len(row.prompt), self._finish(row), asked.sampling)
+            for row, asked in zip(self._rows, self._request.rows, strict=True)
+        )
+
+    @property
+    def timings(self) -> dict[str, Any]:
+        """Speed so far, by the names of `generate --json`; None where too little was measured to tell."""
+        return timings(self.steps, len(self._rows))
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """How it ended: what cut a row shortest of what was asked; None while it goes on."""
+        reasons = [self._finish(row) for row in self._rows]
+        order: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")
+        return None if None in reasons else next(reason for reason in order if reason in reasons)
+
+    def _finish(self, row: Row) -> Any:
+        if row.finish is not None or not self._over:
+            return row.finish
+        return "error" if isinstance(self.error, Exception) else "interrupted"
+
+
+def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
+    """Speed of a generation, as the report has it: steps under observation are left out, if others are left.
+
+    `rows`: batch size.
+    """
+    facts = [step_fact(step) for step in steps]
+    prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
+    return {
+        "prompt_tokens": sum(step.row_tokens for step in steps if step.phase == "prefill" and not step.again),
+        "prefill_seconds": prefill.seconds,
+        "prefill_tokens_per_second": prefill.tokens_per_second,
+        "first_token_seconds": first_token_seconds(steps),
+        "decode_steps": decode.steps,
+        "decode_tokens": decode.tokens,
+        "decode_tokens_per_second": decode.tokens_per_second,
+        "decode_p50_ms": decode.p50_ms,
+        "overhead_p50_ms": decode.overhead_p50_ms,
+    }
+
+
+def told_options(samplings: Sequence[Sampling]) -> dict[str, str]:
+    """How tokens were chosen, as a report repeats it; values of rows that differ stand beside each other."""
+    names = [name for name in samplings[0].figures() if name != "max_new_tokens"]
+    columns = {name: [_told(sampling.figures()[name]) for sampling in samplings] for name in names}
+    columns["sampling"] = [sampling.source or "" for sampling in samplings]
+    found = {name: values[0] if len(set(values)) == 1 else " / ".join(values) for name, values in columns.items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def _told(value: float | str | None) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,94 @@
+"""The process of a `RemoteEngine`: `python -m partita.library.host`, a question per line in, an answer per line out.
+
+It may crash or hang: the parent reads that as a finding. It ends without unloading native libraries, when its stdin
+does; some of them crash then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from partita.library.crossing import told
+
+if TYPE_CHECKING:
+    from partita.library.local import LocalEngine
+
+
+def main() -> None:
+    """Answer questions until there are no more."""
+    warnings.simplefilter("ignore")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
+    host = Host()
+    for line in sys.stdin:
+        question = json.loads(line)
+        out.write(json.dumps({"number": question["number"], **answer(host, question)}) + "\n")
+        out.flush()
+    os._exit(0)
+
+
+def answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
+    """The answer, or an error as data."""
+    asked: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "load": host.load,
+        "begin": host.begin,
+        "step": host.step,
+        "report": host.report,
+        "verify": host.verify,
+    }
+    try:
+        return {"result": asked[question["what"]](question["given"])}
+    except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
+        return {"error": told(error)}
+
+
+class Host:
+    """The package, open on its chain."""
+
+    engine: LocalEngine
+
+    def load(self, given: dict[str, Any]) -> Any:
+        """Open the package."""
+        from partita.library.chain import chain_options, read_chain_options
+        from partita.library.local import LocalEngine
+        from partita.library.remote import OPENED
+        from partita.package import read_manifest
+
+        where, folder = chain_options(given["where"]), Path(given["package"])
+        target = read_chain_options(where)
+        manifest = read_manifest(folder)
+        self.engine = LocalEngine(folder, manifest, target, threads=where.threads, observe=given["observe"])
+        return OPENED.dump_python(self.engine.opened, mode="json")
+
+    def begin(self, given: dict[str, Any]) -> Any:
+        """Begin a generation."""
+        from partita.library.remote import BEGUN, REQUESTS
+
+        return BEGUN.dump_python(self.engine.begin(REQUESTS.validate_python(given)), mode="json")
+
+    def step(self, given: dict[str, Any]) -> Any:
+        """Make a step."""
+        from partita.library.remote import STEPS
+
+        step = self.engine.step(given["number"])
+        return None if step is None else STEPS.dump_python(step, mode="json")
+
+    def report(self, given: dict[str, Any]) -> Any:
+        """Make the report."""
+        from partita.library.remote import REPORTS
+
+        return self.engine.report(REPORTS.validate_python(given)).model_dump(mode="json", by_alias=True)
+
+    def verify(self, given: dict[str, Any]) -> Any:
+        """Replay the known answer."""
+        return self.engine.verify().model_dump(mode="json")
+
+
+if __name__ == "__main__":
+    main()

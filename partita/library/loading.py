@@ -1,0 +1,87 @@
+"""Loading a package: on which providers, and in which process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from partita.library.audience import LOGGER
+from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.edge import public
+from partita.library.engine import Engine
+from partita.library.model import Model
+from partita.library.where import Libraries, ProviderOptions, Providers, where
+from partita.package import Manifest, read_manifest
+
+Process: TypeAlias = Literal["auto", "this", "child"]
+
+
+@public
+def load(
+    package: str | os.PathLike[str],
+    providers: Providers | None = None,
+    *,
+    provider_options: ProviderOptions | None = None,
+    provider_libraries: Libraries | None = None,
+    pins: Sequence[str] = (),
+    threads: int | None = None,
+    observe: bool = True,
+    process: Process = "auto",
+) -> Model:
+    """Load a package that `export` wrote, on these providers and no others.
+
+    `providers`: the chain, most wanted first, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime has
+    them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
+    `provider_libraries`: files of plugin providers by name. `pins`: modules by provider, "cpu:lm_head". `threads`: for
+    one operator; None leaves it to ONNX Runtime. `observe`: profile the first runs, which `report` needs to say what
+    ran; they are left out of its speed. `process`: a provider other than the CPU's brings native code that may crash;
+    "auto" gives it a process of its own, "this" takes it into this one, "child" gives one to the CPU provider, too.
+
+    Raises ArgumentError, PackageError, ResourceError, InstallationError; ProviderError when the chain cannot be
+    honoured, before anything runs elsewhere.
+    """
+    folder = Path(package)
+    given = where(providers, provider_options, provider_libraries, pins, threads)
+    target = read_chain_options(given)
+    manifest = read_manifest(folder)
+    # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    engine = _engine(folder, manifest, given, target, observe=observe, process=process)
+    _log_chain(target, engine, manifest)
+    return Model(folder, manifest, engine)
+
+
+def in_child(target: Target, process: Process) -> bool:
+    """Whether a chain runs in a child process: where native code beside ONNX Runtime's own may end its process."""
+    foreign = any(provider.name != "cpu" for provider in target.chain)
+    return process == "child" or (process == "auto" and foreign)
+
+
+def _engine(
+    folder: Path, manifest: Manifest, given: ChainOptions, target: Target, *, observe: bool, process: Process
+) -> Engine:
+    if in_child(target, process):
+        from partita.library.remote import RemoteEngine
+
+        return RemoteEngine(folder, given.resolved(target), observe=observe)
+    from partita.library.local import LocalEngine
+
+    return LocalEngine(folder, manifest, target, threads=given.threads, observe=observe)
+
+
+def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
+    """What a user would read on stderr of the command line."""
+    if target.by_default is not None:
+        names = ", ".join(provider.name for provider in target.chain)
+        LOGGER.info("providers %s, by default: %s", names, target.by_default)
+    notes = list(target.notes)
+    for entry in engine.opened.chain:
+        if entry.status != "active":
+            notes.append(f"{entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
+    notes += [f"{name} is in the chain and took no node; place shows why" for name in engine.opened.idle]
+    if manifest.verification.status == "unverified":
+        notes.append(f"this package is unverified: {manifest.verification.detail}")
+    for line in notes:
+        LOGGER.warning(line)

@@ -1,0 +1,278 @@
+"""A loaded package, as programs use it."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from partita.errors import GenerationError, ParityError, ReportError, UsageError
+from partita.library.asking import (
+    Conversations,
+    Prompts,
+    Samplings,
+    TokenIds,
+    conversations,
+    in_range,
+    options,
+    prompt_rows,
+)
+from partita.library.audience import LOGGER
+from partita.library.edge import public
+from partita.library.engine import Engine, GenerateRequest, ReportRequest, RowRequest
+from partita.library.generation import Generation, Row, told_options
+from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
+from partita.library.report import Report
+from partita.library.sampling import Sampling
+from partita.observations.records import ChainEntry
+from partita.package import Manifest, Verification
+from partita.runtime.placeholders import placeholder_note
+from partita.runtime.text import Text, load_text, stop_token_ids
+
+
+class VerificationError(ParityError):
+    """The package does not compute what its model computes. `verification` has how far off every step was."""
+
+    def __init__(self, message: str, verification: Verification) -> None:
+        super().__init__(message)
+        self.verification = verification
+
+
+class Model:
+    """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
+
+    One generation at a time; calls may come from any thread, and wait for each other. Close it, or use it as a context
+    manager. What is worth knowing and no error goes to the log `partita`.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._engine = engine
+        self._text: Text | None = None
+        self._text_seconds = 0.0
+        self._last: Generation | None = None
+        self._closed = False
+        self._closing = weakref.finalize(self, engine.close)
+
+    # --- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def chain(self) -> tuple[ChainEntry, ...]:
+        """What became of each provider that was asked for: whether it is used, and why not."""
+        return self._engine.opened.chain
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """ONNX Runtime's names of the providers that nodes may run on, in order."""
+        return tuple(entry.provider for entry in self.chain if entry.status == "active")
+
+    @property
+    def batch_size(self) -> int:
+        """Rows per run, fixed at export: so many prompts are wanted at a time."""
+        return self.manifest.graph.batch_size
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return self.manifest.graph.max_length
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.manifest.graph.vocab_size
+
+    @property
+    def load_seconds(self) -> float:
+        """Time that opening the sessions took."""
+        return self._engine.opened.load_seconds
+
+    @public
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with what the tokenizer puts around one. Raises PackageError without a tokenizer."""
+        return self._tokenizer().encode(text)
+
+    @public
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out."""
+        return self._tokenizer().decode(tokens)
+
+    # --- what it does -------------------------------------------------------------------------------------------------
+
+    @public
+    def generate(
+        self,
+        prompts: Prompts,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        sampling: Samplings | None = None,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: TokenIds | None = None,
+        prefill_chunk: int | None = None,
+    ) -> Generation:
+        """Generate after a prompt, or after one for each row of the batch: an iterator of steps.
+
+        `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
+        for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
+        `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
+        run. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without the
+        tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
+        """
+        asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
+        text, ids = self._encode(prompts)
+        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk)
+
+    @public
+    def chat(
+        self,
+        messages: Conversations,
+        *,
+        max_new_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        seed: int | None = None,
+        sampling: Samplings | None = None,
+        stop: str | Sequence[str] = (),
+        stop_token_ids: TokenIds | None = None,
+        prefill_chunk: int | None = None,
+    ) -> Generation:
+        """Generate the assistant's next message: as `generate`, with the package's chat template.
+
+        `messages`: dicts of role and content, both texts; a text alone is the user's message. A list of such lists is a
+        conversation for each row. Raises ArgumentError for what is no message, or without a chat template.
+        """
+        asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
+        tokenizer = self._tokenizer()
+        ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
+        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk)
+
+    @public
+    def verify(self) -> Verification:
+        """Check the package's hashes and replay its known answer on this chain, in sessions of its own.
+
+        Raises VerificationError, a ParityError, when the answer is another than the model's.
+        """
+        found = self._open().verify()
+        if found.status != "verified":
+            raise VerificationError(
+                f"{self.folder}: does not compute what its model computes on {found.provider}: {found.detail}", found
+            )
+        return found
+
+    @public
+    def report(self, *, probe_seconds: float = PROBE_SECONDS) -> Report:
+        """The partition report of the last generation, however it ended; one that goes on is over then.
+
+        `probe_seconds`: longest time for experiments on nodes that fell back; 0: none. Raises ReportError when nothing
+        was generated, and KeyboardInterrupt when Ctrl-C ended the experiments.
+        """
+        check_probe_seconds(probe_seconds)
+        last = self._last
+        if last is None or not last.steps:
+            raise ReportError("nothing was generated yet, so there is nothing to report; generate first, or place")
+        last.close()
+        error = last.error if isinstance(last.error, Exception) else None
+        request = ReportRequest(
+            finish_reason=last.finish_reason,
+            finish_detail="" if error is None else str(error),
+            complete=last.error is None,
+            tokenizer_load_seconds=self._text_seconds,
+            options=told_options([answer.sampling for answer in last.answers]),
+            probe_seconds=probe_seconds,
+        )
+        return Report.of(self._open().report(request))
+
+    def close(self) -> None:
+        """Free the sessions, or end the process that has them. May be called twice."""
+        self._closed = True
+        if self._last is not None:
+            self._last.close()
+        self._closing()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else ", ".join(self.providers)
+        return f"<partita.Model {self.folder} on {state}>"
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Engine:
+        if self._closed:
+            raise UsageError(f"{self.folder}: this model is closed; load the package again")
+        return self._engine
+
+    def _tokenizer(self) -> Text:
+        if self._text is None:
+            began = time.perf_counter()
+            self._text = load_text(self.folder, self.manifest.tokenizer)
+            self._text_seconds = time.perf_counter() - began
+        return self._text
+
+    def _encode(self, prompts: Prompts) -> tuple[Text | None, list[tuple[int, ...]]]:
+        """The tokenizer, where there is one or a text needs one, and token ids of each row."""
+        rows = prompt_rows(prompts)
+        if any(isinstance(row, str) for row in rows) or self.manifest.tokenizer != "none":
+            tokenizer: Text | None = self._tokenizer()
+        else:
+            tokenizer = None
+        ids = []
+        for row in rows:
+            if isinstance(row, str):
+                if not row:
+                    raise GenerationError("the prompt is empty; give some text to continue")
+                assert tokenizer is not None
+                ids.append(tuple(tokenizer.encode(row)))
+            else:
+                ids.append(row)
+        return tokenizer, ids
+
+    def _begin(
+        self,
+        tokenizer: Text | None,
+        ids: Sequence[tuple[int, ...]],
+        asked: Sampling,
+        sampling: Samplings | None,
+        stop: str | Sequence[str],
+        stop_ids: TokenIds | None,
+        prefill_chunk: int | None,
+    ) -> Generation:
+        engine = self._open()
+        in_range("prefill_chunk", prefill_chunk)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and tokenizer is None:
+            raise UsageError("stop is a text, and the package has no tokenizer; give stop_token_ids")
+        samplings = options(asked, sampling, len(ids), self.folder)
+        each = samplings if len(samplings) == len(ids) else samplings * len(ids)
+        request = GenerateRequest(
+            tuple(RowRequest(prompt, one) for prompt, one in zip(ids, each, strict=True)),
+            tuple(sorted(stop_token_ids(self.folder) if stop_ids is None else stop_ids)),
+            prefill_chunk,
+            one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
+        )
+        rows = [Row(prompt, tokenizer.stream(prompt, stops) if tokenizer else None) for prompt in ids]
+        generation = Generation(engine, rows, request)
+        if self._last is not None:
+            self._last.close()
+        self._last = generation
+        for_text = placeholder_note(self.folder, ids)
+        if for_text:
+            LOGGER.warning(for_text)
+        if prefill_chunk is not None and prefill_chunk != generation.begun.chunk_tokens:
+            taken = generation.begun.chunk_tokens
+            LOGGER.warning("prefill_chunk %d is ignored: a run of this package takes %d", prefill_chunk, taken)
+        return generation

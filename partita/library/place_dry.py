@@ -1,0 +1,83 @@
+"""Places a model in a child process: over stand-in CUDA libraries, or because a provider's native code may crash."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from partita.errors import PartitaError, ProviderError
+from partita.files import temporary_directory
+from partita.library.crossing import raise_told, rebuilt
+from partita.library.place_options import PlaceOptions
+from partita.partition_reports.records import Report
+from partita.partition_reports.views import json as json_view
+from partita.runtime.child_process import run_patiently
+
+CHILD = "partita.library.place_child"
+CHILD_SECONDS = 1800.0
+"""A dry run computes nothing on the device, but loading and optimising a large model takes its time."""
+
+
+def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
+    """Place the model over stand-in CUDA libraries, in a child process; whether Ctrl-C cut it short.
+
+    A run that fails there says nothing about the model, and is a note in the report. Ctrl-C is the child's to handle:
+    it ends the runs or the experiments, and the report has what there is. Raises ProviderError when the stand-ins
+    cannot be built or the child crashes or hangs, KeyboardInterrupt when there was nothing to report yet, and whatever
+    the child raises.
+    """
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.standins import (
+        child_environment,
+        prepare,
+        provider_library,
+        runtime_version,
+    )
+
+    played = device(DEFAULT_DEVICE if options.device is None else options.device)
+    library = provider_library()
+    stand_ins = prepare(library)
+    request = {
+        "device": played.key,
+        "device_name": played.name,
+        "compute_capability": ".".join(map(str, played.capability)),
+        "memory_bytes": played.memory_bytes,
+        "multiprocessors": played.multiprocessors,
+        "provider_library": library.name,
+        "onnxruntime_version": runtime_version(library),
+        "cuda_version": stand_ins.cuda_version,
+    }
+    environment = child_environment(stand_ins, played, os.environ)
+    report, _, interrupted = place_in_child(options, "dry run", request, environment)
+    return report, interrupted
+
+
+def place_in_child(
+    options: PlaceOptions, what: str, played: Mapping[str, Any] | None, environment: Mapping[str, str]
+) -> tuple[Report, PartitaError | None, bool]:
+    """Place a model in a child process: the report, why a run failed, and whether Ctrl-C cut it short.
+
+    `what`: how a message calls it; `played`: the device of a dry run. Raises as `place_dry` does.
+    """
+    with temporary_directory() as folder:
+        path = Path(folder) / "report.json"
+        outcome = run_patiently(
+            CHILD,
+            {"options": options.to_json(), "report": str(path), "played": played},
+            timeout_seconds=CHILD_SECONDS,
+            # What a crash leaves behind goes with the folder.
+            environment={**environment, "TMPDIR": folder},
+        )
+        if outcome.result is None:
+            last = outcome.log[-1] if outcome.log else "it said nothing"
+            raise ProviderError(
+                f"{options.model}: {what}: initialisation_failed: the process was {outcome.ended}; last line: {last}"
+            )
+        interrupted = bool(outcome.result.get("interrupted"))
+        if interrupted and not path.is_file():
+            raise KeyboardInterrupt
+        raise_told(outcome.result.get("error"))
+        failed = outcome.result.get("failed")
+        return json_view.read(path), rebuilt(failed) if failed else None, interrupted

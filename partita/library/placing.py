@@ -1,0 +1,104 @@
+"""Where the nodes of any model run, as a function."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+from partita.errors import PartitaError
+from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.edge import public
+from partita.library.loading import Process, in_child
+from partita.library.place_options import PROBE_SECONDS, RUNS, PlaceOptions, check_chain, check_options
+from partita.library.probing import was_interrupted
+from partita.library.report import Report
+from partita.library.where import Libraries, ProviderOptions, Providers, where
+from partita.partition_reports import records
+
+Sizes: TypeAlias = Mapping[str, int | Sequence[int]]
+"""Sizes of an input, `{"x": (1, 3, 224, 224)}`, or of a symbolic dimension, `{"batch": 1}`."""
+
+
+class PlacementError(PartitaError):
+    """The model was placed, and a run of it failed. `report` has where its nodes are; the cause has what failed."""
+
+    def __init__(self, message: str, report: Report) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+@public
+def place(
+    model: str | os.PathLike[str],
+    providers: Providers | None = None,
+    *,
+    provider_options: ProviderOptions | None = None,
+    provider_libraries: Libraries | None = None,
+    pins: Sequence[str] = (),
+    shapes: Sizes | None = None,
+    inputs: Libraries | None = None,
+    runs: int = RUNS,
+    threads: int | None = None,
+    dry_run: bool = False,
+    device: str | None = None,
+    graph_capture: bool = False,
+    probe_seconds: float = PROBE_SECONDS,
+    process: Process = "auto",
+) -> Report:
+    """The partition report of any ONNX model or package, without a generation.
+
+    `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process` are those of `load`.
+    `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
+    `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stand-ins for its libraries, as the GPU `device`
+    plays; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for experiments
+    on nodes that fell back; 0: none.
+
+    Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
+    honoured, and PlacementError, which has the report, when a run failed.
+    """
+    given = where(providers, provider_options, provider_libraries, pins, threads)
+    options = PlaceOptions(
+        model=Path(model),
+        where=given,
+        shapes=tuple(f"{name}={_sizes(sizes)}" for name, sizes in (shapes or {}).items()),
+        values=tuple(f"{name}={os.fspath(path)}" for name, path in (inputs or {}).items()),
+        runs=runs,
+        dry_run=dry_run,
+        device=device,
+        graph_capture=graph_capture,
+        probe_seconds=probe_seconds,
+    )
+    check_options(options)
+    target = read_chain_options(given)
+    check_chain(options, target.asked_names)
+    report, error, interrupted = _place(options, given, target, process)
+    if interrupted:
+        raise KeyboardInterrupt
+    if error is not None:
+        raise PlacementError(str(error), Report.of(report)) from error
+    return Report.of(report)
+
+
+def _place(
+    options: PlaceOptions, given: ChainOptions, target: Target, process: Process
+) -> tuple[records.Report, PartitaError | None, bool]:
+    """The report, why a run failed, and whether Ctrl-C cut it short."""
+    from partita.library.place_dry import place_dry, place_in_child
+    from partita.library.place_run import place as place_here
+    from partita.runtime.place import RunInterruptedError
+
+    if options.dry_run:
+        report, interrupted = place_dry(options)
+        return report, None, interrupted
+    if in_child(target, process):
+        there = replace(options, where=given.resolved(target))
+        return place_in_child(there, "place", None, os.environ)
+    report, error = place_here(options, target)
+    return report, error, isinstance(error, RunInterruptedError) or was_interrupted(report.notes)
+
+
+def _sizes(sizes: int | Sequence[int]) -> str:
+    return str(sizes) if isinstance(sizes, int) else ",".join(map(str, sizes))

@@ -1,0 +1,142 @@
+"""A partition report with what can be done with one: the record that `--report` writes, as an object."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Self
+
+from partita.errors import ReportCheckError, ReportError, UsageError
+from partita.files import check_writable, write_text
+from partita.library.checking import Wanted, gate_of, vocabulary
+from partita.library.edge import public
+from partita.partition_reports import comparing, explaining, gate, records
+from partita.partition_reports.diff_records import ReportDiff
+from partita.partition_reports.explaining import Explanation
+from partita.partition_reports.gate import GateResult
+from partita.partition_reports.views import json as json_view
+
+NAMES = 5
+"""Most nodes that an error lists."""
+
+
+class CheckFailedError(ReportCheckError):
+    """A report does not meet what was asked of it. `result` has everything that was asked, and what came of it."""
+
+    def __init__(self, message: str, result: GateResult) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class Report(records.Report):
+    """The partition report of one run: which node ran where, what was copied, why anything fell back.
+
+    Its fields are those of docs/report-schema.md. A notebook shows it as Markdown.
+    """
+
+    @classmethod
+    def of(cls, record: records.Report) -> Self:
+        """The report with these fields."""
+        return cls.model_construct(**{name: getattr(record, name) for name in records.Report.model_fields})
+
+    @classmethod
+    @public
+    def read(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a report that `save` or `--report` wrote. Raises ReportError for what is none."""
+        return cls.of(json_view.read(Path(path)))
+
+    @public
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the report as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
+        put(json_view.to_text(self), path, "report")
+
+    @public
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as one HTML page that loads nothing; written to `path` where there is one."""
+        from partita.partition_reports.views import html
+
+        return put(html.to_text(self), path, "page")
+
+    @public
+    def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as GitHub Markdown, for a comment of CI; written to `path` where there is one."""
+        from partita.partition_reports.views import markdown
+
+        return put(markdown.to_text(self), path, "comment")
+
+    @public
+    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The report as tables of text, without colour; written to `path` where there is one."""
+        from partita.partition_reports.views import text
+
+        return put(text.to_text(self), path, "text")
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    @public
+    def explain(self, node: str) -> Explanation:
+        """Everything about one node, by its name or a part that only it has.
+
+        Raises ArgumentError when that is no node, or several.
+        """
+        found = explaining.find(self, node)
+        if isinstance(found, explaining.Matches):
+            from partita.partition_reports.views.explain import say_no_single
+
+            listed = ", ".join(match.node for match in found.matches[:NAMES])
+            raise UsageError(f"{say_no_single(found)}{f': {listed}' if listed else ''}")
+        return found
+
+    @public
+    def check(
+        self,
+        *requirements: str,
+        max_cpu_nodes: int | None = None,
+        max_copies: int | None = None,
+        max_copy_bytes_per_token: int | None = None,
+        max_unexplained: int | None = None,
+        cache_in_place: bool = False,
+        min_tokens_per_second: float | None = None,
+        baseline: records.Report | None = None,
+        max_slowdown: float | None = None,
+    ) -> GateResult:
+        """Hold the report against requirements, limits and a baseline, as `partita report check` does.
+
+        `requirements`: conditions such as "provider=webgpu,share>=0.95", each in the words of `--require`. Returns what
+        was found when all of it holds. Raises CheckFailedError with a line for everything that does not, and
+        ArgumentError when nothing is asked.
+        """
+        wanted = Wanted(
+            max_cpu_nodes,
+            max_copies,
+            max_copy_bytes_per_token,
+            max_unexplained,
+            cache_in_place,
+            min_tokens_per_second,
+            requirements,
+            max_slowdown,
+        )
+        asked = gate_of(wanted, vocabulary(self, str), baseline=baseline is not None, spell=str)
+        beside = None if baseline is None else ("the baseline", baseline)
+        result = gate.check(self, asked, "the report", beside)
+        if not result.passed:
+            wrong = [f"{outcome.check}: {outcome.detail}" for outcome in result.outcomes if not outcome.holds]
+            raise CheckFailedError("; ".join(wrong), result)
+        return result
+
+    @public
+    def diff(self, after: records.Report) -> ReportDiff:
+        """What is different in `after`, a later report. Raises ReportError when that is of another model."""
+        found = comparing.compare(self, after, names=("before", "after"))
+        if found.unrelated:
+            raise ReportError(f"the reports cannot be compared: {found.unrelated}")
+        return found
+
+
+def put(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
+    """The text, written to `path` where there is one. Raises ReportError when it cannot be."""
+    if path is not None:
+        check_writable(Path(path), what)
+        write_text(text, Path(path), what)
+    return text
