@@ -110,4 +110,4 @@ bench: install ## measure export, and generation against a bare loop and against
 
 clean: ## remove the virtual environments and everything that was built
 	rm -rf $(VENV) $(VENVS) build dist .pytest_cache .mypy_cache .ruff_cache
-	find partita tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find partita tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -322,7 +322,7 @@ def generate(
     from partita.commands import generate as verb
     from partita.commands.generate_options import GenerateOptions
     from partita.library.sampling import Sampling
-    from partita.partition_reports.limits import Limits
+    from partita.partition_reports.check.limits import Limits
 
     raise Exit(
         verb.run(
@@ -415,7 +415,7 @@ def place(
     """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
     from partita.commands import place as verb
     from partita.library.place_options import PlaceOptions
-    from partita.partition_reports.limits import Limits
+    from partita.partition_reports.check.limits import Limits
 
     raise Exit(
         verb.run(

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from partita.bench.records import Bench
 from partita.commands import bench_rounds
 from partita.commands.bench_rounds import Race
-from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.views import json as json_view
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds

@@ -34,11 +34,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},
     "partition_reports": {"diagnosis", "observations", "files", "strangers", "remedies", "errors"},
+    "bench": {"partition_reports", "observations", "remedies", "errors"},
+    "machine": {"partition_reports", "observations", "remedies", "errors"},
     "providers": {"observations", "extras", "remedies", "errors"},
     "runtime": {
         "package",
         "providers",
         "partition_reports",
+        "machine",
         "diagnosis",
         "observations",
         "process",
@@ -58,6 +61,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "providers",
         "partition_reports",
+        "bench",
+        "machine",
         "diagnosis",
         "observations",
         "process",
@@ -75,6 +80,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "providers",
         "partition_reports",
+        "bench",
+        "machine",
         "diagnosis",
         "observations",
         "process",
@@ -94,6 +101,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "runtime",
         "providers",
         "partition_reports",
+        "bench",
+        "machine",
         "diagnosis",
         "observations",
         "signals",
@@ -112,11 +121,11 @@ ROOT_OFFERS = ("library", "errors")
 ONLY_IN: dict[str, tuple[str, ...]] = {
     # session.py opens sessions; ort_registry.py asks what ONNX Runtime offers, and runs in a child that may crash.
     "onnxruntime": ("runtime/session.py", "runtime/ort_buffers.py", "runtime/ort_registry.py"),
-    "torch": ("export/", "demo/train.py"),
+    "torch": ("export/",),
     "onnxscript": ("export/",),
 }
 
-MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/", "demo/train.py")
+MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/")
 
 # Must stay unloaded by `import partita.cli`. numpy alone takes about 100 ms, a third of what `--help` may take.
 HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy")

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from partita.commands import providers as verb
 from partita.errors import UsageError
-from partita.partition_reports.machine import MachineReport, ProviderEntry, json_schema
-from partita.partition_reports.views._machine import render
+from partita.machine.records import MachineReport, ProviderEntry, json_schema
+from partita.machine.views.text import render
 from partita.providers.resolve import known_providers
 from partita.runtime import wheels
 from partita.runtime.machine import describe_machine
@@ -25,7 +25,7 @@ from tests.conftest import REPOSITORY, require
 
 SCHEMA = REPOSITORY / "docs" / "providers.schema.json"
 AGAIN = (
-    'write it again with: python -c "import json; from partita.partition_reports.machine import json_schema; '
+    'write it again with: python -c "import json; from partita.machine.records import json_schema; '
     'print(json.dumps(json_schema(), indent=1))" > docs/providers.schema.json'
 )
 

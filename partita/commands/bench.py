@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import partita
+from partita.bench.contenders import build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.bench.records import Bench
+from partita.bench.verdict import give_verdict
 from partita.commands.bench_child import Task
 from partita.commands.bench_entries import (
     Entry,
@@ -30,9 +33,6 @@ from partita.commands.outputs import Sink, Stdout, claim_output, say_written
 from partita.commands.terminal import note, stderr, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, ProviderError
 from partita.files import Output, temporary_directory
-from partita.partition_reports.bench_records import Bench
-from partita.partition_reports.bench_verdict import give_verdict
-from partita.partition_reports.benching import build_contenders, choose_baseline, complete_rounds, shown_rounds
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
@@ -161,7 +161,7 @@ def show(options: BenchOptions, bench: Bench, sink: Sink | None) -> None:
     if options.as_json and not isinstance(sink, Stdout):
         write_stdout(as_json)
     elif not isinstance(sink, Stdout):
-        from partita.partition_reports.views import bench as view
+        from partita.bench.views import text as view
 
         view.render(bench, stdout_console())
     if isinstance(sink, Output):

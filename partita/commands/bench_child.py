@@ -134,7 +134,7 @@ class Worker:
 
     def turn(self, *, number: int) -> dict[str, Any]:
         """One generation, as a `Turn`."""
-        from partita.partition_reports.bench_records import Turn
+        from partita.bench.records import Turn
         from partita.process import peak_rss_bytes
         from partita.runtime.run_facts import first_token_seconds
 

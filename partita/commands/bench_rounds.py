@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import partita.errors as errors
+from partita.bench.contenders import Lane
+from partita.bench.records import Turn
 from partita.commands.bench_child import Task
 from partita.commands.bench_entries import Entry
 from partita.errors import PartitaError, ProviderError
 from partita.observations.records import Environment
-from partita.partition_reports.bench_records import Turn
-from partita.partition_reports.benching import Lane
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import json as json_view
 from partita.runtime.live_child import ChildLostError, LiveChild

@@ -10,7 +10,7 @@ from partita.commands.outputs import Sink, claim_output, read_by, refuse_two_on_
 from partita.commands.supervise import supervised
 from partita.library.chain import Target, read_chain_options
 from partita.package import Manifest, read_manifest
-from partita.partition_reports.limits import check_limits
+from partita.partition_reports.check.limits import check_limits
 
 
 def run(options: GenerateOptions) -> int:

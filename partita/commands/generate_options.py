@@ -14,7 +14,7 @@ from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.observations.text_format import listing
-from partita.partition_reports.limits import Limits
+from partita.partition_reports.check.limits import Limits
 from partita.runtime.suggested import Suggestion, suggestion
 
 MAX_TOKENS = 1 << 24

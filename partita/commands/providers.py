@@ -20,6 +20,6 @@ def run(libraries: Sequence[str], *, as_json: bool) -> None:
         print_json(report.model_dump(mode="json", by_alias=True))
         return
 
-    from partita.partition_reports.views._machine import render
+    from partita.machine.views.text import render
 
     render(report, stdout_console())

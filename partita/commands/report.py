@@ -16,9 +16,9 @@ from partita.partition_reports.views import json as json_view
 
 if TYPE_CHECKING:
     from partita.observations.records import Record
-    from partita.partition_reports.gate import Gate
+    from partita.partition_reports.check.gate import Gate
+    from partita.partition_reports.check.requirements import Vocabulary
     from partita.partition_reports.records import Report
-    from partita.partition_reports.requirements import Vocabulary
 
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
@@ -26,8 +26,8 @@ DIFFERENT = 1
 
 def show(file: Path, *, as_json: bool, brief: bool = False) -> None:
     """Show a report or the result of a bench: as text, in ten lines or in full, or as the JSON it is stored in."""
+    from partita.bench.views import text as bench_view
     from partita.partition_reports.records import Report
-    from partita.partition_reports.views import bench as bench_view
     from partita.partition_reports.views import brief as ten_lines
     from partita.partition_reports.views import text
 
@@ -65,8 +65,8 @@ def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bo
     """Show what is different in `after`, and return the exit code."""
     if before == after == json_view.STDIN:
         raise UsageError("both reports cannot come from stdin; name a file for one of them")
-    from partita.partition_reports.comparing import compare
-    from partita.partition_reports.views import diff as view
+    from partita.partition_reports.diff.compare import compare
+    from partita.partition_reports.diff.views import text as view
 
     found = compare(json_view.read(before), json_view.read(after), names=(str(before), str(after)))
     if found.unrelated and not force:
@@ -97,8 +97,8 @@ class CheckOptions:
 
 def check(file: Path, options: CheckOptions, *, as_json: bool) -> None:
     """Hold a report against the options. Raises ReportCheckError after showing what does not hold."""
-    from partita.partition_reports import gate
-    from partita.partition_reports.views import _check as view
+    from partita.partition_reports.check import gate
+    from partita.partition_reports.check.views import text as view
 
     report = json_view.read(file)
     asked = gate_of(options, vocabulary(report))
@@ -114,9 +114,9 @@ def check(file: Path, options: CheckOptions, *, as_json: bool) -> None:
 
 def gate_of(options: CheckOptions, words: Vocabulary) -> Gate:
     """The options as a gate. Raises UsageError for one that makes no sense, and when nothing is asked."""
-    from partita.partition_reports.gate import Gate
-    from partita.partition_reports.limits import Limits, check_limits
-    from partita.partition_reports.requirements import parse_requirement
+    from partita.partition_reports.check.gate import Gate
+    from partita.partition_reports.check.limits import Limits, check_limits
+    from partita.partition_reports.check.requirements import parse_requirement
 
     limits = Limits(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
     check_limits(limits, ())
@@ -142,7 +142,7 @@ def gate_of(options: CheckOptions, words: Vocabulary) -> Gate:
 def vocabulary(report: Report) -> Vocabulary:
     """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
     from partita.diagnosis.reasons.base import load_reasons
-    from partita.partition_reports.requirements import Vocabulary
+    from partita.partition_reports.check.requirements import Vocabulary
     from partita.providers.resolve import parse_chain
 
     seen = [entry.provider for entry in report.chain]
@@ -187,8 +187,9 @@ def write_html(file: Path, out: Path | None) -> None:
 
     Raises UsageError when the page would replace the report.
     """
+    from partita.bench.views import html as bench_html
     from partita.partition_reports.records import Report
-    from partita.partition_reports.views import bench_html, html
+    from partita.partition_reports.views import html
 
     page = out or (STDOUT if file == json_view.STDIN else file.with_suffix(".html"))
     sink = claim_output(page, "page", (file, STDIN), option="--out")

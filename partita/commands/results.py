@@ -1,7 +1,7 @@
 """What `--json` of the verbs prints, as records: the JSON Schemas in docs/ are made from them.
 
 `python -m partita.commands.results docs` writes the schemas of every verb's output. What `place --json` prints is a
-report, and what `providers --json` prints a record of partition_reports/machine.py; their schemas are made there.
+report, and what `providers --json` prints a record of machine/records.py; their schemas are made there.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter
 
 import partita
+from partita.bench.records import Bench
 from partita.errors import PartitaError, public_type
 from partita.observations.records import Record
 from partita.package import Manifest
-from partita.partition_reports.bench_records import Bench
-from partita.partition_reports.diff_records import ReportDiff
+from partita.partition_reports.check.gate import GateResult
+from partita.partition_reports.diff.records import ReportDiff
 from partita.partition_reports.explaining import Explanation, Matches
-from partita.partition_reports.gate import GateResult
 
 
 class ErrorFact(Record):

@@ -15,8 +15,8 @@ from partita.errors import ParityError
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.observations.text_format import NOT_KNOWN, plural
 from partita.package import StepError, Verification, check_files, read_manifest
+from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, words
-from partita.partition_reports.views._tables import ALARM, GOOD, Page
 
 
 def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:

@@ -1,7 +1,7 @@
 """The demo checkpoint that ships with Partita.
 
 ``checkpoint/`` is a small Llama-type decoder in the Hugging Face layout, trained from nothing on the
-documentation text inside CPython's standard library; ``train.py`` made it and can make it again.
+documentation text inside CPython's standard library; ``tools/train_demo.py`` made it and can make it again.
 It is there so that every part of Partita can be tried without a network.
 """
 

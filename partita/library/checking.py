@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import UsageError
-from partita.partition_reports.gate import Gate
-from partita.partition_reports.limits import Limits, check_limits
+from partita.partition_reports.check.gate import Gate
+from partita.partition_reports.check.limits import Limits, check_limits
+from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
 from partita.partition_reports.records import Report
-from partita.partition_reports.requirements import Vocabulary, parse_requirement
 from partita.providers.resolve import parse_chain
 from partita.runtime.sampling import flag
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
 from partita.package import Verification
-from partita.partition_reports.limits import Limits
+from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
 

@@ -6,7 +6,7 @@ import os
 
 from partita.library.edge import public
 from partita.library.where import Libraries
-from partita.partition_reports.machine import MachineReport
+from partita.machine.records import MachineReport
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import all_names
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from partita.errors import UsageError
 from partita.library.chain import ChainOptions, chain_options
-from partita.partition_reports.limits import Limits
+from partita.partition_reports.check.limits import Limits
 from partita.providers.cuda import PROVIDER as CUDA
 
 MAX_RUNS = 1000
@@ -97,7 +97,7 @@ def check_probe_seconds(seconds: float) -> None:
 
 def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:
     """Check what depends on the chain that was asked for, by ONNX Runtime's names. Raises UsageError."""
-    from partita.partition_reports.limits import check_limits
+    from partita.partition_reports.check.limits import check_limits
 
     check_limits(options.limits, chain)
     if options.dry_run and chain and chain[0] != CUDA.ort_name:

@@ -10,10 +10,12 @@ from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.files import check_writable, write_text
 from partita.library.checking import Wanted, gate_of, vocabulary
 from partita.library.edge import public
-from partita.partition_reports import comparing, explaining, gate, records
-from partita.partition_reports.diff_records import ReportDiff
+from partita.partition_reports import explaining, records
+from partita.partition_reports.check import gate
+from partita.partition_reports.check.gate import GateResult
+from partita.partition_reports.diff import compare as comparing
+from partita.partition_reports.diff.records import ReportDiff
 from partita.partition_reports.explaining import Explanation
-from partita.partition_reports.gate import GateResult
 from partita.partition_reports.views import json as json_view
 
 NAMES = 5

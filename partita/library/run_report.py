@@ -13,7 +13,7 @@ from partita.observations.facts import RunFacts
 from partita.observations.records import PackageFacts
 from partita.package import Manifest
 from partita.partition_reports.build import build_report
-from partita.partition_reports.limits import Limits
+from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.records import DryRunFacts, ModelFacts, Report, Request
 from partita.providers.resolve import Resolution
 from partita.runtime.advice import package_facts

@@ -11,10 +11,10 @@ from partita.observations.facts import MemoryFacts, RunFacts, StateFact, StepFac
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run, groups
 from partita.partition_reports.bodies import find_bodies
+from partita.partition_reports.check.limits import Limits, exceeded
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
-from partita.partition_reports.limits import Limits, exceeded
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
 from partita.partition_reports.probing import find_rejected, state_probing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from partita.partition_reports.machine import Gpu
+from partita.machine.records import Gpu
 
 
 def nvidia_gpus() -> tuple[Gpu, ...] | None:

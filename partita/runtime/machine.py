@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import partita
 from partita import extras
-from partita.observations.records import remedy_records
-from partita.partition_reports.machine import (
+from partita.machine.records import (
     MachineReport,
     OnnxRuntime,
     OptionEntry,
     ProviderEntry,
 )
+from partita.observations.records import remedy_records
 from partita.providers.base import Provider
 from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from partita.machine.records import Device
 from partita.observations.text_format import listing
-from partita.partition_reports.machine import Device
 from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import Resolution, known_providers, resolve_one

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from partita import extras
+from partita.machine.records import EnvironmentFinding
 from partita.observations.records import remedy_records
 from partita.observations.text_format import listing
-from partita.partition_reports.machine import EnvironmentFinding
 from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
 from partita.remedies import Remedy

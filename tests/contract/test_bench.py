@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from partita.partition_reports.bench_records import Bench
+from partita.bench.records import Bench
 from tests.contract.cases import cases, packages_of, providers_of
 from tests.contract.commands import PROMPT, generated, honoured
 

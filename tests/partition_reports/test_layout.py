@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from rich.cells import cell_len
 
+from partita.partition_reports.render.layout import NUMBERS, fold, pairs, paragraph, table
 from partita.partition_reports.sections.model import Column
-from partita.partition_reports.views._layout import NUMBERS, fold, pairs, paragraph, table
 
 WIDTHS = range(20, 201)
 COLUMNS = (

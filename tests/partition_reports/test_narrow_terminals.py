@@ -13,18 +13,22 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from partita.bench.records import Bench
+from partita.bench.verdict import give_verdict
+from partita.bench.views import text as bench_view
 from partita.diagnosis.refusal import refused_nodes
-from partita.partition_reports import gate
-from partita.partition_reports.bench_records import Bench
-from partita.partition_reports.bench_verdict import give_verdict
-from partita.partition_reports.comparing import compare
+from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
+from partita.machine.views import text as machine_view
+from partita.partition_reports.check import gate
+from partita.partition_reports.check.limits import Limits
+from partita.partition_reports.check.views import text as check_view
+from partita.partition_reports.diff.compare import compare
+from partita.partition_reports.diff.views import text as diff
 from partita.partition_reports.explaining import Explanation, Matches, find
-from partita.partition_reports.limits import Limits
-from partita.partition_reports.machine import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
-from partita.partition_reports.views import _check, _machine, _refusal, brief, diff, explain, text
-from partita.partition_reports.views import bench as bench_view
+from partita.partition_reports.views import _refusal, brief, explain, text
+from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
-from tests.partition_reports import changed, pages, test_benching
+from tests.partition_reports import changed, pages
 from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import ENVIRONMENT, PACKAGE
 
@@ -48,11 +52,11 @@ def matches(name: str, part: str) -> Render:
 
 def made_bench() -> Bench:
     lanes = [
-        test_benching.lane("webgpu,cpu", test_benching.SLOW, observed=recorded("webgpu")),
-        test_benching.lane("cpu", test_benching.FAST, observed=pages.cpu_report()),
-        test_benching.lane("openvino", [1234.5, 2345.6, 1.1, 1.2], error="its process was killed by SIGSEGV"),
+        test_contenders.lane("webgpu,cpu", test_contenders.SLOW, observed=recorded("webgpu")),
+        test_contenders.lane("cpu", test_contenders.FAST, observed=pages.cpu_report()),
+        test_contenders.lane("openvino", [1234.5, 2345.6, 1.1, 1.2], error="its process was killed by SIGSEGV"),
     ]
-    contenders = test_benching.built(*lanes)
+    contenders = test_contenders.built(*lanes)
     return Bench(
         created="2026-11-21T08:00:00Z",
         partita_version="0.1.0",
@@ -77,7 +81,7 @@ def bench() -> Render:
 
 def checked(limits: Limits) -> Render:
     result = gate.check(recorded("webgpu"), gate.Gate(limits=limits), "webgpu.json", None)
-    return lambda console: _check.render(result, console)
+    return lambda console: check_view.render(result, console)
 
 
 def machine() -> Render:
@@ -129,7 +133,7 @@ def machine() -> Render:
         default_reason="cuda is the best of 2",
         providers=entries,
     )
-    return lambda console: _machine.render(report, console)
+    return lambda console: machine_view.render(report, console)
 
 
 def of_report(module: ModuleType, name: str) -> Callable[[], Render]:

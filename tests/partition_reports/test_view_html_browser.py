@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from partita.partition_reports.views import bench_html, html
+from partita.bench.views import html as bench_html
+from partita.partition_reports.views import html
 from tests.conftest import require
 from tests.partition_reports import pages
 from tests.partition_reports.chromium import Tab, chromium, find_chromium

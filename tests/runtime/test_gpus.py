@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from partita.partition_reports.machine import Gpu
+from partita.machine.records import Gpu
 from partita.runtime.gpus import nvidia_gpus
 
 

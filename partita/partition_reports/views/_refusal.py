@@ -10,8 +10,8 @@ from rich.console import Console
 
 from partita.diagnosis.records import Fallback
 from partita.observations.text_format import plural, short_provider
+from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
-from partita.partition_reports.views._tables import Page
 
 WIDTH = 120
 """Where nobody says how wide stderr is."""

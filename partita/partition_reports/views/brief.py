@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.style import Style
 
 from partita.partition_reports.records import Report
+from partita.partition_reports.render import layout
+from partita.partition_reports.render.blocks import INDENT, TONES
+from partita.partition_reports.render.terminal import ALARM, BOLD, PLAIN, Page, to_plain_text
 from partita.partition_reports.sections.brief import MOST_LINES, brief
 from partita.partition_reports.sections.glance import find_state
-from partita.partition_reports.views import _layout
-from partita.partition_reports.views._blocks import INDENT, TONES
-from partita.partition_reports.views._tables import ALARM, BOLD, PLAIN, Page, to_plain_text
 from partita.partition_reports.views.base import View
 
 
@@ -18,7 +18,7 @@ def render(report: Report, console: Console) -> None:
     """Print the lines, wrapped as long as there are no more than ten of them then."""
     page, lines = Page(console), brief(report)
     tone = TONES[find_state(report).tone]
-    needed = sum(len(_layout.paragraph(said(page, *line), console.width, hang=INDENT)) for line in lines)
+    needed = sum(len(layout.paragraph(said(page, *line), console.width, hang=INDENT)) for line in lines)
     for number, (label, text) in enumerate(lines):
         style = BOLD + Style(color=tone.color) if number == 0 else ALARM if label == "note" else PLAIN
         if needed > MOST_LINES:

@@ -10,11 +10,11 @@ from rich.console import Console
 from partita.diagnosis.records import Fallback, Trial
 from partita.errors import UsageError
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
-from partita.partition_reports.diff_headline import provider as provider_name
+from partita.partition_reports.diff.headline import provider as provider_name
 from partita.partition_reports.explaining import Cause, Explanation, Matches, Place, find
 from partita.partition_reports.records import Copy, RejectedPart, Report
+from partita.partition_reports.render.terminal import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.sections.model import Column
-from partita.partition_reports.views._tables import BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
 
 MOST = 40

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from partita.bench.records import SCHEMA as BENCH_SCHEMA
+from partita.bench.records import Bench
 from partita.errors import ReportError
 from partita.files import write_text
-from partita.partition_reports.bench_records import SCHEMA as BENCH_SCHEMA
-from partita.partition_reports.bench_records import Bench
 from partita.partition_reports.records import SCHEMA, Report
 from partita.partition_reports.views.base import View
 

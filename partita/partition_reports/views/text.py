@@ -6,11 +6,11 @@ from rich.console import Console
 from rich.style import Style
 
 from partita.partition_reports.records import Report
+from partita.partition_reports.render.blocks import INDENT, TONES, show_command, show_section
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.report import sections
-from partita.partition_reports.views._blocks import INDENT, TONES, show_command, show_section
-from partita.partition_reports.views._tables import ALARM, BOLD, DIM, Page, to_plain_text
 from partita.partition_reports.views.base import View
 
 LEFT_OUT = frozenset({"nodes"})

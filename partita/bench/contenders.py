@@ -1,0 +1,231 @@
+"""From the turns of several contenders to medians, ratios and where the time goes. Pure: no clock, no process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Literal
+
+from partita.bench.records import Contender, Difference, PhaseSpeed, Ratio, Spread, Turn, Why
+from partita.observations.names import CPU, UNKNOWN
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.cost import per, total_bytes
+from partita.partition_reports.records import Report
+from partita.partition_reports.time_split import split_time
+from partita.partition_reports.timing import percentile
+
+TELLING_ROUNDS = 4
+"""Rounds from which ranges that are apart tell something: by chance alone, those of two equal contenders are apart in
+10 % of cases over 3 rounds, in 3 % over 4, in 0.8 % over 5.
+"""
+CLEAR_GAP = 4.0
+"""How many times as fast the slowest round of one must be as the fastest of the other to tell something over fewer
+rounds: a busy machine was seen to make one and the same run 2.9 times as slow.
+"""
+WARM_UP = 0
+"""The round that no figure covers."""
+PhaseChoice = Literal["prefill", "decode"]
+PHASES: tuple[PhaseChoice, ...] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """What is known of one contender when the rounds are over."""
+
+    name: str
+    chain: tuple[str, ...]
+    turns: tuple[Turn, ...]
+    package: str = ""
+    error: str = ""
+    unused: tuple[str, ...] = ()
+    load_seconds: float | None = None
+    observed: Report | None = None
+    """Report of the round that was profiled."""
+    why_unknown: str = ""
+    """Why there is none."""
+    file: str | None = None
+
+    @property
+    def on_cpu(self) -> bool:
+        """It is on the CPU provider alone."""
+        return self.chain == (CPU,)
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Median, lowest and highest; None when there are no values."""
+    listed = list(values)
+    return Spread(median=statistics.median(listed), low=min(listed), high=max(listed)) if listed else None
+
+
+def rate(turn: Turn, phase: PhaseChoice) -> float | None:
+    """Tokens per second of one turn; None when the phase has no run."""
+    times, tokens = (
+        (turn.prefill_ms, turn.prefill_tokens) if phase == "prefill" else (turn.decode_ms, turn.decode_tokens)
+    )
+    total = sum(times)
+    return 1000 * tokens / total if total > 0 and tokens else None
+
+
+def complete_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
+    """Rounds that count: not the warm-up, and finished by every contender that did not fail."""
+    alive = [frozenset(turn.round for turn in lane.turns) for lane in lanes if not lane.error]
+    return frozenset.intersection(*alive) - {WARM_UP} if alive else frozenset()
+
+
+def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
+    """Rounds that figures are given of: the complete ones; before one was complete, whatever anybody has."""
+    return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
+
+
+def counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
+    """Turns that figures cover. One that failed keeps what it finished."""
+    return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
+
+
+def phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
+    """Speed of a phase over these turns; None when it had no run."""
+    rates = [value for turn in turns if (value := rate(turn, phase)) is not None]
+    times = [ms for turn in turns for ms in (turn.prefill_ms if phase == "prefill" else turn.decode_ms)]
+    over = spread(rates)
+    p50, p95 = percentile(times, 50), percentile(times, 95)
+    if over is None or p50 is None or p95 is None:
+        return None
+    return PhaseSpeed(tokens_per_second=over, p50_ms=p50, p95_ms=p95, runs=len(times))
+
+
+def overlap(left: Spread, right: Spread) -> bool:
+    """Whether the ranges from the lowest to the highest round have a value in common."""
+    return left.low <= right.high and right.low <= left.high
+
+
+def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> Ratio | None:
+    """How many times as fast `ours` are as `theirs`, round by round; None when no round has both."""
+    other = {turn.round: rate(turn, phase) for turn in theirs}
+    pairs = [
+        (mine, base)
+        for turn in ours
+        if (mine := rate(turn, phase)) is not None and (base := other.get(turn.round)) is not None
+    ]
+    ratios = spread(mine / base for mine, base in pairs)
+    left, right = spread(pair[0] for pair in pairs), spread(pair[1] for pair in pairs)
+    if ratios is None or left is None or right is None:
+        return None
+    return Ratio(
+        phase=phase, median=ratios.median, low=ratios.low, high=ratios.high, standing=stand(left, right, len(pairs))
+    )
+
+
+def stand(left: Spread, right: Spread, rounds: int) -> Literal["differs", "within_noise", "too_few_rounds"]:
+    """Whether two speeds over `rounds` rounds can be told apart: the ranges are apart, over enough rounds or by far."""
+    if overlap(left, right):
+        return "within_noise"
+    return "differs" if rounds >= TELLING_ROUNDS or gap(left, right) >= CLEAR_GAP else "too_few_rounds"
+
+
+def gap(left: Spread, right: Spread) -> float:
+    """How many times as much the lowest of the higher range is as the highest of the lower one."""
+    lower, higher = sorted((left, right), key=lambda found: found.median)
+    return higher.low / lower.high if lower.high > 0 else float("inf")
+
+
+def first_difference(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> Difference | None:
+    """The earliest position where the tokens of a row are not the baseline's; None when all are the same.
+
+    Rows that only one of them has are left out.
+    """
+    found = [
+        Difference(row=row, position=position, token=token, baseline_token=base)
+        for row, (mine, others) in enumerate(zip(ours, theirs, strict=False))
+        for position, (token, base) in enumerate(zip_longest(mine, others))
+        if token != base
+    ]
+    return min(found, key=lambda entry: (entry.position, entry.row), default=None)
+
+
+def choose_baseline(lanes: Sequence[Lane], asked: str | None) -> str | None:
+    """The contender that the others are compared with: the one asked for, else the first package on cpu, else the
+    first; of those that were measured. None when there is none.
+    """
+    measured = [lane for lane in lanes if not lane.error]
+    on_cpu = [lane for lane in measured if lane.on_cpu and lane.package == lanes[0].package]
+    return next((lane.name for lane in (*(x for x in measured if x.name == asked), *on_cpu, *measured)), None)
+
+
+def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Contender, ...]:
+    """The figures of all, in the order given. `baseline`: name of the one that the others are compared with."""
+    complete = shown_rounds(lanes)
+    base = next((lane for lane in lanes if lane.name == baseline), None)
+    return tuple(contender(lane, base, complete) for lane in lanes)
+
+
+def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Contender:
+    """The figures of one contender. `base`: the baseline, which may be the same."""
+    turns = counted(lane, complete)
+    rival = base if base is not None and base is not lane and not lane.error else None
+    theirs = counted(rival, complete) if rival is not None else ()
+    difference = first_difference(turns[0].tokens, theirs[0].tokens) if turns and theirs else None
+    decode, why = phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
+    decode_ms = sum(sum(turn.decode_ms) for turn in turns)
+    return Contender(
+        name=lane.name,
+        chain=lane.chain,
+        package=lane.package,
+        status="failed" if lane.error else "measured",
+        error=lane.error,
+        unused=lane.unused,
+        rounds=len(turns),
+        load_seconds=lane.load_seconds,
+        peak_rss_bytes=max((turn.peak_rss_bytes for turn in lane.turns), default=None),
+        first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),
+        prefill=phase_speed(turns, "prefill"),
+        decode=decode,
+        decode_outside_share=sum(turn.decode_outside_ms for turn in turns) / decode_ms if decode_ms else None,
+        ratios=tuple(found for phase in PHASES if (found := ratio(turns, theirs, phase)) is not None),
+        repeats=len({turn.tokens for turn in lane.turns}) == 1 if len(lane.turns) > 1 else None,
+        same_tokens=difference is None if turns and theirs else None,
+        difference=difference,
+        why=why,
+        node_share=node_share(why, decode),
+        why_unknown=lane.why_unknown,
+        report=lane.file,
+        turns=lane.turns,
+    )
+
+
+def explain(report: Report) -> Why | None:
+    """Where the host's time goes in the phase that is run for every token; None when no phase is known."""
+    used = [entry.provider for entry in report.chain if entry.status == "active"]
+    if not report.phases or not used:
+        return None
+    phase = next((entry for entry in report.phases if entry.name == "decode"), report.phases[-1])
+    split = split_time(phase, used[0])
+    memcpy = sum(map(is_memcpy, phase.nodes))
+    others = [node for node in phase.nodes if node.provider != used[0] and not is_memcpy(node)]
+    return Why(
+        phase=phase.name,
+        provider=used[0],
+        nodes=len(phase.nodes) - memcpy - len(others),
+        nodes_elsewhere=len(others),
+        elsewhere=tuple(dict.fromkeys(node.provider or UNKNOWN for node in others)),
+        partitions=len(phase.partitions),
+        copies=len(phase.copies),
+        memcpy_nodes=memcpy,
+        copy_bytes_per_token=phase.cost.copy_bytes_per_token if phase.cost is not None else None,
+        memcpy_bytes_per_token=per(
+            total_bytes(copy for copy in phase.copies if copy.kind == "memcpy_node"),
+            phase.cost.tokens_per_run if phase.cost is not None else None,
+        ),
+        node_us=split.node_us if split else None,
+        wait_share=split.copies if split else None,
+        own_share=split.own if split else None,
+        elsewhere_share=split.elsewhere if split else None,
+    )
+
+
+def node_share(why: Why | None, decode: PhaseSpeed | None) -> float | None:
+    """Node time of the profiled runs as part of the median step of the counted ones, at most 1."""
+    if why is None or why.phase != "decode" or why.node_us is None or decode is None or decode.p50_ms <= 0:
+        return None
+    return min(1.0, why.node_us / 1000 / decode.p50_ms)

@@ -1,0 +1,152 @@
+"""A bench in sections: what was run, how fast, at what cost of starting, and where the time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
+from partita.bench.verdict import times
+from partita.observations.records import PackageFacts
+from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
+from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.shared import runtime_name
+
+MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
+RATIOS = "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds to tell"
+EXPLAINED = (
+    "Memcpy nodes wait until the device has done what is queued, and copy; where a device works on its own, its own "
+    "nodes only queue work. of a step: all node time as part of the median step above"
+)
+PHASES = ("decode", "prefill")
+
+
+def sections(bench: Bench) -> tuple[Section, ...]:
+    """Every section that has something to say."""
+    return (work(bench), speed(bench), start(bench), *where_time_goes(bench), *notes(bench))
+
+
+def work(bench: Bench) -> Section:
+    """What was run, on which machine."""
+    packages, machine = (bench.package, *bench.others), bench.environment
+    rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
+    told = (
+        f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new ones, greedy, "
+        f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens do not end it"
+    )
+    pairs: list[tuple[str, tuple[str, ...]]] = [
+        ("package" if len(packages) == 1 else "packages", tuple(map(describe, packages))),
+        ("work", (told,)),
+    ]
+    if machine is not None:
+        threads = "" if bench.threads is None else f", --threads {bench.threads}"
+        pairs.append(("machine", (f"{machine.cpu}, {plural(machine.logical_cores, 'core')}{threads}",)))
+        pairs.append(("runtime", (runtime_name(machine),)))
+    return Section("bench", "Bench", (Pairs("What was run", tuple(pairs)),))
+
+
+def describe(package: PackageFacts) -> str:
+    """A package in a few words."""
+    return f"{package.name}: {package.model_type}, {package.attention}, {package.precision}, {package.verification}"
+
+
+def speed(bench: Bench) -> Section:
+    """Tokens per second, ratio and step times per phase."""
+    rounds = max((entry.rounds for entry in bench.contenders), default=0)
+    heads = (words("contender"), words("phase"))
+    figures = (Column(title) for title in ("tokens/s", "slowest", "fastest", "ratio", "p50 ms", "p95 ms"))
+    rows = [row for entry in bench.contenders for row in speed_rows(entry, bench.baseline)]
+    about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
+    made = table(f"Speed: {about}", (*heads, *figures), rows, obvious=True)
+    return Section("speed", "Speed", (made, Line(RATIOS, tone="quiet")), about)
+
+
+def speeds_of(entry: Contender) -> Iterator[tuple[str, PhaseSpeed]]:
+    """The phases that were run, and how fast."""
+    for name, found in zip(PHASES, (entry.decode, entry.prefill), strict=True):
+        if found is not None:
+            yield name, found
+
+
+def speed_rows(entry: Contender, baseline: str | None) -> Iterator[tuple[str, ...]]:
+    """One row per phase that was run."""
+    ratios: dict[str, Ratio] = {ratio.phase: ratio for ratio in entry.ratios}
+    for name, found in speeds_of(entry):
+        rate = found.tokens_per_second
+        ratio = "1" if entry.name == baseline else say_ratio(ratios.get(name))
+        figures = (decimals(rate.median), decimals(rate.low), decimals(rate.high), ratio)
+        yield entry.name, name, *figures, decimals(found.p50_ms), decimals(found.p95_ms)
+
+
+def say_ratio(ratio: Ratio | None) -> str:
+    """The ratio, with a mark where it tells nothing."""
+    return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
+
+
+def start(bench: Bench) -> Section:
+    """What there is one figure of, and whether the tokens are the same."""
+    heads = (words("contender"), *(Column(title) for title in ("first token ms", "load s", "peak memory")))
+    rows = [
+        (
+            entry.name,
+            decimals(entry.first_token_ms.median if entry.first_token_ms else None),
+            decimals(entry.load_seconds),
+            human_bytes(entry.peak_rss_bytes),
+            say_tokens(entry, bench.baseline),
+        )
+        for entry in bench.contenders
+    ]
+    blocks: list[Block] = [table("Start, memory and tokens", (*heads, words("tokens")), rows, obvious=True)]
+    # What the verdict has of the others.
+    unused = (entry for entry in bench.contenders if entry.name == bench.baseline)
+    blocks += [Line(line, entry.name) for entry in unused for line in entry.unused]
+    return Section("start", "Start, memory and tokens", tuple(blocks))
+
+
+def say_tokens(entry: Contender, baseline: str | None) -> str:
+    """Whether they are those of the baseline."""
+    changing = "; change from round to round" if entry.repeats is False else ""
+    if entry.name == baseline:
+        return f"baseline{changing}"
+    if entry.difference is None:
+        return f"the same{changing}" if entry.same_tokens else NOT_KNOWN
+    return f"DIFFERENT from new token {entry.difference.position + 1} on{changing}"
+
+
+def where_time_goes(bench: Bench) -> Iterator[Section]:
+    """Placement and host time of the observed round."""
+    blocks: list[Block] = []
+    if any(entry.why is not None for entry in bench.contenders):
+        about = "Host time in nodes, in decode runs that were profiled and are not counted"
+        blocks += [placement(bench), host_time(bench, about), Line(EXPLAINED, tone="quiet")]
+    blocks += [Line(entry.why_unknown, entry.name) for entry in bench.contenders if entry.why_unknown]
+    if blocks:
+        yield Section("where", "Where the time goes", tuple(blocks))
+
+
+def placement(bench: Bench) -> Table:
+    """What is where, and what moves."""
+    rows = []
+    for entry in bench.contenders:
+        if (why := entry.why) is not None:
+            moved = None if why.copy_bytes_per_token is None else round(why.copy_bytes_per_token)
+            counts = (why.nodes, why.nodes_elsewhere, why.partitions, why.copies)
+            rows.append((entry.name, short_provider(why.provider), *map(str, counts), human_bytes(moved)))
+    heads = (Column(title) for title in ("nodes", "elsewhere", "partitions", "copies", "bytes/token"))
+    return table("Placement in decode", (words("contender"), words("provider"), *heads), rows)
+
+
+def host_time(bench: Bench, caption: str) -> Table:
+    """Parts of the time in nodes."""
+    rows = []
+    for entry in bench.contenders:
+        if (why := entry.why) is not None:
+            shares = (entry.node_share, why.own_share, why.elsewhere_share, why.wait_share)
+            rows.append((entry.name, *map(percent, shares)))
+    heads = (Column(title) for title in ("of a step", "own nodes", "elsewhere", "Memcpy nodes"))
+    return table(caption, (words("contender"), *heads), rows)
+
+
+def notes(bench: Bench) -> Iterator[Section]:
+    """Whatever else has to be said."""
+    if bench.notes:
+        yield Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))

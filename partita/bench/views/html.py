@@ -1,0 +1,82 @@
+"""A bench as one HTML page: the verdict, speeds as bars with their ranges, and every table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partita.bench.records import Bench
+from partita.bench.sections import PHASES, sections, speeds_of
+from partita.observations.text_format import decimals
+from partita.partition_reports.views import html
+from partita.partition_reports.views.base import View
+
+COLOURS = 6
+"""Colours of the style; contenders have their names beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One contender in one phase; widths are percent of the widest."""
+
+    name: str
+    css: str
+    width: float
+    low: float
+    high: float
+    told: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """The speeds of one phase."""
+
+    title: str
+    bars: tuple[Bar, ...]
+
+
+def to_text(bench: Bench) -> str:
+    """The whole page."""
+    parts = sections(bench)
+    names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.others)))
+    contents = [("glance", "At a glance"), *((section.key, section.title) for section in parts)]
+    return html.render(
+        "bench",
+        {
+            "title": f"Bench: {names}",
+            "version": bench.partita_version,
+            "contents": contents,
+            "names": names,
+            "bench": bench,
+            "charts": tuple(draw(bench)),
+            "sections": parts,
+        },
+    )
+
+
+def draw(bench: Bench) -> Iterator[Chart]:
+    """A chart for every phase that was run, each on a scale of its own."""
+    for phase in PHASES:
+        found = [
+            (number, entry.name, speed.tokens_per_second)
+            for number, entry in enumerate(bench.contenders)
+            for name, speed in speeds_of(entry)
+            if name == phase
+        ]
+        most = max((rate.high for _, _, rate in found), default=0.0)
+        if most > 0:
+            bars = tuple(
+                Bar(
+                    name=name,
+                    css=f"e{number % COLOURS}",
+                    width=round(100 * rate.median / most, 2),
+                    low=round(100 * rate.low / most, 2),
+                    high=round(100 * rate.high / most, 2),
+                    told=f"{decimals(rate.median)} tokens/s ({decimals(rate.low)} to {decimals(rate.high)})",
+                )
+                for number, name, rate in found
+            )
+            yield Chart(phase, bars)
+
+
+VIEW = View("bench_html", ".html", "a bench as one page for a browser", to_text, takes=("bench",))

@@ -1,0 +1,1 @@
+"""Whether a report meets what is asked of it."""

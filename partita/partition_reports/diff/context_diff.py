@@ -1,0 +1,138 @@
+"""What two reports say about machine, versions, model, request and outcome, and where they differ. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from partita.observations.text_format import short_provider
+from partita.partition_reports.diff.records import Change
+from partita.partition_reports.records import Report
+from partita.partition_reports.verdict import describe_cache
+
+Stated = dict[tuple[str, str], str]
+"""Subject and name of what a report states -> in words."""
+
+
+def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
+    """Everything around the nodes that is another one in `after`, in the order of a report."""
+    ours, theirs = dict(state(before)), dict(state(after))
+    return tuple(
+        Change.model_validate({"subject": key[0], "name": key[1], "before": ours.get(key), "after": theirs.get(key)})
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours.get(key) != theirs.get(key)
+    )
+
+
+def state(report: Report) -> Iterator[tuple[tuple[str, str], str]]:
+    """What a report states about the run, without figures and without what differs from run to run anyway."""
+    for subject, values in (
+        ("environment", environment(report)),
+        ("package", package(report)),
+        ("model", model(report)),
+        ("request", request(report)),
+        ("chain", chain(report)),
+        ("cache", {"cache": cache_state(report)} if report.cache is not None else {}),
+        ("dry_run", dry_run(report)),
+        ("checks", outcome(report)),
+    ):
+        for name, value in values.items():
+            if value is not None:
+                yield (subject, name), str(value)
+
+
+def environment(report: Report) -> Mapping[str, object]:
+    """Software and machine. Memory is left out: it differs between equal machines."""
+    env = report.environment
+    return {
+        "onnxruntime": env.onnxruntime_version,
+        "onnxruntime package": env.onnxruntime_package.removesuffix(f" {env.onnxruntime_version}"),
+        "onnxruntime build": env.onnxruntime_build,
+        **env.packages,
+        "partita": report.partita_version,
+        "python": env.python,
+        "operating system": env.operating_system,
+        "processor": env.cpu,
+        "logical cores": env.logical_cores,
+    }
+
+
+def package(report: Report) -> Mapping[str, object]:
+    """What was run, when it is a package."""
+    facts = report.package
+    if facts is None:
+        return {}
+    return {
+        "name": facts.name,
+        "manifest sha256": facts.manifest_sha256[:12],
+        "model type": facts.model_type,
+        "attention": facts.attention,
+        "precision": facts.precision,
+        "batch size": facts.batch_size,
+        "max length": facts.max_length,
+        "verification": facts.verification,
+    }
+
+
+def model(report: Report) -> Mapping[str, object]:
+    """What was run, when it is no package."""
+    facts = report.model
+    if facts is None:
+        return {}
+    return {
+        "file": facts.file,
+        "sha256": facts.sha256[:12],
+        "IR version": facts.ir_version,
+        **{f"opset {domain or 'ai.onnx'}": version for domain, version in facts.opsets.items()},
+        "nodes in the file": facts.nodes,
+        **{f"input {port.name}": f"{port.dtype}[{','.join(map(str, port.shape))}]" for port in facts.inputs},
+    }
+
+
+def request(report: Report) -> Mapping[str, object]:
+    """What the user asked for."""
+    asked = report.request
+    return {
+        "verb": asked.verb,
+        "chain": ",".join(short_provider(name) for name in asked.chain),
+        **{f"option {name}": value for name, value in asked.options.items()},
+        "threads": asked.threads,
+        "prompt tokens": asked.prompt_tokens,
+        "max new tokens": asked.max_new_tokens,
+        "prefill chunk tokens": asked.prefill_chunk_tokens,
+        "runs": asked.runs,
+        "phases": ", ".join(phase.name for phase in report.phases),
+    }
+
+
+def chain(report: Report) -> Mapping[str, object]:
+    """What became of each provider."""
+    return {entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain}
+
+
+def cache_state(report: Report) -> str:
+    """Where the cache is and whether it stayed there."""
+    return describe_cache(report.cache).removeprefix("cache ") if report.cache is not None else ""
+
+
+def dry_run(report: Report) -> Mapping[str, object]:
+    """The device that was played."""
+    played = report.dry_run
+    if played is None:
+        return {}
+    return {
+        "device": played.device,
+        "provider library": f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}",
+        "CUDA played": played.cuda_version,
+    }
+
+
+def outcome(report: Report) -> Mapping[str, object]:
+    """What was wrong with the run or the report."""
+    failed = [check.name for check in report.checks if not check.passed]
+    lost = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected]
+    return {
+        "checks failed": "; ".join(failed) or None,
+        "limits exceeded": len(report.exceeded) or None,
+        "sources disagree on": len({entry.node for entry in report.disagreements}) or None,
+        "rejected by the provider": "; ".join(lost) or None,
+    }

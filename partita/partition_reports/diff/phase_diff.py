@@ -1,0 +1,266 @@
+"""One phase in two reports: which node, reason and copy of one is which of the other, and what is different. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from partita.diagnosis.records import Fallback
+from partita.observations.records import PhaseName
+from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.diff.node_matching import (
+    CopyPairs,
+    Pairs,
+    Unit,
+    operator_of,
+    pair_copies,
+    pair_units,
+    stands_for,
+    units,
+)
+from partita.partition_reports.diff.records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
+from partita.partition_reports.records import Copy, Phase, Report
+
+
+@dataclass(frozen=True)
+class BothPhases:
+    """One phase in both reports."""
+
+    before: Phase
+    after: Phase
+    report_before: Report
+    report_after: Report
+
+    @property
+    def name(self) -> PhaseName:
+        """prefill, decode or run."""
+        return self.after.name
+
+    @cached_property
+    def units_before(self) -> tuple[Unit, ...]:
+        """Nodes as the file has them."""
+        return units(self.before)
+
+    @cached_property
+    def units_after(self) -> tuple[Unit, ...]:
+        """Nodes as the file has them."""
+        return units(self.after)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """Which is which."""
+        return pair_units(self.units_before, self.units_after)
+
+    @cached_property
+    def copy_pairs(self) -> CopyPairs:
+        """Which copy is which."""
+        return pair_copies(self.before, self.after)
+
+    @cached_property
+    def reasons_before(self) -> dict[str, Fallback]:
+        """Node of the file -> why it was not on the wanted provider."""
+        return reasons_by_node(self.report_before, self.before)
+
+    @cached_property
+    def reasons_after(self) -> dict[str, Fallback]:
+        """Node of the file -> why it is not on the wanted provider."""
+        return reasons_by_node(self.report_after, self.after)
+
+    @property
+    def alike(self) -> float:
+        """Part of the larger side's nodes that both have by name."""
+        return self.pairs.by_name / max(len(self.units_before), len(self.units_after), 1)
+
+    @property
+    def tokens(self) -> tuple[int | None, int | None]:
+        """New tokens per run, where known."""
+        ours, theirs = self.before.cost, self.after.cost
+        return (ours.tokens_per_run if ours else None, theirs.tokens_per_run if theirs else None)
+
+    @property
+    def tokens_differ(self) -> bool:
+        """Sizes of a run cannot be compared: it has another number of tokens."""
+        was, now = self.tokens
+        return was is not None and now is not None and was != now
+
+    def moved(self) -> list[NodeChange]:
+        """Nodes that are on another provider."""
+        return [self.moved_to(*pair) for pair in self.pairs.both if pair[0].node.provider != pair[1].node.provider]
+
+    def moved_to(self, was: Unit, now: Unit) -> NodeChange:
+        """One node in both."""
+        why = self.reasons_after.get(now.key)
+        return NodeChange(
+            phase=self.name,
+            node=now.name,
+            name_before=was.name if was.name != now.name and not now.added else None,
+            op_type=operator_of(now, was),
+            module=now.node.module,
+            before=was.node.provider,
+            after=now.node.provider,
+            runs_in=now.node.name if now.node.name != now.name else None,
+            reason=why.reason if why else None,
+            evidence=why.evidence if why else "",
+            remedy=why.remedy if why else "",
+        )
+
+    def placed(self, unit: Unit, change: str) -> NodeChange:
+        """A node that only one report has."""
+        why = self.reasons_after.get(unit.key) if change == "came" else None
+        return NodeChange(
+            phase=self.name,
+            node=unit.name,
+            op_type=operator_of(unit),
+            module=unit.node.module,
+            before=unit.node.provider if change == "gone" else None,
+            after=unit.node.provider if change == "came" else None,
+            runs_in=unit.node.name if unit.node.name != unit.name else None,
+            reason=why.reason if why else None,
+            evidence=why.evidence if why else "",
+            remedy=why.remedy if why else "",
+        )
+
+    def fused_otherwise(self) -> Iterator[Refusion]:
+        """Nodes that stayed on their provider as part of another node."""
+        for was, now in self.pairs.both:
+            if was.node.provider == now.node.provider and self.company(was) != self.company(now):
+                yield Refusion(
+                    phase=self.name,
+                    node=now.name,
+                    before=was.node.op_type or "unknown",
+                    after=now.node.op_type or "unknown",
+                )
+
+    @cached_property
+    def new_names(self) -> dict[str, str]:
+        """Name before -> name now, of nodes that were matched under another number."""
+        return {was.name: now.name for was, now in self.pairs.renamed}
+
+    @cached_property
+    def name_of(self) -> dict[str, str]:
+        """Key of a unit -> its name."""
+        return {unit.key: unit.name for unit in (*self.units_before, *self.units_after)}
+
+    def company(self, unit: Unit) -> frozenset[str]:
+        """The nodes of the file that are run together with one; renamed ones count as one and the same."""
+        return (
+            frozenset(self.new_names.get(name, name) for name in stands_for(unit.node))
+            if not unit.added
+            else frozenset()
+        )
+
+    def reasons(self) -> Iterator[ReasonChange]:
+        """Reasons that are new, gone or others."""
+        later_key = {was.key: now.key for was, now in self.pairs.both}
+        before = {later_key.get(key, key): entry for key, entry in self.reasons_before.items()}
+        moved = {now.key for was, now in self.pairs.both if was.node.provider != now.node.provider}
+        for key in dict.fromkeys((*before, *self.reasons_after)):
+            was, now = before.get(key), self.reasons_after.get(key)
+            if was is None or now is None or was.reason != now.reason:
+                yield self.reason_change(key, was, now, moved=key in moved)
+
+    def reason_change(self, key: str, was: Fallback | None, now: Fallback | None, *, moved: bool) -> ReasonChange:
+        """One reason."""
+        shown = now or was
+        assert shown is not None
+        return ReasonChange(
+            phase=self.name,
+            node=self.name_of.get(key, shown.node),
+            change="new" if was is None else "gone" if now is None else "changed",
+            before=was.reason if was else None,
+            after=now.reason if now else None,
+            provider=shown.provider,
+            moved=moved,
+            evidence_kind=shown.evidence_kind,
+            evidence=shown.evidence,
+            remedy=now.remedy if now else "",
+        )
+
+    def copies(self) -> Iterator[CopyChange]:
+        """Copies that are new, gone, or of another size."""
+        for copy in self.copy_pairs.gone:
+            yield self.copy_change(copy, None)
+        for copy in self.copy_pairs.came:
+            yield self.copy_change(None, copy)
+        for was, now in self.copy_pairs.both:
+            if was.bytes_per_run != now.bytes_per_run and not self.tokens_differ:
+                yield self.copy_change(was, now)
+
+    def copy_change(self, was: Copy | None, now: Copy | None) -> CopyChange:
+        """One copy."""
+        shown = now or was
+        assert shown is not None
+        return CopyChange(
+            phase=self.name,
+            change="new" if was is None else "gone" if now is None else "changed",
+            kind=shown.kind,
+            direction=shown.direction,
+            what=shown.tensor or shown.name,
+            bytes_before=was.bytes_per_run if was else None,
+            bytes_after=now.bytes_per_run if now else None,
+            caused_by=shown.caused_by,
+        )
+
+    def figures(self) -> Iterator[Figure]:
+        """Counts, sizes and times."""
+        ours, theirs = counted(self.before), counted(self.after)
+        for name, value in ours.items():
+            if name == "copy_bytes_per_run" and self.tokens_differ:
+                continue
+            yield self.figure(name, value, theirs[name], "counted")
+        ours, theirs = timed(self.before), timed(self.after)
+        for name, value in ours.items():
+            if value is not None or theirs[name] is not None:
+                yield self.figure(name, value, theirs[name], self.spread(name))
+
+    def figure(self, name: str, was: float | None, now: float | None, spread: str) -> Figure:
+        """One figure."""
+        ratio = now / was if was and now is not None else None
+        return Figure.model_validate(
+            {"phase": self.name, "name": name, "before": was, "after": now, "ratio": ratio, "spread": spread}
+        )
+
+    def spread(self, name: str) -> str:
+        """Whether each run's median lies within the other run's slower steps. Only steps have a known spread."""
+        ours, theirs = self.before, self.after
+        if name == "host_wait_us_per_token" or min(ours.steps, theirs.steps) < 2:
+            return "unknown"
+        if ours.step_p50_ms is None or theirs.step_p50_ms is None or not ours.step_p95_ms or not theirs.step_p95_ms:
+            return "unknown"
+        within = theirs.step_p50_ms <= ours.step_p95_ms and ours.step_p50_ms <= theirs.step_p95_ms
+        return "within" if within else "beyond"
+
+
+def reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
+    """Key of a unit -> why it is off the wanted provider; a node that is in no plan is known by its name.
+
+    A Memcpy node on the second provider of three has a reason, too, but no name that lasts: it is a copy.
+    """
+    memcpy = {node.name for node in phase.nodes if is_memcpy(node)}
+    keys: dict[str, list[str]] = {}
+    for unit in units(phase):
+        keys.setdefault(unit.node.name, []).append(unit.key)
+    entries = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node not in memcpy]
+    return {key: entry for entry in entries for key in keys.get(entry.node, [entry.node])}
+
+
+def counted(phase: Phase) -> dict[str, float | None]:
+    """Figures that are counted, not measured."""
+    cost = phase.cost
+    return {
+        "nodes": len(phase.nodes),
+        "partitions": len(phase.partitions),
+        "copies": len(phase.copies),
+        "copy_bytes_per_run": cost.copy_bytes_per_run if cost else None,
+        "copy_bytes_per_token": cost.copy_bytes_per_token if cost else None,
+    }
+
+
+def timed(phase: Phase) -> dict[str, float | None]:
+    """Figures that are measured, and noisy."""
+    return {
+        "host_wait_us_per_token": phase.cost.host_wait_us_per_token if phase.cost else None,
+        "tokens_per_second": phase.tokens_per_second,
+        "step_p50_ms": phase.step_p50_ms,
+    }

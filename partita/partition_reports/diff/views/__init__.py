@@ -1,0 +1,1 @@
+"""The difference of two reports: one file per view."""

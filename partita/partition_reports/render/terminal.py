@@ -1,0 +1,88 @@
+"""What the text views print with: headings, paragraphs and tables on a console, at its width."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from partita.observations.text_format import clean
+from partita.partition_reports.render import layout
+from partita.partition_reports.sections.model import Column
+
+ROWS = 12
+"""Most rows of a table; the rest is summed up in one line."""
+FILE_COLUMNS = 100
+"""Width of a view when it goes to a file."""
+BOLD = Style(bold=True)
+DIM = Style(dim=True)
+PLAIN = Style()
+ALARM = Style(bold=True, color="red")
+GOOD = Style(bold=True, color="green")
+STYLES = {"head": BOLD, "rule": DIM, "row": PLAIN}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A console that takes strings as they are: no markup, no control characters, nothing its encoding cannot write."""
+
+    console: Console
+
+    def text(self, line: str, style: Style = PLAIN) -> Text:
+        """A string made harmless."""
+        return Text(self.harmless(line), style=style, overflow="fold")
+
+    def harmless(self, line: str) -> str:
+        """The same as a string."""
+        return clean(line, self.console.encoding)
+
+    def heading(self, title: str) -> None:
+        """An empty line and the title of a section."""
+        self.blank()
+        self.line(title, indent=0, style=BOLD)
+
+    def blank(self) -> None:
+        """An empty line."""
+        self.console.print()
+
+    def line(self, line: str, *, indent: int = 2, hang: int = 0, label: str = "", style: Style = PLAIN) -> None:
+        """One line or paragraph, with a label before it; what is wrapped stays indented, by `hang` more."""
+        mark = "" if label.endswith("?") else ":"
+        whole = self.harmless(f"{label}{mark} {line}" if label else line)
+        lines = layout.paragraph(whole, self.console.width, indent=indent, hang=hang)
+        for number, part in enumerate(lines):
+            self.put(part, style, bold=indent + len(label) + 1 if label and number == 0 else 0)
+
+    def put(self, line: str, style: Style = PLAIN, *, bold: int = 0) -> None:
+        """A line that is ready; so many of its first characters are set in bold."""
+        text = Text(line, style=style)
+        if bold:
+            text.stylize(BOLD, 0, bold)
+        self.console.print(text, soft_wrap=True)
+
+    def pairs(self, rows: Sequence[tuple[str, str]]) -> None:
+        """Names and values, values one below the other."""
+        safe = [(self.harmless(name), self.harmless(value)) for name, value in rows]
+        for line in layout.pairs(safe, self.console.width):
+            self.put(line)
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]], rest: str = "") -> None:
+        """A table under the columns' headings; `rest` is a line below it on the rows that were left out."""
+        heads = [replace(column, title=self.harmless(column.title)) for column in columns]
+        cells = [[self.harmless(cell) for cell in row] for row in rows]
+        rule = "─" if self.harmless("─") == "─" else "-"
+        for kind, line in layout.table(heads, cells, self.console.width, rule=rule):
+            self.put(line, STYLES[kind])
+        if rest:
+            self.line(rest, style=DIM)
+
+
+def to_plain_text(render: Callable[[Console], None]) -> str:
+    """What `render` prints, without colour, for a file."""
+    stream = io.StringIO()
+    render(Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False))
+    return stream.getvalue()

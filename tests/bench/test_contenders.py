@@ -1,0 +1,312 @@
+"""Medians, ratios, noise and the verdict of a bench, from turns and reports that are made up or recorded."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from partita.bench.contenders import (
+    Lane,
+    build_contenders,
+    choose_baseline,
+    complete_rounds,
+    explain,
+    first_difference,
+    ratio,
+    spread,
+    stand,
+)
+from partita.bench.records import Bench, Contender, Turn
+from partita.bench.verdict import give_verdict, whole_percent
+from partita.bench.views.text import render
+from tests.partition_reports.changed import mixed
+from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
+
+TOKENS = ((5, 6, 7, 8),)
+ROUNDS = 5
+
+
+def turn(number: int, step_ms: float = 10.0, **changes: Any) -> Turn:
+    """A turn of three decode steps; prefill takes five of them."""
+    given: dict[str, Any] = {
+        "round": number,
+        "prefill_ms": (5 * step_ms,),
+        "prefill_tokens": 20,
+        "decode_ms": (step_ms,) * 3,
+        "decode_tokens": 3,
+        "decode_outside_ms": 0.3,
+        "first_token_ms": 5 * step_ms,
+        "tokens": TOKENS,
+        "peak_rss_bytes": 100 << 20,
+    }
+    return Turn(**(given | changes))
+
+
+def chain_of(name: str) -> tuple[str, ...]:
+    return tuple(CPU if part == "cpu" else part for part in name.split(","))
+
+
+def lane(name: str, steps_ms: list[float], **changes: Any) -> Lane:
+    """A contender whose warm-up took 20 times as long as its slowest round."""
+    turns = (turn(0, 20 * max(steps_ms)), *(turn(number, ms) for number, ms in enumerate(steps_ms, start=1)))
+    given: dict[str, Any] = {"name": name, "chain": chain_of(name), "turns": turns, "load_seconds": 0.5}
+    return Lane(**(given | changes))
+
+
+def sentences(*lanes: Lane, asked: str | None = None) -> tuple[str, ...]:
+    baseline = choose_baseline(lanes, asked)
+    return give_verdict(build_contenders(lanes, baseline), baseline)
+
+
+def built(*lanes: Lane) -> tuple[Contender, ...]:
+    return build_contenders(lanes, choose_baseline(lanes, None))
+
+
+SLOW, FAST = [20.0, 25.0, 22.0, 21.0, 24.0], [10.0, 11.0, 9.0, 10.0, 12.0]
+MIXED, ON_CPU = mixed(), report_of(recorded_facts())
+
+
+def test_the_warm_up_is_in_no_figure():
+    (only,) = built(lane("cpu", FAST))
+    assert only.decode is not None and only.prefill is not None
+    assert only.decode.tokens_per_second.median == pytest.approx(100)
+    assert only.decode.tokens_per_second.low == pytest.approx(1000 / 12)
+    assert only.decode.tokens_per_second.high == pytest.approx(1000 / 9)
+    assert (only.decode.runs, only.prefill.runs, only.rounds) == (15, 5, 5)
+    assert only.decode.p50_ms == pytest.approx(10)
+    assert only.decode.p95_ms == pytest.approx(12)
+    assert only.first_token_ms == spread([50, 55, 45, 50, 60])
+
+
+def test_a_ratio_is_the_median_of_the_ratios_of_the_rounds():
+    # The machine slows down by four in the last rounds: the medians of the speeds would give another ratio.
+    ours = [turn(n, ms) for n, ms in enumerate([20, 20, 20, 80, 80], start=1)]
+    theirs = [turn(n, ms) for n, ms in enumerate([10, 10, 40, 40, 40], start=1)]
+    found = ratio(ours, theirs, "decode")
+    assert found is not None
+    assert [found.median, found.low, found.high] == pytest.approx([0.5, 0.5, 2.0])
+    assert ratio(ours, [turn(9)], "decode") is None
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "rounds", "standing"),
+    [
+        ([10, 20], [20, 30], 5, "within_noise"),
+        ([10, 20], [21, 30], 5, "differs"),
+        ([21, 30], [10, 20], 4, "differs"),
+        ([10, 20], [21, 30], 3, "too_few_rounds"),
+        ([10, 50], [20, 30], 2, "within_noise"),
+        ([1.6, 1.7], [250, 276], 2, "differs"),
+        ([1.6], [276], 1, "differs"),
+        ([10, 20], [79, 90], 2, "too_few_rounds"),
+        ([10, 20], [81, 90], 2, "differs"),
+    ],
+)
+def test_a_difference_needs_ranges_that_are_apart_and_enough_rounds(left, right, rounds, standing):
+    ours, theirs = spread(left), spread(right)
+    assert ours is not None and theirs is not None
+    assert stand(ours, theirs, rounds) == standing
+
+
+def test_the_verdict_has_figures_and_the_largest_cause():
+    (said,) = sentences(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
+    assert said.startswith("webgpu,cpu is 0.48x cpu in decode (45.5 against 100 tokens/s), 0.48x in prefill (")
+    why = explain(MIXED)
+    assert why is not None and why.node_us is not None
+    shares = (why.wait_share, why.own_share, why.elsewhere_share)
+    assert sum(share or 0 for share in shares) == pytest.approx(1)
+    # Some microseconds of made-up nodes against steps of milliseconds.
+    assert f"of its decode time passes outside its {why.nodes} nodes" in said
+
+
+def test_waiting_for_copies_is_named_where_it_is_the_most():
+    decode = next(phase for phase in MIXED.phases if phase.name == "decode")
+    slow = tuple(
+        node.model_copy(update={"host_us_per_run": 900_000.0 if (node.op_type or "").startswith("Memcpy") else 10.0})
+        for node in decode.nodes
+    )
+    phases = tuple(
+        phase.model_copy(update={"nodes": slow}) if phase.name == "decode" else phase for phase in MIXED.phases
+    )
+    report = MIXED.model_copy(update={"phases": phases})
+    (said,) = sentences(lane("webgpu,cpu", SLOW, observed=report), lane("cpu", FAST, observed=ON_CPU))
+    why = explain(report)
+    assert why is not None and why.memcpy_nodes > 0
+    assert f"over 99 % of the host's time in nodes of its decode runs is in {why.memcpy_nodes} Memcpy node" in said
+    assert "which wait for the device to finish what is queued, and copy" in said
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.714, "71 %"), (0.996, "over 99 %"), (1.0, "100 %"), (0.0, "0 %")])
+def test_what_is_not_all_of_it_is_never_100_percent(share, text):
+    assert whole_percent(share) == text
+
+
+def test_no_cause_is_given_for_one_that_is_faster_or_within_noise():
+    faster = sentences(lane("webgpu,cpu", FAST, observed=MIXED), lane("cpu", SLOW, observed=ON_CPU))
+    equal = sentences(lane("webgpu,cpu", FAST, observed=MIXED), lane("cpu", FAST[::-1], observed=ON_CPU))
+    assert faster[0].startswith("webgpu,cpu is 2.1x cpu in decode") and "% of" not in faster[0]
+    assert equal[0].startswith("webgpu,cpu is within noise of cpu in decode (100 (83.3 to 111) against 100 (")
+    assert "x cpu" not in equal[0] and "% of" not in equal[0]
+
+
+def test_ranges_of_few_rounds_that_are_near_each_other_may_be_apart_by_chance():
+    (said,) = sentences(lane("webgpu", SLOW[:2], observed=MIXED), lane("cpu", FAST[:2]))
+    assert said.endswith("the ranges of 2 rounds are apart, and with so few that may be chance")
+
+
+def test_what_is_far_apart_is_no_noise_over_two_rounds_either():
+    (said,) = sentences(lane("webgpu,cpu", [600.0, 580.0], observed=MIXED), lane("cpu", [3.6, 3.7], observed=ON_CPU))
+    assert said.startswith("webgpu,cpu is 0.0062x cpu in decode (1.70 against 274 tokens/s)")
+    assert "noise" not in said and "chance" not in said
+
+
+def test_packages_are_compared_on_one_provider():
+    first = lane("gqa on cpu", SLOW, chain=(CPU,), package="gqa", observed=ON_CPU)
+    second = lane("gqa16 on cpu", FAST, chain=(CPU,), package="gqa16", observed=ON_CPU)
+    (said,) = sentences(first, second)
+    assert said.startswith("gqa16 on cpu is 2.1x gqa on cpu in decode") and "alone" not in said
+    other = lane("gqa16 on webgpu", FAST, chain=("WebGpuExecutionProvider",), package="gqa16")
+    assert choose_baseline([other, second, first], None) == "gqa16 on cpu", "the first package on the CPU"
+    assert choose_baseline([first, second], "gqa16 on cpu") == "gqa16 on cpu"
+
+
+def test_rows_that_only_one_package_has_are_not_compared():
+    assert first_difference([(1, 2)], [(1, 2), (5, 6)]) is None
+
+
+def test_two_that_ran_on_the_same_provider_say_nothing_of_providers():
+    note = "cuda is not used: library_missing: libcublas"
+    (said,) = sentences(lane("cuda,cpu", SLOW, observed=ON_CPU, unused=(note,)), lane("cpu", FAST, observed=ON_CPU))
+    assert "both ran on CPU alone" in said and said.endswith(note)
+
+
+def test_other_tokens_come_before_the_speed():
+    wrong = lane("webgpu", FAST)
+    turns = tuple(entry.model_copy(update={"tokens": ((5, 6, 9, 8),)}) for entry in wrong.turns)
+    (said,) = sentences(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
+    assert said.startswith(
+        "webgpu does not give the tokens of cpu from new token 3 on, so its speed is that of another"
+    )
+    first, _ = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", SLOW))
+    assert first.same_tokens is False and first.difference is not None
+    assert (first.difference.position, first.difference.token, first.difference.baseline_token) == (2, 9, 7)
+
+
+def test_tokens_that_change_from_round_to_round_are_said():
+    shaky = lane("webgpu", SLOW)
+    turns = (*shaky.turns[:-1], shaky.turns[-1].model_copy(update={"tokens": ((5, 6, 7, 1),)}))
+    first, base = built(Lane(name="webgpu", chain=("webgpu",), turns=turns), lane("cpu", FAST))
+    assert (first.repeats, first.same_tokens, base.repeats, base.same_tokens) == (False, True, True, None)
+    assert "other tokens from one round to the next" in give_verdict((first, base), "cpu")[0]
+
+
+def test_the_earliest_difference_of_all_rows_counts():
+    later, shorter = first_difference([(1, 2, 3), (1, 2)], [(1, 2, 4), (1, 3)]), first_difference([(1,)], [(1, 4)])
+    assert later is not None and (later.row, later.position, later.token, later.baseline_token) == (1, 1, 2, 3)
+    assert shorter is not None and (shorter.position, shorter.token, shorter.baseline_token) == (1, None, 4)
+    assert first_difference([(1, 2)], [(1, 2)]) is None
+
+
+def test_the_baseline_is_the_one_asked_for_then_cpu_then_the_first_that_ran():
+    lanes = [lane("webgpu", SLOW), lane("cpu", FAST), lane("qnn", FAST, error="it crashed")]
+    assert choose_baseline(lanes, None) == "cpu"
+    assert choose_baseline(lanes, "webgpu") == "webgpu"
+    assert choose_baseline(lanes, "qnn") == "cpu"
+    assert choose_baseline(lanes[::2], None) == "webgpu"
+    assert choose_baseline(lanes[2:], None) is None
+
+
+def test_a_round_that_was_cut_off_is_in_nobodys_figures():
+    cut = [lane("webgpu", SLOW), lane("cpu", FAST[:3])]
+    assert complete_rounds(cut) == {1, 2, 3}
+    assert [entry.rounds for entry in built(*cut)] == [3, 3]
+
+
+def test_before_a_round_is_complete_everybody_shows_what_there_is():
+    fast, slow = built(lane("webgpu", SLOW[:1]), lane("cpu", FAST, turns=(turn(0, 50.0),)))
+    assert (fast.rounds, slow.rounds, fast.ratios) == (1, 0, ())
+    assert fast.decode is not None
+
+
+def test_one_that_failed_takes_no_round_from_the_others():
+    lanes = [lane("qnn", SLOW[:2], error="its process was killed by SIGSEGV"), lane("webgpu", SLOW), lane("cpu", FAST)]
+    assert complete_rounds(lanes) == {1, 2, 3, 4, 5}
+    failed, *others = built(*lanes)
+    assert (failed.status, failed.rounds, failed.ratios) == ("failed", 2, ())
+    assert [entry.rounds for entry in others] == [5, 5]
+    said = sentences(*lanes)
+    assert said[0] == "qnn failed after 2 counted rounds: its process was killed by SIGSEGV"
+    assert said[1].startswith("webgpu is 0.48x cpu")
+
+
+def test_one_alone_has_no_ratio():
+    (said,) = sentences(lane("cpu", FAST, observed=ON_CPU))
+    assert said == "cpu: decode 100 (83.3 to 111) tokens/s and prefill 400 (333 to 444) tokens/s"
+
+
+def test_without_a_decode_step_the_ratio_is_that_of_prefill():
+    bare = {"decode_ms": (), "decode_tokens": 0, "decode_outside_ms": 0.0}
+    lanes = [
+        Lane(name=name, chain=chain_of(name), turns=tuple(turn(n, ms, **bare) for n in range(6)))
+        for name, ms in (("webgpu", 20.0), ("cpu", 10.0))
+    ]
+    first, _ = built(*lanes)
+    assert first.decode is None and first.decode_outside_share is None
+    assert sentences(*lanes)[0].startswith("webgpu is 0.5x cpu in prefill (")
+
+
+def test_time_outside_the_session_runs_is_said_where_it_is_most():
+    slow = lane("webgpu", SLOW, observed=MIXED)
+    turns = tuple(entry.model_copy(update={"decode_outside_ms": 0.8 * sum(entry.decode_ms)}) for entry in slow.turns)
+    lanes = Lane(name="webgpu", chain=("webgpu",), turns=turns, observed=MIXED), lane("cpu", FAST)
+    assert sentences(*lanes)[0].endswith(": 80 % of its decode time is outside the session runs")
+
+
+def test_what_is_not_known_is_said():
+    (said,) = sentences(lane("webgpu", SLOW, why_unknown="the observed round failed: it hangs"), lane("cpu", FAST))
+    assert said.endswith(": where its time goes is not known: the observed round failed: it hangs")
+
+
+def test_copies_and_nodes_elsewhere_are_those_of_the_report():
+    why, decode = explain(MIXED), next(phase for phase in MIXED.phases if phase.name == "decode")
+    assert why is not None
+    memcpy = [copy for copy in decode.copies if copy.kind == "memcpy_node"]
+    assert (why.copies, why.memcpy_nodes, why.partitions) == (len(decode.copies), len(memcpy), len(decode.partitions))
+    assert why.nodes + why.nodes_elsewhere + why.memcpy_nodes == len(decode.nodes)
+    assert why.elsewhere == (CPU,)
+    assert decode.cost is not None and decode.cost.tokens_per_run == 1
+    assert why.copy_bytes_per_token == decode.cost.copy_bytes_per_token
+    assert why.memcpy_bytes_per_token == sum(copy.bytes_per_run or 0 for copy in memcpy)
+    assert explain(MIXED.model_copy(update={"phases": ()})) is None
+
+
+def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
+    hostile = "evil\x1b[31m\u202e"
+    lanes = [lane("webgpu,cpu", SLOW, observed=MIXED, unused=(hostile,)), lane("cpu", FAST, observed=ON_CPU)]
+    lanes.append(lane("qnn", SLOW[:1], error=hostile))
+    contenders = built(*lanes)
+    bench = Bench(
+        created="2026-11-21T08:00:00Z",
+        partita_version="0.1.0",
+        verdict=give_verdict(contenders, "cpu"),
+        environment=ENVIRONMENT,
+        package=PACKAGE,
+        prompt_tokens=20,
+        max_new_tokens=4,
+        threads=1,
+        rounds=ROUNDS,
+        interrupted=False,
+        baseline="cpu",
+        contenders=contenders,
+        notes=(hostile,),
+    )
+    stream = io.StringIO()
+    render(bench, Console(file=stream, width=80, color_system=None))
+    page = stream.getvalue()
+    assert max(map(len, page.splitlines())) <= 80
+    assert "\x1b" not in page and "\u202e" not in page
+    assert page.index("webgpu,cpu is 0.48x cpu") < page.index("Speed")
+    assert Bench.model_validate(bench.model_dump(mode="json", by_alias=True)) == bench

@@ -1,0 +1,69 @@
+"""The pages that are made from code are current, and reading a report stays light."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from partita.diagnosis.reasons.base import load_reasons
+from partita.partition_reports.records import json_schema
+from tests.conftest import REPOSITORY
+from tests.partition_reports.samples import GPU_CHAIN, mixed_facts, report_of
+from tools.published import main, reasons_text, schema_text
+
+DOCS = REPOSITORY / "docs"
+AGAIN = "write it again with: python -m tools.published docs"
+
+
+def test_the_published_schema_is_current():
+    assert (DOCS / "report.schema.json").read_text(encoding="utf-8") == schema_text(), AGAIN
+
+
+def test_the_list_of_reasons_is_current():
+    assert (DOCS / "reasons.md").read_text(encoding="utf-8") == reasons_text(), AGAIN
+
+
+def test_every_reason_is_on_the_page():
+    for reason in load_reasons():
+        assert f"\n## {reason.code}\n" in reasons_text()
+
+
+def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
+    from partita.library.place_options import PROBE_SECONDS
+    from partita.runtime.probes.cache import FOLDER_VARIABLE
+    from partita.runtime.probes.lab import MODEL_SECONDS, START_SECONDS
+
+    said = " ".join(reasons_text().split())
+    assert f"After `--probe-seconds` ({PROBE_SECONDS:g} unless given" in said
+    assert f"given up after {MODEL_SECONDS:g} seconds, the start of the provider after {START_SECONDS:g}" in said
+    assert f"`{FOLDER_VARIABLE}=`" in said
+
+
+def test_one_command_writes_both(tmp_path):
+    main(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reasons.md", "report.schema.json"]
+
+
+def test_the_schema_knows_every_field_of_a_report():
+    schema = json_schema()
+    raw = json.loads(report_of(mixed_facts(), GPU_CHAIN).model_dump_json(by_alias=True))
+    assert set(raw) == set(schema["properties"])
+    for value, record in ((raw["phases"][0], "Phase"), (raw["fallbacks"][0], "Fallback"), (raw["cache"], "Cache")):
+        assert set(value) == set(schema["$defs"][record]["properties"])
+
+
+def test_the_page_on_the_schema_names_every_section():
+    page = (DOCS / "report-schema.md").read_text(encoding="utf-8")
+    for section in json_schema()["properties"]:
+        assert f"`{section}`" in page, section
+
+
+@pytest.mark.parametrize("module", ["build", "views.json", "views.text", "published"])
+def test_reports_need_no_heavy_library(module):
+    heavy = ("torch", "onnxruntime", "transformers", "onnx", "numpy")
+    code = f"import sys, partita.partition_reports.{module}; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

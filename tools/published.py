@@ -1,0 +1,102 @@
+"""What docs/ says about reports in full: the JSON Schema and the list of reasons, made from the code that uses them.
+
+To write both again: python -m tools.published docs
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from partita.diagnosis.reasons.base import Reason, load_reasons
+from partita.partition_reports.records import json_schema
+
+REASONS_HEAD = """# Reason codes
+
+Why a node is not on the first provider of the chain. The list grows with the reasons that Partita can prove; what it
+cannot prove is `unexplained`, and counted.
+
+Every reason is asked about every such node, and the one with the strongest evidence is given:
+
+| evidence | means |
+|---|---|
+| logged | ONNX Runtime or the provider said so in its log |
+| probed | an experiment on the installed ONNX Runtime shows it |
+| derived | it follows from other facts of the run |
+| none | nothing shows it |
+
+A reason of level *provider* is about a provider that is not there at all, and holds for every node; one of level *node*
+is about that node.
+
+This page is generated from `partita/diagnosis/reasons/`: to write it again, run
+`python -m tools.published docs`.
+
+## How experiments are made
+
+A log line says that no kernel was found, and not whether operator, version or type is missing; some providers say
+nothing at all. So `place`, and `generate` with a report, make experiments on nodes that fell back, where neither
+the log nor a pin tells the cause:
+
+- **One node alone.** The node becomes a model of its own, with the types, sizes and constants that it has in the
+  graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
+  run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
+  compiles gets a Neg before the node, because some take no partition of a single node.
+- **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
+  element types, as other opsets have the operator, without each attribute that can go, and with other inputs: an
+  optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several
+  things do, it is the first in this order. When no single change helps, several are made together.
+- **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
+  provider does not open. If that is a single node, experiments follow on it.
+- **In a child process.** A provider that crashes or hangs over an experiment ends the child, not the report: the
+  crash, with its signal, is the answer to that experiment, and the next ones are made in a new child. A crash
+  counts only when it happens in a fresh process.
+- **Within a budget.** After `--probe-seconds` (120 unless given, 0 for no experiments) what is missing stays
+  missing, and the report names the nodes. Every operator has its first experiment before any has its second. A hang
+  is given up after 20 seconds, the start of the provider after 60.
+- **Known answers are kept**, per build of ONNX Runtime, provider, options and device, as JSON in the user's cache
+  folder (`~/.cache/partita/probes`, `$XDG_CACHE_HOME/partita/probes`, `%LOCALAPPDATA%\\partita\\probes`).
+  `PARTITA_CACHE_DIR=<folder>` keeps them elsewhere, `PARTITA_CACHE_DIR=` nowhere. The folder can be deleted at any
+  time.
+
+What they cannot show: what a provider does with a node because of its neighbours (then the node alone is taken, and
+the reason is `not_claimed`), whether the node's results are right or fast, and what depends on the values of large
+weights. A node whose input types are not known cannot be tried; the report says so.
+"""
+
+
+def schema_text() -> str:
+    """The JSON Schema of a report, as docs/report.schema.json holds it."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def reasons_text() -> str:
+    """The list of reasons, as docs/reasons.md holds it."""
+    return "\n".join([REASONS_HEAD, *(describe(reason) for reason in load_reasons())])
+
+
+def describe(reason: Reason) -> str:
+    """One reason with its example."""
+    example = reason.example
+    finding = reason.decide(example)
+    shown = f"{finding.kind}: {finding.evidence}" if finding else "no finding"
+    return (
+        f"## {reason.code}\n\n"
+        f"{reason.title}. Level: {reason.level}.\n\n"
+        f"- **Applies when** {reason.condition}.\n"
+        f"- **Evidence it needs:** {reason.needs}.\n"
+        f"- **What to do:** {reason.remedy}.\n\n"
+        f"Example: `{example.node}` ({example.op_type}) is wanted on {example.wanted.provider} "
+        f"and runs on {example.provider}.\n\n"
+        f"```\n{shown}\n```\n"
+    )
+
+
+def main(folder: Path) -> None:
+    """Write both files to `folder`."""
+    (folder / "report.schema.json").write_text(schema_text(), encoding="utf-8")
+    (folder / "reasons.md").write_text(reasons_text(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs"))
