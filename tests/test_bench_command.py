@@ -17,7 +17,7 @@ import pytest
 from partita.bench.records import Bench
 from partita.commands import bench_rounds
 from partita.commands.bench_rounds import Race
-from partita.partition_reports.views import json as json_view
+from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds
 from tests.test_startup import run_and_tell
@@ -91,7 +91,7 @@ def test_reports_go_to_a_folder(package: Path, tmp_path: Path, capsys: pytest.Ca
     folder = tmp_path / "reports"
     succeeds(capsys, "bench", package, "--provider", "cpu", "--provider", NO_DEVICE, *QUICK, "--report", folder)
     assert sorted(path.name for path in folder.iterdir()) == ["cpu.json", "cuda-cpu.json"]
-    report = json_view.read(folder / "cpu.json")
+    report = storage.read(folder / "cpu.json")
     assert (report.request.verb, report.request.prompt_tokens, report.request.max_new_tokens) == ("bench", 5, 4)
     assert any(phase.observed_runs for phase in report.phases)
     assert [check for check in report.checks if not check.passed] == []
@@ -331,7 +331,7 @@ def test_packages_are_measured_beside_each_other(
         "package-cuda-cpu-2.json",
         "package-cuda-cpu-4.json",
     ]
-    reports = [json_view.read(path) for path in sorted(folder.iterdir())]
+    reports = [storage.read(path) for path in sorted(folder.iterdir())]
     assert [report.package and report.package.attention for report in reports] == ["gqa", "primitives"] * 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from partita.cli import run
-from partita.partition_reports.views import json as json_view
+from partita.partition_reports import storage
 from tests.partition_reports.changed import HARMFUL, HOSTILE, each_phase, mixed, moved, renamed
 from tests.partition_reports.samples import CPU, PACKAGE, recorded_facts, report_of
 from tests.test_startup import run_and_tell
@@ -37,7 +37,7 @@ VERBS = [
 def folder(tmp_path, monkeypatch):
     """A folder with a report of each kind, which is the working folder."""
     for name, report in REPORTS.items():
-        json_view.write(report, tmp_path / f"{name}.json")
+        storage.write(report, tmp_path / f"{name}.json")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -116,7 +116,7 @@ def test_diff_has_exit_code_0_unless_asked_as_git_does(folder, capsys):
 
 
 def test_versions_alone_are_no_difference_for_exit_code(folder, capsys):
-    json_view.write(moved(), folder / "newer-runtime.json")
+    storage.write(moved(), folder / "newer-runtime.json")
     code, out, _ = call(capsys, "diff", "mixed.json", "newer-runtime.json", "--exit-code")
     assert code == 0 and "onnxruntime 1.31.1 -> 1.40.0" in out
 
@@ -189,7 +189,7 @@ def test_the_provider_of_a_plugin_goes_by_the_name_in_the_report(folder, capsys)
             "providers": (phase.providers[0].model_copy(update={"provider": "MyChip"}),),
         },
     )
-    json_view.write(other.model_copy(update={"checks": ()}), folder / "plugin.json")
+    storage.write(other.model_copy(update={"checks": ()}), folder / "plugin.json")
     assert call(capsys, "check", "plugin.json", "--require", "provider=mychip,share=1")[0] == 0
 
 

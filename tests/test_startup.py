@@ -77,10 +77,10 @@ def test_missing_report_is_one_line_and_loads_nothing_heavy(tmp_path):
 
 
 def test_a_page_is_written_without_heavy_libraries(tmp_path):
-    from partita.partition_reports.views import json as json_view
+    from partita.partition_reports import storage
     from tests.partition_reports.pages import mixed_report
 
-    json_view.write(mixed_report(), tmp_path / "run.json")
+    storage.write(mixed_report(), tmp_path / "run.json")
     code, loaded, stderr = run_and_tell("report", "html", "run.json", cwd=tmp_path)
     assert (code, loaded) == (0, []), stderr
     assert (tmp_path / "run.html").is_file()

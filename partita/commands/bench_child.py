@@ -158,7 +158,7 @@ class Worker:
     def observe(self, *, where: dict[str, Any], task: dict[str, Any], file: str) -> dict[str, Any]:
         """Open the package, generate once with the profile on, and write the report to `file`."""
         from partita.library.run_report import Asked, make_report
-        from partita.partition_reports.views import json as json_view
+        from partita.partition_reports import storage
         from partita.runtime.generate import PREFILL_CHUNK_TOKENS
         from partita.runtime.optimised import with_optimised
         from partita.runtime.run_facts import run_facts
@@ -184,7 +184,7 @@ class Worker:
             prefill_chunk_tokens=graphs.chunk_of(self.task.prefill_chunk or PREFILL_CHUNK_TOKENS, longest),
         )
         report = make_report(Path(self.task.package), self.manifest, facts, resolutions, asked)
-        json_view.write(report, Path(file))
+        storage.write(report, Path(file))
         return {"active": used}
 
 

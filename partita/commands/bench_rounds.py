@@ -20,8 +20,8 @@ from partita.commands.bench_child import Task
 from partita.commands.bench_entries import Entry
 from partita.errors import PartitaError, ProviderError
 from partita.observations.records import Environment
+from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.partition_reports.views import json as json_view
 from partita.runtime.live_child import ChildLostError, LiveChild
 from partita.signals import held
 
@@ -155,4 +155,4 @@ class Race:
             ran, wanted = (",".join(names) for names in (told["active"], racer.loaded["active"]))
             racer.why_unknown = f"the observed round ran on {ran}, and not on {wanted}"
             return
-        racer.observed = json_view.read(file)
+        racer.observed = storage.read(file)

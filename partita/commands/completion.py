@@ -120,6 +120,13 @@ def attentions(typed: str) -> list[str]:
     return beginning(typed, ATTENTIONS)
 
 
+def views(typed: str) -> list[str]:
+    """Views of a report."""
+    from partita.partition_reports.render.view import view_names
+
+    return beginning(typed, view_names())
+
+
 def samplings(typed: str) -> list[str]:
     """Whose settings are sampled with."""
     return beginning(typed, ("checkpoint",))

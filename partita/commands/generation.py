@@ -33,8 +33,8 @@ from partita.library.probing import package_refused, probe_package, was_interrup
 from partita.library.run_report import Asked, limits_error, make_report
 from partita.library.sampling import MAX_NEW_TOKENS
 from partita.package import Manifest
+from partita.partition_reports import storage
 from partita.partition_reports.timing import step_times
-from partita.partition_reports.views import json as json_view
 from partita.runtime.chain import ChainError, idle_providers
 from partita.runtime.engine.recorder import Step
 from partita.runtime.generate import PREFILL_CHUNK_TOKENS, check_prompts, generate
@@ -387,7 +387,7 @@ def _write_report(
     )
     facts, resolutions = probe_package(facts, runner.resolutions, options.package, options.probe_seconds, TERMINAL)
     report = make_report(options.package, runner.manifest, facts, resolutions, asked)
-    sink.write(json_view.to_text(report))
+    sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         say_written("report", sink.path)
     return was_interrupted(report.notes)

@@ -19,8 +19,8 @@ from partita.library.place_dry import place_dry
 from partita.library.place_options import PlaceOptions, check_chain, check_options
 from partita.library.probing import was_interrupted
 from partita.library.run_report import limits_error
+from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.partition_reports.views import json as json_view
 
 
 def run(options: PlaceOptions) -> int:
@@ -69,9 +69,9 @@ def finish(
         if entry.status != "active":
             note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
     if sink is not None:
-        sink.write(json_view.to_text(report))
+        sink.write(storage.to_json(report))
     if options.as_json:
-        write_stdout(json_view.to_text(report))
+        write_stdout(storage.to_json(report))
     elif options.report != STDOUT:
         from partita.partition_reports.views import text
 

@@ -8,36 +8,79 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partita.commands.outputs import STDOUT, claim_output
+from partita.commands.outputs import STDOUT, Stdout, claim_output
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.files import STDIN, Output
-from partita.partition_reports.views import json as json_view
+from partita.observations.text_format import listing
+from partita.partition_reports import storage
+from partita.partition_reports.render.view import REPORT_VIEWS
 
 if TYPE_CHECKING:
     from partita.observations.records import Record
     from partita.partition_reports.check.gate import Gate
     from partita.partition_reports.check.requirements import Vocabulary
     from partita.partition_reports.records import Report
+    from partita.partition_reports.render.view import View
 
+BENCH_VIEWS = "partita.bench.views"
 DIFFERENT = 1
 """Exit code of `report diff --exit-code`, as `git diff --exit-code` has it."""
 
 
-def show(file: Path, *, as_json: bool, brief: bool = False) -> None:
-    """Show a report or the result of a bench: as text, in ten lines or in full, or as the JSON it is stored in."""
-    from partita.bench.views import text as bench_view
-    from partita.partition_reports.records import Report
-    from partita.partition_reports.views import brief as ten_lines
-    from partita.partition_reports.views import text
+def show(file: Path, view: str, out: Path | None, *, beside: bool = False) -> None:
+    """Show a report or the result of a bench in the view of that name: on stdout, or in the file `out`.
 
-    report = json_view.read_shown(file)
-    if as_json:
-        write_stdout(json_view.to_text(report))
-    elif not isinstance(report, Report):
-        bench_view.render(report, stdout_console(), brief=brief)
-    else:
-        (ten_lines if brief else text).render(report, stdout_console())
+    `beside`: without `out`, in a file beside it, with the view's suffix; what comes from stdin goes to stdout then.
+    Raises UsageError when there is no such view, or it would replace what it shows, ReportError when it shows another
+    kind of record.
+    """
+    record = storage.read_one_of(file, kinds())
+    found = find_view(file, record, view)
+    place = out or (file.with_suffix(found.suffix) if beside and file != storage.STDIN else STDOUT)
+    sink = claim_output(place, found.what or found.name, (file, STDIN), option="--out")
+    if found.print_to is not None and isinstance(sink, Stdout):
+        found.print_to(record, stdout_console())
+        return
+    try:
+        text = found.to_text(record)
+    except ReportError as error:
+        raise ReportError(f"{file}: {error}") from error
+    sink.write(text)
+    if isinstance(sink, Output):
+        note(f"{found.what or found.name}: {sink.path}{f' ({found.hint})' if found.hint else ''}")
+
+
+def one_view(view: str | None, *, brief: bool, as_json: bool) -> str:
+    """The view that is asked for by name or by a short form of it. Raises UsageError when two are."""
+    asked = {"--view": view, "--brief": "brief" if brief else None, "--json": "json" if as_json else None}
+    given = [(option, name) for option, name in asked.items() if name is not None]
+    if len({name for _, name in given}) > 1:
+        raise UsageError(f"{listing(option for option, _ in given)} ask for different views; keep one")
+    return given[0][1] if given else "text"
+
+
+def kinds() -> dict[str, type[Record]]:
+    """What is shown, by the schema in the file."""
+    from partita.bench.records import SCHEMA as BENCH
+    from partita.bench.records import Bench
+    from partita.partition_reports.records import SCHEMA, Report
+
+    return {SCHEMA: Report, BENCH: Bench}
+
+
+def find_view(file: Path, record: Record, name: str) -> View:
+    """The view of that name, of the kind of the record. Raises UsageError, and ReportError for one of another kind."""
+    from partita.partition_reports.records import Report
+    from partita.partition_reports.render.view import load_view, view_names
+
+    folder = REPORT_VIEWS if isinstance(record, Report) else BENCH_VIEWS
+    if name not in view_names(folder) and name in view_names():
+        raise ReportError(
+            f"{file}: the result of a bench has no view {name!r}; it has {', '.join(view_names(folder))}, and "
+            "bench --report DIR writes partition reports"
+        )
+    return load_view(name, folder)
 
 
 def write_record(record: Record) -> None:
@@ -48,9 +91,9 @@ def write_record(record: Record) -> None:
 def explain(file: Path, node: str, *, as_json: bool) -> None:
     """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
     from partita.partition_reports import explaining
-    from partita.partition_reports.views import explain as view
+    from partita.partition_reports.explain.views import text as view
 
-    found = explaining.find(json_view.read(file), node)
+    found = explaining.find(storage.read(file), node)
     if as_json:
         write_record(found)
     if isinstance(found, explaining.Matches):
@@ -63,12 +106,12 @@ def explain(file: Path, node: str, *, as_json: bool) -> None:
 
 def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bool) -> int:
     """Show what is different in `after`, and return the exit code."""
-    if before == after == json_view.STDIN:
+    if before == after == storage.STDIN:
         raise UsageError("both reports cannot come from stdin; name a file for one of them")
     from partita.partition_reports.diff.compare import compare
     from partita.partition_reports.diff.views import text as view
 
-    found = compare(json_view.read(before), json_view.read(after), names=(str(before), str(after)))
+    found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
     if found.unrelated and not force:
         raise ReportError(
             f"cannot compare {before} with {after}: {found.unrelated}; --force compares them all the same"
@@ -100,9 +143,9 @@ def check(file: Path, options: CheckOptions, *, as_json: bool) -> None:
     from partita.partition_reports.check import gate
     from partita.partition_reports.check.views import text as view
 
-    report = json_view.read(file)
+    report = storage.read(file)
     asked = gate_of(options, vocabulary(report))
-    baseline = (str(options.baseline), json_view.read(options.baseline)) if options.baseline is not None else None
+    baseline = (str(options.baseline), storage.read(options.baseline)) if options.baseline is not None else None
     result = gate.check(report, asked, str(file), baseline)
     if as_json:
         write_record(result)
@@ -155,45 +198,3 @@ def vocabulary(report: Report) -> Vocabulary:
         return parse_chain(name, flag="--require")[0].ort_name
 
     return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))
-
-
-def markdown(file: Path, out: Path | None) -> None:
-    """Write a report as Markdown, to stdout or to a file."""
-    from partita.partition_reports.views import markdown as view
-
-    sink = claim_output(out or STDOUT, "comment", (file, STDIN), option="--out")
-    sink.write(view.to_text(json_view.read(file)))
-    if isinstance(sink, Output):
-        note(f"markdown: {sink.path}")
-
-
-def trace(file: Path, out: Path | None) -> None:
-    """Write the observation window as a trace, to stdout or to a file."""
-    from partita.partition_reports.views import trace as view
-
-    sink = claim_output(out or STDOUT, "trace", (file, STDIN), option="--out")
-    report = json_view.read(file)
-    try:
-        text = view.to_text(report)
-    except ReportError as error:
-        raise ReportError(f"{file}: {error}") from error
-    sink.write(text)
-    if isinstance(sink, Output):
-        note(f"trace: {sink.path} (open it in ui.perfetto.dev or chrome://tracing)")
-
-
-def write_html(file: Path, out: Path | None) -> None:
-    """Write a report or the result of a bench as one HTML page to `out`, by default beside it; `-` is stdout.
-
-    Raises UsageError when the page would replace the report.
-    """
-    from partita.bench.views import html as bench_html
-    from partita.partition_reports.records import Report
-    from partita.partition_reports.views import html
-
-    page = out or (STDOUT if file == json_view.STDIN else file.with_suffix(".html"))
-    sink = claim_output(page, "page", (file, STDIN), option="--out")
-    report = json_view.read_shown(file)
-    sink.write(html.to_text(report) if isinstance(report, Report) else bench_html.to_text(report))
-    if isinstance(sink, Output):
-        note(f"page: {sink.path}")

@@ -1,4 +1,8 @@
-"""`partita report`: its verbs and their options. Imports typer alone; each verb is imported when it is called."""
+"""`partita report`: its verbs and their options. Imports typer alone; each verb is imported when it is called.
+
+`show --view NAME` reaches every view there is; `show --brief`, `show --json`, `html`, `markdown` and `trace` are short
+forms of it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit
 
-from partita.commands.arguments import JsonOption, help_alone, read_path
+from partita.commands.arguments import JsonOption, complete, help_alone, read_path
+from partita.partition_reports.render.view import view_names
 
 report_app = typer.Typer(help="Look at a partition report.", invoke_without_command=True, rich_markup_mode=None)
 
@@ -37,13 +42,22 @@ def show(
             metavar="FILE", help="Report that `generate --report` wrote.", show_default=False, parser=read_path
         ),
     ],
-    brief: Annotated[bool, typer.Option("--brief", help="In at most ten lines.")] = False,
+    view: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            autocompletion=complete("views"),
+            help=f"How to show it: {', '.join(view_names())}. Default: text.",
+        ),
+    ] = None,
+    out: OutOption = None,
+    brief: Annotated[bool, typer.Option("--brief", help="In at most ten lines: --view brief.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a report: what happened and what to do about it, then tables of what stands behind it."""
     from partita.commands import report as verb
 
-    verb.show(file, as_json=as_json, brief=brief)
+    verb.show(file, verb.one_view(view, brief=brief, as_json=as_json), out)
 
 
 @report_app.command("html", epilog="Example: partita report html run.json --out run.html")
@@ -63,7 +77,7 @@ def report_html(
     """Write a report as one HTML page that works offline."""
     from partita.commands import report as verb
 
-    verb.write_html(file, out)
+    verb.show(file, "html", out, beside=True)
 
 
 @report_app.command("markdown", epilog="Example: partita report markdown run.json >> $GITHUB_STEP_SUMMARY")
@@ -74,7 +88,7 @@ def report_markdown(
     """Write a report as Markdown, for a comment of CI or a pull request: the answer first, the rest folded."""
     from partita.commands import report as verb
 
-    verb.markdown(file, out)
+    verb.show(file, "markdown", out)
 
 
 @report_app.command(epilog="Example: partita report explain run.json layers.0.mlp.up_proj/MatMul")
@@ -184,4 +198,4 @@ def trace(
     """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
     from partita.commands import report as verb
 
-    verb.trace(file, out)
+    verb.show(file, "trace", out)

@@ -64,8 +64,8 @@ def place_it(request: dict[str, Any]) -> dict[str, Any]:
     from partita.library.place_options import from_json
     from partita.library.place_run import place
     from partita.library.probing import was_interrupted
+    from partita.partition_reports import storage
     from partita.partition_reports.records import DryRunFacts
-    from partita.partition_reports.views import json as json_view
     from partita.providers.cuda_dry_run.standins import ensure_child
     from partita.runtime.place import RunInterruptedError
 
@@ -77,7 +77,7 @@ def place_it(request: dict[str, Any]) -> dict[str, Any]:
     if played is not None:
         ensure_child()  # what the session loaded is still the same
         check_started(report)
-    json_view.write(report, Path(request["report"]))
+    storage.write(report, Path(request["report"]))
     interrupted = isinstance(error, RunInterruptedError)
     return {
         "interrupted": interrupted or was_interrupted(report.notes),

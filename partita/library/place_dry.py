@@ -11,8 +11,8 @@ from partita.errors import PartitaError, ProviderError
 from partita.files import temporary_directory
 from partita.library.crossing import raise_told, rebuilt
 from partita.library.place_options import PlaceOptions
+from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.partition_reports.views import json as json_view
 from partita.runtime.child_process import run_patiently
 
 CHILD = "partita.library.place_child"
@@ -80,4 +80,4 @@ def place_in_child(
             raise KeyboardInterrupt
         raise_told(outcome.result.get("error"))
         failed = outcome.result.get("failed")
-        return json_view.read(path), rebuilt(failed) if failed else None, interrupted
+        return storage.read(path), rebuilt(failed) if failed else None, interrupted

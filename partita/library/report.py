@@ -10,13 +10,12 @@ from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.files import check_writable, write_text
 from partita.library.checking import Wanted, gate_of, vocabulary
 from partita.library.edge import public
-from partita.partition_reports import explaining, records
+from partita.partition_reports import explaining, records, storage
 from partita.partition_reports.check import gate
 from partita.partition_reports.check.gate import GateResult
 from partita.partition_reports.diff import compare as comparing
 from partita.partition_reports.diff.records import ReportDiff
 from partita.partition_reports.explaining import Explanation
-from partita.partition_reports.views import json as json_view
 
 NAMES = 5
 """Most nodes that an error lists."""
@@ -45,12 +44,12 @@ class Report(records.Report):
     @public
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """Read a report that `save` or `--report` wrote. Raises ReportError for what is none."""
-        return cls.of(json_view.read(Path(path)))
+        return cls.of(storage.read(Path(path)))
 
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
-        put(json_view.to_text(self), path, "report")
+        put(storage.to_json(self), path, "report")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -71,7 +70,7 @@ class Report(records.Report):
         """The report as tables of text, without colour; written to `path` where there is one."""
         from partita.partition_reports.views import text
 
-        return put(text.to_text(self), path, "text")
+        return put(text.VIEW.to_text(self), path, "text")
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -84,7 +83,7 @@ class Report(records.Report):
         """
         found = explaining.find(self, node)
         if isinstance(found, explaining.Matches):
-            from partita.partition_reports.views.explain import say_no_single
+            from partita.partition_reports.explain.views.text import say_no_single
 
             listed = ", ".join(match.node for match in found.matches[:NAMES])
             raise UsageError(f"{say_no_single(found)}{f': {listed}' if listed else ''}")

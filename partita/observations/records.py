@@ -5,7 +5,7 @@ Parts of the schema `partita.report/1`; the rest of it is `partita.partition_rep
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -31,10 +31,20 @@ PhaseName = Literal["prefill", "decode", "run"]
 """`run` is the one phase of a model that is no package."""
 
 
-class Record(BaseModel):
-    """Base of every record in a report: immutable; unknown fields, NaN and infinity are errors."""
+def grows(schema: dict[str, Any]) -> None:
+    """Let the JSON Schema of a record say what readers do: a newer Partita may add fields, which are ignored."""
+    schema.pop("additionalProperties", None)
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+class Record(BaseModel):
+    """Base of every record in a report: immutable; NaN and infinity are errors, and so are unknown fields.
+
+    Only `partition_reports.storage`, which reads what another version of Partita may have written, ignores those.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, json_schema_extra=grows
+    )
 
 
 class Environment(Record):

@@ -1,7 +1,8 @@
 """The partition report as it is written to disk: frozen, versioned, every number with its unit in its name.
 
 Schema `partita.report/1`; the JSON Schema is published in docs/report.schema.json. Numbers are measured or counted;
-what is not known is null.
+what is not known is null. The schema keeps its number while it only grows: a new field has a default, so that older
+reports are read, and is ignored by an older Partita.
 """
 
 from __future__ import annotations

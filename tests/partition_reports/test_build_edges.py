@@ -63,7 +63,7 @@ def test_interrupted_in_prefill():
     assert {node.provider for node in decode.nodes} == {CPU}
     assert {node.host_us_per_run for node in decode.nodes} == {None}
     assert decode.providers[0].time_share is None
-    assert "run ended early: interrupted" in text.to_text(report)
+    assert "run ended early: interrupted" in text.VIEW.to_text(report)
 
 
 def test_no_profile_leaves_placement_to_the_other_sources():
@@ -99,7 +99,7 @@ def test_no_session_at_all():
     report = report_of(run_facts(steps=(), new_tokens=0, prompt_tokens=5, finish_reason="error", finish_detail="boom"))
     assert report.phases == ()
     assert failed(report) == []
-    assert text.to_text(report).startswith("no phase was run")
+    assert text.VIEW.to_text(report).startswith("no phase was run")
 
 
 def test_a_pair_of_static_files_gives_each_phase_its_own_session():
@@ -120,8 +120,8 @@ def test_a_pair_of_static_files_gives_each_phase_its_own_session():
     ]
     assert failed(report) == []
     assert (report.totals.session_load_seconds if report.totals else None) == pytest.approx(0.2)
-    assert "5 partitions in prefill, in execution order" in text.to_text(report)
-    assert "1 partition in decode, in execution order" in text.to_text(report)
+    assert "5 partitions in prefill, in execution order" in text.VIEW.to_text(report)
+    assert "1 partition in decode, in execution order" in text.VIEW.to_text(report)
 
 
 def test_several_streams_are_ordered_as_the_last_run_ran_them():
@@ -235,7 +235,7 @@ def test_any_facts_give_a_report_whose_sums_hold(chain):
             assert len({node.name for node in phase.nodes}) == len(phase.nodes), seed
         assert Report.model_validate(json.loads(report.model_dump_json(by_alias=True))) == report
         if seed < 15:
-            assert text.to_text(report)
+            assert text.VIEW.to_text(report)
 
 
 def test_building_twice_gives_the_same_report():

@@ -9,7 +9,7 @@ import pytest
 from partita.observations.facts import GraphNode, PortFact, StateFact
 from partita.observations.records import ChainEntry
 from partita.partition_reports.checks import check_phase
-from partita.partition_reports.views.text import to_text
+from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,
     CPU_CHAIN,
@@ -97,7 +97,7 @@ def test_without_either_the_copy_says_why_it_has_no_cause():
     assert copies_of(report)["Memcpy"].caused_by == ()
     assert copies_of(report)["Memcpy"].cause_unknown == "no source tells which tensor it copies"
     assert failed(report) == []
-    assert "not known: no source tells which tensor it copies" in " ".join(to_text(report).split())
+    assert "not known: no source tells which tensor it copies" in " ".join(VIEW.to_text(report).split())
     assert costs_of(report)[DET].harmless is None, "it may be the cause of any of them"
 
 
@@ -220,7 +220,7 @@ def test_nothing_is_called_harmless_when_the_provider_is_not_there():
 
 
 def test_the_text_says_what_a_group_of_fallbacks_costs():
-    text = " ".join(to_text(report_of(mixed_facts(), GPU_CHAIN)).split())
+    text = " ".join(VIEW.to_text(report_of(mixed_facts(), GPU_CHAIN)).split())
     cost = "cost in decode: 2 copies (1 KiB, 0.200 ms wait), 7.7 % of the node time; 1 node makes copies necessary"
     assert cost in text
     assert "query to host 1 512 B 0.100 model.layers.0.self_attn/Det" in text
@@ -273,7 +273,7 @@ def test_sources_tell_why_there_is_no_optimised_graph():
     report = report_of(mixed_facts(optimised_why="its weights are too large"), GPU_CHAIN)
     said = {entry.source: entry for entry in report.sources}
     assert not said["optimised_model"].available and "too large" in said["optimised_model"].covers
-    assert "too large" in to_text(report)
+    assert "too large" in VIEW.to_text(report)
 
 
 def state(**changes) -> StateFact:
@@ -296,13 +296,13 @@ def state(**changes) -> StateFact:
 def test_the_cache_says_at_how_many_steps_it_was_checked():
     report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=4))))
     assert report.cache is not None and report.cache.checked_steps == 4
-    assert "at each of 4 observed steps" in " ".join(to_text(report).split())
+    assert "at each of 4 observed steps" in " ".join(VIEW.to_text(report).split())
     report = report_of(replace(recorded_facts(), states=(state(), state(checked_steps=None))))
     assert report.cache is not None and report.cache.checked_steps is None
 
 
 def test_a_cache_that_nobody_checked_is_not_called_in_place():
-    text = " ".join(to_text(report_of(replace(recorded_facts(), states=(state(checked_steps=0),)))).split())
+    text = " ".join(VIEW.to_text(report_of(replace(recorded_facts(), states=(state(checked_steps=0),)))).split())
     assert "cache not checked" in text and "cache in place" not in text
     assert "KV cache not checked not checked" in text
 

@@ -11,7 +11,7 @@ from partita.observations.facts import GraphNode, PortFact
 from partita.partition_reports.graph_capture import WHY_BODY, WHY_COPY, WHY_ELSEWHERE, WHY_SIZE, blocking_nodes
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.views.text import to_text
+from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
     CPU,
     GPU,
@@ -211,14 +211,14 @@ def test_a_model_that_is_no_package_has_one_phase_and_neither_cache_nor_totals()
     assert phase_of(report, "run").tokens_per_second is None and phase_of(report, "run").seconds
     assert not [check.name for check in report.checks if "steps add up" in check.name]
     assert failed(report) == []
-    text = to_text(report)
+    text = VIEW.to_text(report)
     assert "m.onnx: 3 nodes" in text and "x float32[1,3]" in text and "KV cache" not in text
 
 
 def test_the_banner_comes_first_and_names_what_was_real():
     request = REQUEST.model_copy(update={"verb": "place", "prompt_tokens": None, "max_new_tokens": None, "runs": 3})
     report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED, request=request)
-    text = to_text(report)
+    text = VIEW.to_text(report)
     assert text.startswith("DRY RUN: no NVIDIA H100 was used.")
     assert give_verdict(report).startswith("DRY RUN as NVIDIA H100; ")
     for word in ("compute capability 9.0", "80 GiB", "libonnxruntime_providers_cuda.so", "place, 3 runs per phase"):
@@ -245,7 +245,7 @@ def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
         file="model.onnx", accepted=False, evidence="it said no", blocking=blocking_nodes(phase, GPU) * 3
     )
     played = PLAYED.model_copy(update={"graph_capture": (refused,)})
-    text = to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=played))
+    text = VIEW.to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=played))
     assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
     words = " ".join(text.split())
     assert "in the way: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words

@@ -24,8 +24,9 @@ from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.check.views import text as check_view
 from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.views import text as diff
+from partita.partition_reports.explain.views import text as explain
 from partita.partition_reports.explaining import Explanation, Matches, find
-from partita.partition_reports.views import _refusal, brief, explain, text
+from partita.partition_reports.views import _refusal, brief, text
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
 from tests.partition_reports import changed, pages

@@ -12,12 +12,13 @@ import pytest
 
 from partita.cli import run
 from partita.diagnosis.reasons.base import load_reasons
+from partita.partition_reports import storage
+from partita.partition_reports.render.html import read_part
+from partita.partition_reports.render.view import load_view
 from partita.partition_reports.sections import glance
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views import html
-from partita.partition_reports.views import json as json_view
 from partita.partition_reports.views._page import marks, timeline
-from partita.partition_reports.views.base import load_view
 from tests.partition_reports import pages
 from tests.partition_reports.html_tree import Element, read, section, words
 from tests.partition_reports.reports import dry_report, empty_report, many_inputs, recorded
@@ -379,7 +380,7 @@ def contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_contrast_is_enough(mode: str) -> None:
-    colours = variables(html.read_part("page.css"))[mode]
+    colours = variables(read_part("page.css"))[mode]
     for text in ("text", "muted", "link", "good", "mild", "warn", "bad"):
         for ground in ("page", "panel"):
             assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
@@ -391,13 +392,13 @@ def test_contrast_is_enough(mode: str) -> None:
 
 
 def test_colours_are_used_by_name_only() -> None:
-    style = html.read_part("page.css")
+    style = read_part("page.css")
     rules = re.sub(r":root \{.*?\}", "", style, flags=re.DOTALL)
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?!-)", re.sub(r"#[a-z][\w-]*", "", rules))
 
 
 def test_paper_is_light_and_shows_everything() -> None:
-    style = html.read_part("page.css")
+    style = read_part("page.css")
     assert "@media screen and (prefers-color-scheme: dark)" in style, "paper keeps the light colours"
     printed = style[style.index("@media print") :]
     assert "details::details-content" in printed and "max-height: none" in printed
@@ -419,7 +420,7 @@ def test_a_model_of_32_layers_stays_small() -> None:
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     path = tmp_path / "run.json"
-    json_view.write(pages.mixed_report(), path)
+    storage.write(pages.mixed_report(), path)
     return path
 
 

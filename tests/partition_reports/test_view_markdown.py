@@ -11,11 +11,11 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from partita.cli import run
+from partita.partition_reports import storage
+from partita.partition_reports.render.view import load_view
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Command
-from partita.partition_reports.views import json as json_view
 from partita.partition_reports.views import markdown
-from partita.partition_reports.views.base import load_view
 from tests.partition_reports import pages
 from tests.partition_reports.reports import REPORTS, recorded
 
@@ -74,7 +74,7 @@ def test_names_of_a_model_are_nothing_but_text(text: str) -> None:
 
 def test_the_verb_writes_it_to_stdout_or_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = tmp_path / "run.json"
-    json_view.write(pages.mixed_report(), stored)
+    storage.write(pages.mixed_report(), stored)
     assert run(["report", "markdown", str(stored)]) == 0
     out = capsys.readouterr().out
     assert out == markdown.to_text(pages.mixed_report())

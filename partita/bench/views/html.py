@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from partita.bench.records import Bench
 from partita.bench.sections import PHASES, sections, speeds_of
 from partita.observations.text_format import decimals
-from partita.partition_reports.views import html
-from partita.partition_reports.views.base import View
+from partita.partition_reports.render.html import render
+from partita.partition_reports.render.view import View
 
 COLOURS = 6
 """Colours of the style; contenders have their names beside them."""
@@ -40,7 +40,8 @@ def to_text(bench: Bench) -> str:
     parts = sections(bench)
     names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.others)))
     contents = [("glance", "At a glance"), *((section.key, section.title) for section in parts)]
-    return html.render(
+    return render(
+        __package__,
         "bench",
         {
             "title": f"Bench: {names}",
@@ -79,4 +80,4 @@ def draw(bench: Bench) -> Iterator[Chart]:
             yield Chart(phase, bars)
 
 
-VIEW = View("bench_html", ".html", "a bench as one page for a browser", to_text, takes=("bench",))
+VIEW = View("html", ".html", "a bench as one page for a browser", to_text, what="page")

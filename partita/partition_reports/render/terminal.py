@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import Console
 from rich.style import Style
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from partita.observations.text_format import clean
 from partita.partition_reports.render import layout
+from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import Column
 
 ROWS = 12
@@ -81,8 +83,13 @@ class Page:
             self.line(rest, style=DIM)
 
 
-def to_plain_text(render: Callable[[Console], None]) -> str:
-    """What `render` prints, without colour, for a file."""
-    stream = io.StringIO()
-    render(Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False))
-    return stream.getvalue()
+def terminal_view(name: str, summary: str, render: Callable[[Any, Console], None]) -> View:
+    """The view that `render` prints to a console; in a file it is the same without colour."""
+
+    def to_text(record: Any) -> str:
+        stream = io.StringIO()
+        plain = Console(file=stream, width=FILE_COLUMNS, color_system=None, force_terminal=False, legacy_windows=False)
+        render(record, plain)
+        return stream.getvalue()
+
+    return View(name, ".txt", summary, to_text, print_to=render)

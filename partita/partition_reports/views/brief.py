@@ -8,10 +8,9 @@ from rich.style import Style
 from partita.partition_reports.records import Report
 from partita.partition_reports.render import layout
 from partita.partition_reports.render.blocks import INDENT, TONES
-from partita.partition_reports.render.terminal import ALARM, BOLD, PLAIN, Page, to_plain_text
+from partita.partition_reports.render.terminal import ALARM, BOLD, PLAIN, Page, terminal_view
 from partita.partition_reports.sections.brief import MOST_LINES, brief
 from partita.partition_reports.sections.glance import find_state
-from partita.partition_reports.views.base import View
 
 
 def render(report: Report, console: Console) -> None:
@@ -32,9 +31,4 @@ def said(page: Page, label: str, text: str) -> str:
     return page.harmless(f"{label}: {text}" if label else text)
 
 
-def to_text(report: Report) -> str:
-    """The same without colour, for a file."""
-    return to_plain_text(lambda console: render(report, console))
-
-
-VIEW = View("brief", ".txt", "the report in at most ten lines", to_text)
+VIEW = terminal_view("brief", "the report in at most ten lines", render)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from partita.observations.text_format import clean
 from partita.partition_reports.records import Report
+from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import (
     Block,
@@ -24,7 +25,6 @@ from partita.partition_reports.sections.model import (
     text_of,
 )
 from partita.partition_reports.sections.report import sections
-from partita.partition_reports.views.base import View
 
 ROWS = 12
 """Most rows of a table; the rest is summed up in one line."""

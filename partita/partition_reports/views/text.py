@@ -7,11 +7,10 @@ from rich.style import Style
 
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.blocks import INDENT, TONES, show_command, show_section
-from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, Page, to_plain_text
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, Page, terminal_view
 from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.report import sections
-from partita.partition_reports.views.base import View
 
 LEFT_OUT = frozenset({"nodes"})
 """Sections of which a terminal would show nothing but the title."""
@@ -24,11 +23,6 @@ def render(report: Report, console: Console) -> None:
     for section in sections(report):
         if section.key not in LEFT_OUT:
             show_section(page, section)
-
-
-def to_text(report: Report) -> str:
-    """The same without colour, for a file."""
-    return to_plain_text(lambda console: render(report, console))
 
 
 def show_top(page: Page, top: Glance) -> None:
@@ -51,4 +45,4 @@ def show_top(page: Page, top: Glance) -> None:
             page.line(text_of(line))
 
 
-VIEW = View("text", ".txt", "the report as tables for a terminal", to_text)
+VIEW = terminal_view("text", "the report as tables for a terminal", render)

@@ -16,8 +16,8 @@ from partita.errors import ReportError
 from partita.observations.text_format import short_provider
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.records import Copy, NodePlacement, Report, TimelineRun
+from partita.partition_reports.render.view import View
 from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.views.base import View
 
 RUNS, COPIES, UNKNOWN = "session runs", "copies", "unknown provider"
 Event = dict[str, Any]
@@ -180,4 +180,10 @@ def about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dict
     return {name: value for name, value in facts.items() if value is not None}
 
 
-VIEW = View("trace", ".json", "the observation window for Perfetto or chrome://tracing", to_text)
+VIEW = View(
+    "trace",
+    ".json",
+    "the observation window for Perfetto or chrome://tracing",
+    to_text,
+    hint="open it in ui.perfetto.dev or chrome://tracing",
+)

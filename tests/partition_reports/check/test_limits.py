@@ -7,7 +7,7 @@ import pytest
 from partita.errors import UsageError
 from partita.partition_reports.check.limits import Limits, check_limits, exceeded
 from partita.partition_reports.verdict import give_verdict
-from partita.partition_reports.views.text import to_text
+from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of
 
 
@@ -80,4 +80,4 @@ def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
     report = report_of(mixed_facts(), GPU_CHAIN, limits=Limits(0))
     assert len(report.exceeded) == 1
     assert "1 limit EXCEEDED" in give_verdict(report)
-    assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in to_text(report)
+    assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in VIEW.to_text(report)

@@ -9,13 +9,10 @@ from itertools import groupby
 from rich.console import Console
 
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, name_some, plural, tally
-from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.headline import provider
 from partita.partition_reports.diff.records import CopyChange, Figure, NodeChange, ReasonChange, ReportDiff
-from partita.partition_reports.records import Report
-from partita.partition_reports.render.terminal import BOLD, DIM, Page, to_plain_text
+from partita.partition_reports.render.terminal import BOLD, DIM, Page, terminal_view
 from partita.partition_reports.sections.model import Column
-from partita.partition_reports.views.base import View
 
 NAMES = 12
 """Nodes that a group names; --json names all."""
@@ -46,11 +43,6 @@ def render(diff: ReportDiff, console: Console) -> None:
     show_reasons(page, diff.reasons)
     show_copies(page, diff.copies)
     show_cost(page, diff)
-
-
-def to_text(before: Report, after: Report) -> str:
-    """The same without colour, for a file."""
-    return to_plain_text(lambda console: render(compare(before, after), console))
 
 
 def show_sides(page: Page, diff: ReportDiff) -> None:
@@ -257,4 +249,4 @@ def say_ratio(figure: Figure) -> str:
     return f"{decimals(figure.ratio)}{' ~' if figure.spread == 'within' else ''}"
 
 
-VIEW = View("diff", ".txt", "what is different in another report", to_text, takes=("report", "another report"))
+VIEW = terminal_view("text", "what is different in another report", render)

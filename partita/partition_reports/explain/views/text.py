@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from partita.diagnosis.records import Fallback, Trial
-from partita.errors import UsageError
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 from partita.partition_reports.diff.headline import provider as provider_name
-from partita.partition_reports.explaining import Cause, Explanation, Matches, Place, find
-from partita.partition_reports.records import Copy, RejectedPart, Report
-from partita.partition_reports.render.terminal import BOLD, DIM, Page, to_plain_text
+from partita.partition_reports.explaining import Cause, Explanation, Matches, Place
+from partita.partition_reports.records import Copy, RejectedPart
+from partita.partition_reports.render.terminal import BOLD, DIM, Page, terminal_view
 from partita.partition_reports.sections.model import Column
-from partita.partition_reports.views.base import View
 
 MOST = 40
 """Most names, and most rows of a table; --json has all."""
@@ -57,14 +55,6 @@ def render_matches(found: Matches, console: Console) -> None:
     left = len(found.matches) - MOST
     rest = f"and {plural(left, 'more node')}; --json has all" if left > 0 else ""
     page.table([Column(title, False) for title in ("node", "operator", "on", "reason")], rows, rest)
-
-
-def to_text(report: Report, node: str) -> str:
-    """The same without colour, for a file. Raises UsageError when `node` is no single node."""
-    found = find(report, node)
-    if isinstance(found, Matches):
-        raise UsageError(say_no_single(found))
-    return to_plain_text(lambda console: render(found, console))
 
 
 def say_no_single(found: Matches) -> str:
@@ -293,4 +283,4 @@ def show_rejections(page: Page, told: Explanation) -> None:
         page.line(f"evidence: {part.evidence}")
 
 
-VIEW = View("explain", ".txt", "all about one node", to_text, takes=("report", "node"))
+VIEW = terminal_view("text", "all about one node", render)

@@ -1,0 +1,1 @@
+"""Everything a report knows about one node."""

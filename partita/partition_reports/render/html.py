@@ -1,0 +1,68 @@
+"""Pages that need nothing else: no server, no network, and for reading no JavaScript.
+
+A page is a template of a view over the frame, the style and the script of the folder `page`. Every text goes through
+`harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
+
+from partita.observations.text_format import clean
+from partita.partition_reports.render import table_shape
+
+PARTS = files(__package__).joinpath("page")
+SHARED = ("frame", "blocks")
+POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
+
+
+def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
+    """A page from the `template` of a folder of views, which is given as a package."""
+    style, script = read_part("page.css"), read_part("page.js")
+    policy = POLICY.format(style=digest(style), script=digest(script))
+    shared = {"style": Markup(style), "script": Markup(script), "policy": policy}
+    source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
+    return environment({template: source}).get_template(template).render(**shared, **contents)
+
+
+def environment(own: Mapping[str, str]) -> Environment:
+    """Jinja with escaping on, and an error for a name that a template misspells. `own`: templates beside the shared."""
+    made = Environment(
+        loader=DictLoader({**{name: read_part(f"{name}.html.jinja") for name in SHARED}, **own}),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    made.globals.update(shape_of=table_shape.shape_of, kind_of=kind_of)
+    return made
+
+
+def kind_of(block: object) -> str:
+    """`table`, `line`, `command`, …: what the templates tell blocks apart by."""
+    return type(block).__name__.lower()
+
+
+def harmless(value: object) -> object:
+    """Text without control and bidirectional characters; anything else as it is. Escaping comes after this."""
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return clean(value)
+
+
+def read_part(name: str) -> str:
+    """A file of the folder `page`."""
+    return PARTS.joinpath(name).read_text(encoding="utf-8")
+
+
+def digest(text: str) -> str:
+    """How a content security policy names a style or script that stands in the page."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
