@@ -12,7 +12,6 @@ from partita.library.engine import Engine, GenerateRequest
 from partita.library.sampling import Sampling
 from partita.partition_reports.timing import step_times
 from partita.runtime.engine.recorder import Step
-from partita.runtime.run_facts import first_token_seconds, step_fact
 from partita.runtime.text import TextStream
 
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
@@ -217,6 +216,9 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
 
     `rows`: batch size.
     """
+    # Needs ONNX Runtime, which a process whose packages run in children does without.
+    from partita.runtime.run_facts import first_token_seconds, step_fact
+
     facts = [step_fact(step) for step in steps]
     prefill, decode = (step_times(facts, phase, rows) for phase in PHASES)
     return {

@@ -13,7 +13,6 @@ from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.loading import Process, in_child
 from partita.library.place_options import PROBE_SECONDS, RUNS, PlaceOptions, check_chain, check_options
-from partita.library.probing import was_interrupted
 from partita.library.report import Report
 from partita.library.where import Libraries, ProviderOptions, Providers, where
 from partita.partition_reports import records
@@ -87,8 +86,6 @@ def _place(
 ) -> tuple[records.Report, PartitaError | None, bool]:
     """The report, why a run failed, and whether Ctrl-C cut it short."""
     from partita.library.place_dry import place_dry, place_in_child
-    from partita.library.place_run import place as place_here
-    from partita.runtime.place import RunInterruptedError
 
     if options.dry_run:
         report, interrupted = place_dry(options)
@@ -96,6 +93,11 @@ def _place(
     if in_child(target, process):
         there = replace(options, where=given.resolved(target))
         return place_in_child(there, "place", None, os.environ)
+
+    from partita.library.place_run import place as place_here
+    from partita.library.probing import was_interrupted
+    from partita.runtime.place import RunInterruptedError
+
     report, error = place_here(options, target)
     return report, error, isinstance(error, RunInterruptedError) or was_interrupted(report.notes)
 

@@ -1,0 +1,90 @@
+"""A package in a process of its own: the same answers, and a crash or Ctrl-C that costs only itself."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+import partita
+from tests.conftest import require
+
+PROMPT = [5, 6, 7]
+ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n"
+
+
+@pytest.fixture
+def model(package):
+    with partita.load(package, providers="cpu", process="child") as loaded:
+        yield loaded
+
+
+def test_it_does_what_a_model_in_this_process_does(model, package):
+    generation = model.generate("return the", max_new_tokens=5, stop_token_ids=()).run()
+    with partita.load(package, providers="cpu") as here:
+        expected = here.generate("return the", max_new_tokens=5, stop_token_ids=()).run()
+        theirs = here.report()
+    assert (generation.text, generation.tokens) == (expected.text, expected.tokens)
+    report = model.report()
+    assert isinstance(report, partita.Report) and all(check.passed for check in report.checks)
+    assert report.request == theirs.request
+    assert [phase.providers for phase in report.phases] != [] and report.fallbacks == theirs.fallbacks
+    assert model.verify().status == "verified"
+
+
+def test_its_errors_are_those_of_a_model_in_this_process(model):
+    with pytest.raises(partita.GenerationError, match="the cache holds 64"):
+        model.generate([1] * 65)
+
+
+def test_closing_ends_the_process(package):
+    model = partita.load(package, providers="cpu", process="child")
+    child = psutil.Process(model._engine._child.process.pid)
+    folder = Path(model._engine._folder.name)
+    model.close()
+    assert not child.is_running() and not folder.exists()
+
+
+def test_ctrl_c_while_it_answers_costs_that_answer_alone(model, monkeypatch):
+    expected = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens
+    generation = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=())
+    next(generation)
+    pressed = []
+    get = queue.Queue.get
+
+    def press_once(self, *arguments, **options):
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        return get(self, *arguments, **options)
+
+    monkeypatch.setattr(queue.Queue, "get", press_once)
+    with pytest.raises(KeyboardInterrupt):
+        next(generation)
+    assert pressed and list(generation) == []
+    assert model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens == expected
+
+
+def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path):
+    require("a C compiler", shutil.which("cc") is not None)
+    (tmp_path / "it.c").write_text(ABORTS)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=tmp_path, check=True)
+    given = {"provider_libraries": {"mine": tmp_path / "libit.so"}}
+    with pytest.raises(partita.ProviderError, match="mine.*initialisation_failed.*SIGABRT"):
+        partita.load(package, providers=["mine", "cpu"], **given)
+    with pytest.raises(partita.ProviderError, match="initialisation_failed.*SIGABRT"):
+        partita.place(package, providers=["mine", "cpu"], **given)
+
+
+def test_a_process_that_dies_later_is_a_provider_error(model):
+    generation = model.generate(PROMPT, max_new_tokens=4)
+    next(generation)
+    model._engine._child.process.kill()
+    with pytest.raises(partita.ProviderError, match="SIGKILL"):
+        next(generation)
+    with pytest.raises(partita.ProviderError):
+        model.report()

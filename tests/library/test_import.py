@@ -1,0 +1,88 @@
+"""`import partita` is quick, loads nothing heavy, and says what it offers: to people, to editors and to mypy."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import partita
+from tests.conftest import REPOSITORY
+
+LIMIT_SECONDS = 0.1
+HEAVY = ("torch", "onnxruntime", "transformers", "onnx", "numpy", "pydantic", "typer", "rich")
+
+
+def run(script: str) -> str:
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+
+
+def seconds_of(script: str) -> float:
+    """Of the processor: other work may run beside this test. The first run may compile files."""
+    found = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(script)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found[1:])
+
+
+def test_importing_is_quick():
+    assert seconds_of("import partita") - seconds_of("pass") < LIMIT_SECONDS
+
+
+def test_importing_loads_nothing_heavy():
+    script = f"import json, sys, partita; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    assert json.loads(run(script)) == []
+
+
+@pytest.mark.parametrize("name", ["load", "place", "providers", "Report", "PartitaError", "Sampling"])
+def test_what_is_offered_loads_neither_torch_nor_the_command_line(name):
+    script = (
+        f"import json, sys, partita; partita.{name}; "
+        "print(json.dumps([m for m in ('torch', 'typer', 'onnxruntime', 'partita.cli', 'partita.commands')"
+        " if m in sys.modules]))"
+    )
+    assert json.loads(run(script)) == []
+
+
+def test_everything_that_is_listed_is_there_and_typed():
+    assert list(partita.__all__) == sorted(partita.__all__) == dir(partita)
+    tree = ast.parse((REPOSITORY / "partita" / "__init__.py").read_text("utf-8"))
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
+    names = {
+        alias.asname or alias.name for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert names | {"__version__"} == set(partita.__all__)
+    for name in partita.__all__:
+        assert getattr(partita, name) is not None
+    assert (REPOSITORY / "partita" / "py.typed").is_file()
+
+
+def test_a_name_that_is_not_offered_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'generate'"):
+        partita.generate  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_function_that_shares_its_name_with_a_folder_is_both():
+    import partita.export.progress  # from now on the folder is an attribute
+    import partita.providers.cpu
+
+    for room in (partita.export, partita.providers):
+        assert callable(room)
+    assert "precision" in inspect.signature(partita.export).parameters
+    assert "provider_libraries" in inspect.signature(partita.providers).parameters
+
+
+def test_every_public_error_is_of_the_one_tree():
+    named = [getattr(partita, name) for name in partita.__all__ if name.endswith("Error")]
+    assert len(named) > 12
+    assert all(issubclass(error, partita.PartitaError) for error in named)
+    assert issubclass(partita.ArgumentError, ValueError) and issubclass(partita.ArgumentError, TypeError)

@@ -1,0 +1,361 @@
+"""`partita.load` and what a model does: generating, chatting, verifying, and ending in every way."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import partita
+from partita.library.edge import public
+from tests.conftest import REPOSITORY
+
+PROMPT = [5, 6, 7]
+N = 6
+
+
+@pytest.fixture
+def model(package):
+    with partita.load(package, providers="cpu") as loaded:
+        yield loaded
+
+
+def tokens(model, prompt=PROMPT, **options):
+    return model.generate(prompt, max_new_tokens=N, stop_token_ids=(), **options).run().tokens
+
+
+# --- generating ------------------------------------------------------------------------------------------------------
+
+
+def test_steps_add_up_to_the_answer(model):
+    generation = model.generate("return the value", max_new_tokens=N, stop_token_ids=())
+    steps = list(generation)
+    assert [step.index for step in steps] == list(range(len(steps))) and steps[0].phase == "prefill"
+    assert "".join(step.text for step in steps) == generation.text == generation.texts[0]
+    (answer,) = generation.answers
+    assert answer.tokens == tuple(token for step in steps for token in step.tokens[0]) and len(answer.tokens) == N
+    assert (answer.finish_reason, generation.finish_reason, steps[-1].finish_reasons) == (
+        "length",
+        "length",
+        ("length",),
+    )
+    assert 0 < generation.timings["decode_steps"] < N, "steps that were profiled do not count"
+    assert answer.text == model.decode(answer.tokens)
+
+
+def test_token_ids_come_in_any_form(model):
+    expected = tokens(model)
+    for prompt in (tuple(PROMPT), [PROMPT], np.array(PROMPT), np.array([PROMPT])):
+        assert tokens(model, prompt) == expected
+    assert tokens(model, model.decode(PROMPT)) == tokens(model, model.encode(model.decode(PROMPT)))
+
+
+def test_a_stop_string_ends_the_text_before_it(model):
+    whole = model.generate(PROMPT, max_new_tokens=20, stop_token_ids=()).run().text
+    stop = whole[3:5]
+    cut = model.generate(PROMPT, max_new_tokens=20, stop_token_ids=(), stop=stop).run()
+    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
+
+
+def test_the_same_seed_gives_the_same_tokens_and_a_drawn_one_is_told(model):
+    generation = model.generate(PROMPT, max_new_tokens=N, temperature=1.0).run()
+    seed = generation.answers[0].sampling.seed
+    assert seed is not None
+    assert model.generate(PROMPT, max_new_tokens=N, temperature=1.0, seed=seed).run().tokens == generation.tokens
+
+
+def test_each_row_has_its_own_options(pair):
+    with partita.load(pair, providers="cpu") as model:
+        prompts = [PROMPT, PROMPT]
+        greedy = tokens(model, prompts)
+        one = partita.Sampling(temperature=2.0, seed=3)
+        mixed = tokens(model, prompts, sampling=[one, partita.Sampling()])
+        assert mixed[1] == greedy[1] and mixed[0] != greedy[0]
+        same = tokens(model, prompts, sampling=[one, one])
+        assert same[0] == same[1] == mixed[0]
+        apart = tokens(model, prompts, sampling=one)
+        assert apart[0] != apart[1], "rows with the same options draw from one sequence"
+        lengths = [partita.Sampling(max_new_tokens=2), partita.Sampling(max_new_tokens=4)]
+        short = model.generate(prompts, sampling=lengths, stop_token_ids=()).run()
+        assert [len(answer.tokens) for answer in short.answers] == [2, 4]
+        report = model.report()
+        assert report.request.options["temperature"] == "0" and all(check.passed for check in report.checks)
+
+
+def test_options_differ_in_the_report_where_rows_differ(pair):
+    with partita.load(pair, providers="cpu") as model:
+        each = [partita.Sampling(temperature=0.5, seed=1), partita.Sampling()]
+        model.generate([PROMPT, PROMPT], max_new_tokens=2, sampling=each).run()
+        assert model.report().request.options["temperature"] == "0.5 / 0"
+
+
+def test_messages_go_through_the_chat_template(model):
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the list"}]
+    generation = model.chat(messages, max_new_tokens=2)
+    with_template = "<|system|>be brief\n<|user|>the list\n<|assistant|>"
+    assert model.decode(generation._rows[0].prompt) == with_template
+    assert model.chat("the list", max_new_tokens=2).run().tokens == (
+        model.chat([messages[1]], max_new_tokens=2).run().tokens
+    )
+
+
+def test_what_it_is(model, package):
+    assert model.providers == ("CPUExecutionProvider",) and model.chain[0].status == "active"
+    assert (model.batch_size, model.max_length, model.folder) == (1, 64, package)
+    assert model.vocab_size == model.manifest.graph.vocab_size and model.load_seconds > 0
+    assert "CPUExecutionProvider" in repr(model)
+
+
+def test_it_verifies_itself(model):
+    assert model.verify().status == "verified"
+
+
+def test_a_package_that_computes_something_else_is_a_verification_error(package, own_copy):
+    from safetensors.numpy import load_file, save_file
+
+    from partita.package import KNOWN_ANSWER, sha256_of
+
+    folder = own_copy(package)
+    answer = load_file(folder / KNOWN_ANSWER)
+    save_metadata = _metadata(folder / KNOWN_ANSWER)
+    answer["prefill_logits"] = answer["prefill_logits"] + 1.0
+    save_file(answer, folder / KNOWN_ANSWER, save_metadata)
+    manifest = (folder / "manifest.json").read_text()
+    path = folder / "manifest.json"
+    path.write_text(manifest.replace(sha256_of(package / KNOWN_ANSWER), sha256_of(folder / KNOWN_ANSWER)))
+    with partita.load(folder, providers="cpu") as model, pytest.raises(partita.VerificationError) as caught:
+        model.verify()
+    assert caught.value.verification.steps and isinstance(caught.value, partita.ParityError)
+
+
+def _metadata(path: Path):
+    from safetensors import safe_open
+
+    with safe_open(path, "numpy") as file:
+        return file.metadata()
+
+
+# --- how it ends -----------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_the_iterator_ends_it_and_nothing_else(model, monkeypatch):
+    expected = tokens(model)
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    next(generation)
+    next(generation)
+    with monkeypatch.context() as patch:
+        patch.setattr("partita.runtime.session.Binding.run", press_ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            next(generation)
+    assert list(generation) == [] and generation.finish_reason == "interrupted"
+    report = model.report()
+    assert report.totals is not None and report.totals.finish_reason == "interrupted"
+    assert all(check.passed for check in report.checks)
+    assert tokens(model) == expected
+
+
+def press_ctrl_c(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_generation_that_nobody_reads_on_can_be_reported_and_followed(model):
+    expected = tokens(model)
+    for step in model.generate(PROMPT, max_new_tokens=N, stop_token_ids=()):
+        if step.index == 2:
+            break
+    report = model.report()
+    assert report.totals is not None
+    assert (report.totals.finish_reason, report.totals.new_tokens) == ("interrupted", 3)
+    assert tokens(model) == expected
+    assert model.report().totals.finish_reason == "length"
+
+
+def test_a_later_generation_ends_an_earlier_one(model):
+    first = model.generate(PROMPT, max_new_tokens=N)
+    next(first)
+    second = model.generate(PROMPT, max_new_tokens=N)
+    assert list(first) == [] and first.finish_reason == "interrupted"
+    assert len(list(second)) > 1
+
+
+def test_an_error_of_the_run_is_in_the_report(model, monkeypatch):
+    generation = model.generate(PROMPT, max_new_tokens=N)
+    next(generation)
+    monkeypatch.setattr("partita.runtime.engine.loop.np.isfinite", lambda value: False)
+    with pytest.raises(partita.GenerationError, match="not finite"):
+        next(generation)
+    monkeypatch.undo()
+    report = model.report()
+    assert report.totals.finish_reason == "error" and "not finite" in report.totals.finish_detail
+
+
+def test_nothing_generated_is_nothing_to_report(model):
+    with pytest.raises(partita.ReportError, match="nothing was generated"):
+        model.report()
+    model.generate(PROMPT)
+    with pytest.raises(partita.ReportError, match="nothing was generated"):
+        model.report()
+
+
+def test_closing_frees_the_session_and_ends_what_goes_on(package):
+    model = partita.load(package, providers="cpu")
+    generation = model.generate(PROMPT, max_new_tokens=N)
+    next(generation)
+    session = model._engine.runner.graphs[0].session
+    model.close()
+    model.close()
+    assert session._native is None and list(generation) == []
+    for call in (lambda: model.generate(PROMPT), model.verify, model.report):
+        with pytest.raises(partita.PartitaError, match="closed|nothing"):
+            call()
+    assert "closed" in repr(model)
+
+
+def test_a_model_that_is_forgotten_is_closed(package):
+    model = partita.load(package, providers="cpu")
+    engine = weakref.ref(model._engine)
+    del model
+    gc.collect()
+    assert engine() is None
+
+
+# --- threads and output ----------------------------------------------------------------------------------------------
+
+
+def test_it_works_in_a_thread(package, model):
+    expected, found = tokens(model), []
+
+    def work():
+        with partita.load(package, providers="cpu") as mine:
+            found.append((tokens(mine), mine.report().check("provider=cpu,share=1").passed))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(expected, True)]
+
+
+def test_nothing_is_printed_and_threads_leave_stdout_alone(package):
+    script = f"""
+import signal, sys, threading
+import partita
+before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def work():
+    with partita.load({str(package)!r}, providers=["cpu"]) as model:
+        model.generate([5, 6], max_new_tokens=3, temperature=0.0, top_k=3).run()
+        model.report()
+        model.verify()
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+work()
+try:
+    partita.load("nowhere")
+except partita.PackageError:
+    pass
+assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+print("still here")
+print("and here", file=sys.stderr)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "still here\n", "and here\n")
+
+
+def test_what_a_user_should_know_goes_to_the_log(package, caplog):
+    with partita.load(package, providers="cpu") as model:
+        model.generate(PROMPT, max_new_tokens=1, top_k=3)
+    assert [record.name for record in caplog.records] == ["partita"]
+    assert "top_k is ignored" in caplog.text
+
+
+# --- what makes no sense ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be"),
+        ({"temperature": "hot"}, "temperature is 'hot', which does not fit; it must be a number"),
+        ({"temperature": -1.0}, "temperature is -1.0; it must be 0 (greedy) or more"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"temprature": 1.0}, "did you mean 'temperature'?"),
+        ({"sampling": "mine"}, "sampling is 'mine'"),
+        ({"sampling": [partita.Sampling(), partita.Sampling()]}, "a list with a Sampling for each prompt (1)"),
+        ({"sampling": partita.Sampling(top_p=2.0)}, "top_p is 2.0"),
+        ({"prefill_chunk": 0}, "prefill_chunk is 0"),
+        ({"prompts": b"bytes"}, "prompts is of type bytes"),
+        ({"prompts": [{"role": "user"}]}, "a prompt is"),
+        ({"stop": ""}, "stop is empty"),
+    ],
+)
+def test_a_wrong_argument_is_a_sentence(model, arguments, says):
+    with pytest.raises(partita.ArgumentError) as caught:
+        model.generate(**{"prompts": PROMPT, **arguments})
+    assert says in str(caught.value)
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"), [([], "messages is empty"), ([{"role": "user"}], "a message is"), (7, "messages is empty")]
+)
+def test_wrong_messages_are_a_sentence(model, messages, says):
+    with pytest.raises(partita.ArgumentError, match=says):
+        model.chat(messages)
+
+
+def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
+    for prompt, says in (("", "empty"), ([], "0 prompts"), ([1] * 65, "the cache holds 64"), ([9999], "vocabulary")):
+        with pytest.raises(partita.GenerationError, match=says):
+            model.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"providers": []}, "providers is empty"),
+        ({"providers": "no-such"}, "providers: unknown provider 'no-such'"),
+        ({"providers": ["cpu", 3]}, "providers is"),
+        ({"provider": "cpu"}, "did you mean 'providers'?"),
+        ({"providers": "cpu", "threads": 0}, "threads is 0"),
+        ({"providers": "cpu", "threads": True}, "threads is True"),
+        ({"providers": "cpu", "pins": "cpu:lm_head"}, "pins is"),
+        ({"providers": "cpu", "process": "other"}, "process is 'other', which does not fit; it must be 'auto'"),
+        ({"providers": "cpu", "provider_options": {"cpu": {"nope": 1}}}, "takes no options"),
+        ({"providers": [("cpu", {"nope": 1})]}, "takes no options"),
+    ],
+)
+def test_loading_with_a_wrong_argument_is_a_sentence(package, arguments, says):
+    with pytest.raises(partita.ArgumentError) as caught:
+        partita.load(package, **arguments)
+    assert says in str(caught.value)
+
+
+def test_loading_what_is_no_package_is_one_error(tmp_path):
+    with pytest.raises(partita.PackageError):
+        partita.load(tmp_path, providers="cpu")
+    with pytest.raises(partita.ArgumentError, match="the argument 'package' is missing"):
+        partita.load()  # type: ignore[call-arg]
+
+
+def test_a_chain_that_cannot_be_honoured_is_a_provider_error(package):
+    with pytest.raises(partita.ProviderError):
+        partita.load(package, providers="coreml")
+
+
+def test_what_goes_wrong_inside_is_of_the_tree_with_its_cause():
+    for error, kind in ((MemoryError(), partita.ResourceError), (KeyError("x"), partita.PartitaError)):
+
+        @public
+        def fails(error=error):
+            raise error
+
+        with pytest.raises(kind) as caught:
+            fails()
+        assert caught.value.__cause__ is error

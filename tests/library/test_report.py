@@ -1,0 +1,171 @@
+"""The report as an object, and `partita.place`, `partita.providers` and `partita.export`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import partita
+from partita.partition_reports.views import json as json_view
+
+RELU = """<ir_version: 10, opset_import: ["": 21]>
+g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
+GATHER = """<ir_version: 10, opset_import: ["": 21]>
+g (float[4] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    onnx.save(parser.parse_model(RELU), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+@pytest.fixture
+def report(model):
+    return partita.place(model, "cpu", shapes={"x": (2, 4)})
+
+
+def test_placing_tells_where_every_node_runs(report, model, capfd):
+    assert {node.name: node.provider for node in report.phases[0].nodes} == dict.fromkeys(
+        ("first", "second"), "CPUExecutionProvider"
+    )
+    assert report.request.options["shape"] == "x=2,4" and report.request.chain_source == "program"
+    again = partita.place(model, ["CPUExecutionProvider"], shapes={"N": 2}, runs=1)
+    assert again.request.runs == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_placing_in_a_child_process_is_the_same(report, model):
+    there = partita.place(model, "cpu", shapes={"x": (2, 4)}, process="child")
+    assert there.request.chain_source == "program" and there.chain == report.chain
+    assert [phase.nodes for phase in there.phases] != []
+    assert [node.provider for node in there.phases[0].nodes] == [node.provider for node in report.phases[0].nodes]
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_run_that_fails_keeps_the_report(tmp_path, process):
+    path, values = tmp_path / "m.onnx", tmp_path / "i.npy"
+    onnx.save(parser.parse_model(GATHER), path)
+    np.save(values, np.array([77], np.int64))
+    with pytest.raises(partita.PlacementError) as caught:
+        partita.place(path, "cpu", inputs={"i": values}, process=process)
+    assert caught.value.report.phases[0].nodes and isinstance(caught.value.__cause__, partita.PartitaError)
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_ctrl_c_while_placing_is_ctrl_c(model, monkeypatch, process):
+    where = "session.Binding.run" if process == "this" else "child_process.Child.wait"
+
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"partita.runtime.{where}", press)
+    with pytest.raises(KeyboardInterrupt):
+        partita.place(model, "cpu", shapes={"x": (2, 4)}, process=process)
+
+
+def test_cuda_without_a_gpu(model, stand_ins):
+    report = partita.place(model, "cuda,cpu", shapes={"x": (2, 4)}, dry_run=True, device="h100")
+    assert report.dry_run is not None and report.dry_run.device == "h100"
+    assert report.check("provider=cuda,share=1").passed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"providers": "cpu", "runs": 0}, "runs"),
+        ({"providers": "cpu", "device": "h100"}, "dry"),
+        ({"providers": "cpu", "shapes": {"nope": 1}}, "nope"),
+        ({"providers": "cpu", "shape": {"x": 1}}, "did you mean 'shapes'?"),
+    ],
+)
+def test_placing_with_a_wrong_argument_is_a_sentence(model, arguments, says):
+    with pytest.raises(partita.ArgumentError, match=says):
+        partita.place(model, **arguments)
+
+
+# --- the object ------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_saved_and_read_as_the_verbs_have_it(report, tmp_path):
+    report.save(tmp_path / "r.json")
+    assert json_view.read(tmp_path / "r.json").model_dump() == report.model_dump()
+    assert partita.Report.read(tmp_path / "r.json") == report
+    with pytest.raises(partita.ReportError):
+        report.save(tmp_path / "none" / "r.json")
+    with pytest.raises(partita.ReportError):
+        partita.Report.read(tmp_path / "none.json")
+
+
+def test_its_views_are_texts_and_files(report, tmp_path):
+    for name, to_text, begins in (
+        ("r.html", report.to_html, "<!doctype html>"),
+        ("r.md", report.to_markdown, "###"),
+        ("r.txt", report.to_text, ""),
+    ):
+        text = to_text(tmp_path / name)
+        assert text == to_text() == (tmp_path / name).read_text("utf-8")
+        assert text.lower().startswith(begins) and "\x1b" not in text
+    assert report._repr_markdown_() == report.to_markdown()
+
+
+def test_a_node_is_explained_or_named_better(report):
+    assert report.explain("first").op_type == "Relu"
+    with pytest.raises(partita.ArgumentError, match="first"):
+        report.explain("s")
+    with pytest.raises(partita.ArgumentError, match="no node has"):
+        report.explain("nothing")
+
+
+def test_a_check_returns_what_holds_and_raises_what_does_not(report):
+    result = report.check("provider=cpu,share=1", max_copies=0)
+    assert result.passed and len(result.outcomes) == 2
+    with pytest.raises(partita.CheckFailedError) as caught:
+        report.check("provider=cpu,share=1", "op=Relu,nodes>1", max_unexplained=0)
+    assert [outcome.holds for outcome in caught.value.result.outcomes].count(False) == 1
+    assert "nodes>1" in str(caught.value) and isinstance(caught.value, partita.ReportCheckError)
+    assert report.check(baseline=report).passed
+    for arguments in ((), ("provider=nix,share=1",), ("nonsense",)):
+        with pytest.raises(partita.ArgumentError):
+            report.check(*arguments)
+    with pytest.raises(partita.ArgumentError, match="max_slowdown needs baseline"):
+        report.check(max_slowdown=0.1)
+
+
+def test_two_reports_are_compared(report, model, tmp_path):
+    assert report.diff(partita.place(model, "cpu", shapes={"x": (2, 4)})).same
+    onnx.save(parser.parse_model(GATHER), tmp_path / "other.onnx")
+    with pytest.raises(partita.ReportError, match="cannot be compared"):
+        report.diff(partita.place(tmp_path / "other.onnx", "cpu"))
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_providers_are_tried_and_told():
+    machine = partita.providers()
+    status = {entry.name: entry.status for entry in machine.providers}
+    assert status["cpu"] == "usable" and machine.default_chain
+    with pytest.raises(partita.ArgumentError, match="does not exist"):
+        partita.providers(provider_libraries={"webgpu": "nowhere.so"})
+
+
+def test_an_export_is_written_and_loads(tiny_checkpoint, tmp_path, capfd):
+    done = partita.export(tiny_checkpoint("llama"), tmp_path / "package", attention="gqa", max_length=32)
+    assert done.path == tmp_path / "package" and done.manifest.verification.status == "verified"
+    assert json.loads((done.path / "manifest.json").read_text())["graph"]["max_length"] == 32
+    with partita.load(done.path, "cpu") as model:
+        assert model.max_length == 32
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_export_that_cannot_be_is_one_error(tmp_path):
+    with pytest.raises(partita.ArgumentError, match="fp7"):
+        partita.export(tmp_path, tmp_path / "out", precision="fp7")
+    with pytest.raises(partita.CheckpointError):
+        partita.export(tmp_path, tmp_path / "out", attention="gqa")
+    assert not (tmp_path / "out").exists()
