@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,7 +44,7 @@ from partita.commands.arguments import (
     read_path,
 )
 from partita.commands.report_app import report_app
-from partita.errors import INTERRUPTED, PartitaError, public_type
+from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, public_type
 from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 
@@ -697,6 +698,15 @@ def _drop_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _table(nodes: Sequence[RefusedNode]) -> list[str]:
+    """Lines of a table; none for no node."""
+    if not nodes:
+        return []
+    from partita.commands.refusal import render_refusal
+
+    return render_refusal(nodes).splitlines()
+
+
 class _Ending:
     """How a command ends that has no result: a line on stderr, and the same as JSON where JSON was asked for."""
 
@@ -722,8 +732,8 @@ class _Ending:
     def explained(self, error: PartitaError) -> int:
         """An error of ours."""
         remedy = None if error.remedy is None else " ".join(str(error.remedy).split())
-        details = getattr(error, "details", "")
-        return self.fail(public_type(error), str(error), error.exit_code, details=details, remedy=remedy)
+        nodes = error.nodes if isinstance(error, ProviderError) else ()
+        return self.fail(public_type(error), str(error), error.exit_code, nodes=nodes, remedy=remedy)
 
     def interrupted(self) -> int:
         """Ctrl-C."""
@@ -733,25 +743,27 @@ class _Ending:
         """Another signal that ends a process."""
         return self.fail("Terminated", f"ended by {error.name}", error.exit_code)
 
-    def fail(self, kind: str, message: str, code: int, *, details: str = "", remedy: str | None = None) -> int:
-        """One line on stderr, then the table of an error that has one. Control characters (from a file name, say) are
-        not passed to the terminal.
+    def fail(
+        self, kind: str, message: str, code: int, *, nodes: Sequence[RefusedNode] = (), remedy: str | None = None
+    ) -> int:
+        """One line on stderr, then a table of the nodes of an error that has some. Control characters (from a file
+        name, say) are not passed to the terminal.
         """
         if self.debug and sys.exc_info()[0] is not None:
             traceback.print_exc()
         line = " ".join(message.split())
         with suppress(OSError):  # the terminal has been closed, or the disk that stderr goes to is full
-            for text in (f"partita: {line}", *details.splitlines()):
+            for text in (f"partita: {line}", *_table(nodes)):
                 print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
         if self.as_json:
             with suppress(OSError):
-                self.print_json(kind, line, code, details, remedy)
+                self.print_json(kind, line, code, nodes, remedy)
         return code
 
-    def print_json(self, kind: str, message: str, code: int, details: str, remedy: str | None) -> None:
+    def print_json(self, kind: str, message: str, code: int, nodes: Sequence[RefusedNode], remedy: str | None) -> None:
         """The error on stdout, where no result is."""
         from partita.commands import terminal
         from partita.commands.results import ErrorResult, error_fact
 
         if not terminal.stdout_used:
-            terminal.print_record(ErrorResult(error=error_fact(kind, message, code, details, remedy)))
+            terminal.print_record(ErrorResult(error=error_fact(kind, message, code, nodes, remedy)))

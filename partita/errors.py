@@ -19,6 +19,7 @@ exception is translated at one boundary and kept as ``__cause__``; ``--debug`` s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from partita.remedies import Remedy
@@ -75,14 +76,35 @@ class GenerationError(PartitaError):
     """The generation loop cannot start or go on."""
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedNode:
+    """A node that would not run on the providers of a chain."""
+
+    node: str
+    """Empty when it has no name."""
+    op_type: str | None
+    module: str | None
+    wanted: str
+    """The provider that its user wanted most, by ONNX Runtime's name."""
+    provider: str
+    """The one that would take it."""
+    reason: str
+    """A reason code."""
+    evidence_kind: str
+    evidence: str
+    remedy: str
+
+
 class ProviderError(PartitaError):
-    """The provider chain could not be honoured. `details`: a table of several lines for the terminal, or empty."""
+    """The provider chain could not be honoured. `nodes`: those that would leave it, in execution order, where nodes are
+    the cause.
+    """
 
     exit_code: ClassVar[int] = 3
 
-    def __init__(self, message: str, *, remedy: Remedy | None = None, details: str = "") -> None:
+    def __init__(self, message: str, *, remedy: Remedy | None = None, nodes: tuple[RefusedNode, ...] = ()) -> None:
         super().__init__(message, remedy=remedy)
-        self.details = details
+        self.nodes = nodes
 
 
 class ParityError(PartitaError):

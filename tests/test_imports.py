@@ -123,6 +123,17 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("runtime/session.py", "runtime/ort_buffers.py", "runtime/ort_registry.py"),
     "torch": ("export/",),
     "onnxscript": ("export/",),
+    # Errors and sections carry rows; only the edge sets them in type, and no child process loads what it needs for it.
+    "rich": (
+        "commands/",
+        "bench/views/",
+        "machine/views/",
+        "partition_reports/render/",
+        "partition_reports/views/",
+        "partition_reports/check/views/",
+        "partition_reports/diff/views/",
+        "partition_reports/explain/views/",
+    ),
 }
 
 MAY_PRINT = ("cli.py", "__main__.py", "partition_reports/views/")
@@ -329,6 +340,18 @@ def test_importing_the_command_line_loads_nothing_heavy():
     script = f"import json, sys, partita.cli; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
+
+
+CHILDREN = ("runtime.probes.child", "runtime.provider_child", "library.place_child", "library.host")
+"""Modules that run as processes of their own, and what they import when they work."""
+AT_WORK = ("runtime.chain", "runtime.place", "runtime.session", "runtime.probes.engine", "partition_reports.build")
+
+
+def test_no_child_process_loads_what_sets_text_in_type():
+    names = [f"partita.{name}" for name in (*CHILDREN, *AT_WORK)]
+    script = f"import sys, {', '.join(names)}; print([name for name in ('rich', 'jinja2') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_architecture_page_names_every_room():

@@ -172,8 +172,8 @@ def show(options: BenchOptions, bench: Bench, sink: Sink | None) -> None:
 
 
 def failure(failed: Sequence[Racer]) -> PartitaError:
-    """One error for all contenders that could not run: of the class of the first, with its table."""
+    """One error for all contenders that could not run: of the class of the first, with its nodes."""
     first = failed[0].error
     assert first is not None
     text = "; ".join(f"{racer.entry.name}: {racer.error}" for racer in failed)
-    return ProviderError(text, details=first.details) if isinstance(first, ProviderError) else type(first)(text)
+    return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import partita.errors as errors
 from partita.bench.contenders import Lane
 from partita.bench.records import Turn
 from partita.commands.bench_child import Task
 from partita.commands.bench_entries import Entry
 from partita.errors import PartitaError, ProviderError
+from partita.library.crossing import raise_told
 from partita.observations.records import Environment
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
@@ -55,10 +55,7 @@ class Racer:
             answer = self.child.ask(question, timeout_seconds)
         except ChildLostError as lost:
             raise ProviderError(f"its process {lost}") from lost
-        told = answer.get("error")
-        if isinstance(told, dict):
-            kind = getattr(errors, told["type"], PartitaError)
-            raise kind(told["text"], details=told["details"]) if kind is ProviderError else kind(told["text"])
+        raise_told(answer.get("error"))
         return answer
 
     def lane(self, file: Path | None) -> Lane:

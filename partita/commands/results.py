@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +17,28 @@ from pydantic import Field, TypeAdapter
 
 import partita
 from partita.bench.records import Bench
-from partita.errors import PartitaError, public_type
+from partita.commands.refusal import render_refusal
+from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
 from partita.observations.records import Record
 from partita.package import Manifest
 from partita.partition_reports.check.gate import GateResult
 from partita.partition_reports.diff.records import ReportDiff
 from partita.partition_reports.explaining import Explanation, Matches
+
+
+class RefusedRow(Record):
+    """A node that would not run on the chain, as `partita.errors.RefusedNode` has it."""
+
+    node: str
+    op_type: str | None
+    module: str | None
+    wanted: str
+    provider: str
+    """The one that would take it."""
+    reason: str
+    evidence_kind: str
+    evidence: str
+    remedy: str
 
 
 class ErrorFact(Record):
@@ -36,6 +54,8 @@ class ErrorFact(Record):
     """What to do, as the end of the message says; null when it does not."""
     details: tuple[str, ...] = ()
     """Lines of the table that an error may have."""
+    nodes: tuple[RefusedRow, ...] = ()
+    """The rows of that table: nodes that would not run on the chain."""
     exit_code: int
 
 
@@ -46,17 +66,25 @@ class ErrorResult(Record):
     error: ErrorFact
 
 
-def error_fact(kind: str, message: str, exit_code: int, details: str = "", remedy: str | None = None) -> ErrorFact:
+def error_fact(
+    kind: str, message: str, exit_code: int, nodes: Sequence[RefusedNode] = (), remedy: str | None = None
+) -> ErrorFact:
     """An error as a record; without a `remedy` that is data, the message alone tells what to do."""
     return ErrorFact(
-        kind=kind, message=message, remedy=remedy, details=tuple(details.splitlines()), exit_code=exit_code
+        kind=kind,
+        message=message,
+        remedy=remedy,
+        details=tuple(render_refusal(nodes).splitlines()) if nodes else (),
+        nodes=tuple(RefusedRow(**asdict(node)) for node in nodes),
+        exit_code=exit_code,
     )
 
 
 def fact_of(error: PartitaError) -> ErrorFact:
     """An error of ours as a record."""
     remedy = None if error.remedy is None else str(error.remedy)
-    return error_fact(public_type(error), str(error), error.exit_code, getattr(error, "details", ""), remedy)
+    nodes = error.nodes if isinstance(error, ProviderError) else ()
+    return error_fact(public_type(error), str(error), error.exit_code, nodes, remedy)
 
 
 class ChainLink(Record):

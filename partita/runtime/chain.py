@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from partita.diagnosis.records import Fallback
 from partita.diagnosis.refusal import refused_nodes
-from partita.errors import PartitaError, ProviderError, UsageError
+from partita.errors import PartitaError, ProviderError, RefusedNode, UsageError
 from partita.observations.facts import SessionFacts
 from partita.observations.names import CPU
 from partita.observations.records import ChainEntry, remedy_records
 from partita.observations.text_format import plural
-from partita.partition_reports.views._refusal import render_refusal
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_real
 from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
@@ -55,9 +55,9 @@ class ChainError(ProviderError):
         chain: tuple[Resolution, ...],
         facts: SessionFacts | None = None,
         remedy: Remedy | None = None,
-        details: str = "",
+        nodes: tuple[RefusedNode, ...] = (),
     ) -> None:
-        super().__init__(message, remedy=remedy, details=details)
+        super().__init__(message, remedy=remedy, nodes=nodes)
         self.path, self.chain = path, chain
         self.facts = facts
         """Of a session with the CPU provider behind the chain; None when a provider failed and none was opened."""
@@ -374,12 +374,12 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
         # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
         rows = refused_nodes(facts, entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
-        return ProviderError(f"{path}: {nothing_left(settled)}", details=render_refusal(rows) if dropped else "")
+        return ProviderError(f"{path}: {nothing_left(settled)}", nodes=rows_of(rows) if dropped else ())
     return not_all_on(path, settled, facts)
 
 
 def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -> ChainError:
-    """The refusal, with its table."""
+    """The refusal, with its nodes."""
     rows = refused_nodes(facts, entries(chain))
     names = ", ".join(resolution.provider.name for resolution in active_of(chain))
     counted = Counter(row.op_type or "?" for row in rows).most_common()
@@ -394,7 +394,25 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
         path=path,
         chain=chain,
         facts=facts,
-        details=render_refusal(rows),
+        nodes=rows_of(rows),
+    )
+
+
+def rows_of(fallbacks: Sequence[Fallback]) -> tuple[RefusedNode, ...]:
+    """Nodes off the chain, as an error carries them."""
+    return tuple(
+        RefusedNode(
+            node=entry.node,
+            op_type=entry.op_type,
+            module=entry.module,
+            wanted=entry.wanted,
+            provider=entry.provider,
+            reason=entry.reason,
+            evidence_kind=entry.evidence_kind,
+            evidence=entry.evidence,
+            remedy=entry.remedy,
+        )
+        for entry in fallbacks
     )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from partita.commands.refusal import MOST_ROWS, SINGLE_NODES, render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
-from partita.partition_reports.views._refusal import MOST_ROWS, SINGLE_NODES, render_refusal
+from partita.runtime.chain import rows_of
 from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, exported, mixed_session, session_facts
 
 GPU_ALONE = (ChainEntry(provider=GPU, status="active"),)
@@ -48,7 +51,7 @@ def test_nodes_without_a_name_in_any_source_count_one_by_one():
     nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
     rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0",),)), GPU_ALONE)
     assert [row.op_type for row in rows] == ["Det", "Det", "NonZero"]
-    assert "(no name)" in render_refusal(rows)
+    assert "(no name)" in render_refusal(rows_of(rows))
 
 
 def test_an_unavailable_provider_allows_nothing():
@@ -58,7 +61,7 @@ def test_an_unavailable_provider_allows_nothing():
 
 
 def test_the_table_names_every_node_and_quotes_the_evidence():
-    text = render_refusal(refused_nodes(opened(), GPU_ALONE))
+    text = render_refusal(rows_of(refused_nodes(opened(), GPU_ALONE)))
     assert text.startswith(f"4 nodes would not run on {GPU}:\n")
     for word in ("model.rotary_emb/Gather", "Det", "no_kernel_op", "webgpu kernel not found in registries"):
         assert word in text
@@ -83,16 +86,16 @@ def many(count, kinds):
 
 
 def test_many_nodes_are_grouped_by_operator():
-    text = render_refusal(refused_nodes(many(90, 3), GPU_ALONE))
+    text = render_refusal(rows_of(refused_nodes(many(90, 3), GPU_ALONE)))
     assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 more like it" in text
     assert len(text.splitlines()) < 20
 
 
 def test_a_long_table_is_cut_and_says_so():
-    text = render_refusal(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE))
+    text = render_refusal(rows_of(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE)))
     assert f"and 60 more nodes of {100 - MOST_ROWS} more kinds" in text
 
 
 def test_a_name_cannot_drive_the_terminal():
-    row = refused_nodes(opened(), GPU_ALONE)[0].model_copy(update={"node": "a\x1b[31m\nb"})
+    row = replace(rows_of(refused_nodes(opened(), GPU_ALONE))[0], node="a\x1b[31m\nb")
     assert "\x1b" not in render_refusal([row]) and "a?[31m?b" in render_refusal([row])

@@ -16,6 +16,7 @@ from rich.console import Console
 from partita.bench.records import Bench
 from partita.bench.verdict import give_verdict
 from partita.bench.views import text as bench_view
+from partita.commands.refusal import render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.machine.views import text as machine_view
@@ -26,7 +27,8 @@ from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.views import text as diff
 from partita.partition_reports.explain.views import text as explain
 from partita.partition_reports.explaining import Explanation, Matches, find
-from partita.partition_reports.views import _refusal, brief, text
+from partita.partition_reports.views import brief, text
+from partita.runtime.chain import rows_of
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
 from tests.partition_reports import changed, pages
@@ -167,14 +169,14 @@ VIEWS: dict[str, Callable[[], Render]] = {
     "providers": machine,
     "refusal": lambda: (
         lambda console: console.out(
-            _refusal.render_refusal(refused_nodes(test_refusal.opened(), test_refusal.GPU_ALONE), console.width),
+            render_refusal(rows_of(refused_nodes(test_refusal.opened(), test_refusal.GPU_ALONE)), console.width),
             end="",
             highlight=False,
         )
     ),
     "refusal of many": lambda: (
         lambda console: console.out(
-            _refusal.render_refusal(refused_nodes(test_refusal.many(90, 45), test_refusal.GPU_ALONE), console.width),
+            render_refusal(rows_of(refused_nodes(test_refusal.many(90, 45), test_refusal.GPU_ALONE)), console.width),
             end="",
             highlight=False,
         )

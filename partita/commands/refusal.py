@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from partita.diagnosis.records import Fallback
+from partita.errors import RefusedNode
 from partita.observations.text_format import plural, short_provider
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
@@ -25,7 +25,7 @@ EVIDENCE = 2
 NO_NAME = "(no name)"
 
 
-def render_refusal(rows: Sequence[Fallback], width: int | None = None) -> str:
+def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str:
     """The nodes as a table, then the evidence per reason. Lines of text without colour; empty when there are none.
 
     `width`: columns; that of the terminal on stderr when it is left out.
@@ -54,7 +54,7 @@ def stderr_columns() -> int:
         return WIDTH
 
 
-def show_nodes(page: Page, rows: Sequence[Fallback]) -> None:
+def show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per node."""
     columns = [Column(title, False) for title in ("node", "operator", "module", "would take it", "reason")]
     page.table(
@@ -66,9 +66,9 @@ def show_nodes(page: Page, rows: Sequence[Fallback]) -> None:
     )
 
 
-def show_groups(page: Page, rows: Sequence[Fallback]) -> None:
+def show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per operator, provider and reason, largest first."""
-    groups: dict[tuple[str, str, str], list[Fallback]] = {}
+    groups: dict[tuple[str, str, str], list[RefusedNode]] = {}
     for row in rows:
         groups.setdefault((row.op_type or "unknown", row.provider, row.reason), []).append(row)
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
@@ -82,15 +82,15 @@ def show_groups(page: Page, rows: Sequence[Fallback]) -> None:
     page.table((*columns, Column("for example", False)), cells[:MOST_ROWS], rest)
 
 
-def name_some(rows: Sequence[Fallback]) -> str:
+def name_some(rows: Sequence[RefusedNode]) -> str:
     """The first few names."""
     named = ", ".join(row.node or NO_NAME for row in rows[:NAMES])
     return f"{named}, …" if len(rows) > NAMES else named
 
 
-def show_evidence(page: Page, rows: Sequence[Fallback]) -> None:
+def show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
     """What shows each reason, and what to do about it."""
-    by_reason: dict[str, list[Fallback]] = {}
+    by_reason: dict[str, list[RefusedNode]] = {}
     for row in rows:
         by_reason.setdefault(row.reason, []).append(row)
     for reason, members in by_reason.items():
