@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import partita
+from partita.library.remote import RemoteEngine
 from tests.conftest import require
 
 PROMPT = [5, 6, 7]
@@ -21,6 +22,11 @@ ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void boom(voi
 def model(package):
     with partita.load(package, providers="cpu", process="child") as loaded:
         yield loaded
+
+
+def engine_of(model: partita.Model) -> RemoteEngine:
+    assert isinstance(model._engine, RemoteEngine)
+    return model._engine
 
 
 def test_it_does_what_a_model_in_this_process_does(model, package):
@@ -43,8 +49,9 @@ def test_its_errors_are_those_of_a_model_in_this_process(model):
 
 def test_closing_ends_the_process(package):
     model = partita.load(package, providers="cpu", process="child")
-    child = psutil.Process(model._engine._child.process.pid)
-    folder = Path(model._engine._folder.name)
+    engine = engine_of(model)
+    child = psutil.Process(engine._child.process.pid)
+    folder = Path(engine._folder.name)
     model.close()
     assert not child.is_running() and not folder.exists()
 
@@ -53,7 +60,7 @@ def test_ctrl_c_while_it_answers_costs_that_answer_alone(model, monkeypatch):
     expected = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run().tokens
     generation = model.generate(PROMPT, max_new_tokens=4, stop_token_ids=())
     next(generation)
-    pressed = []
+    pressed: list[bool] = []
     get = queue.Queue.get
 
     def press_once(self, *arguments, **options):
@@ -73,17 +80,17 @@ def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path)
     require("a C compiler", shutil.which("cc") is not None)
     (tmp_path / "it.c").write_text(ABORTS)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libit.so", "it.c"], cwd=tmp_path, check=True)
-    given = {"provider_libraries": {"mine": tmp_path / "libit.so"}}
+    libraries = {"mine": tmp_path / "libit.so"}
     with pytest.raises(partita.ProviderError, match="mine.*initialisation_failed.*SIGABRT"):
-        partita.load(package, providers=["mine", "cpu"], **given)
+        partita.load(package, providers=["mine", "cpu"], provider_libraries=libraries)
     with pytest.raises(partita.ProviderError, match="initialisation_failed.*SIGABRT"):
-        partita.place(package, providers=["mine", "cpu"], **given)
+        partita.place(package, providers=["mine", "cpu"], provider_libraries=libraries)
 
 
 def test_a_process_that_dies_later_is_a_provider_error(model):
     generation = model.generate(PROMPT, max_new_tokens=4)
     next(generation)
-    model._engine._child.process.kill()
+    engine_of(model)._child.process.kill()
     with pytest.raises(partita.ProviderError, match="SIGKILL"):
         next(generation)
     with pytest.raises(partita.ProviderError):

@@ -68,7 +68,7 @@ def test_everything_that_is_listed_is_there_and_typed():
 
 def test_a_name_that_is_not_offered_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'generate'"):
-        partita.generate  # type: ignore[attr-defined]  # noqa: B018
+        partita.generate  # noqa: B018
 
 
 def test_a_function_that_shares_its_name_with_a_folder_is_both():

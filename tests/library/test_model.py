@@ -14,6 +14,7 @@ import pytest
 
 import partita
 from partita.library.edge import public
+from partita.library.local import LocalEngine
 from tests.conftest import REPOSITORY
 
 PROMPT = [5, 6, 7]
@@ -207,7 +208,9 @@ def test_closing_frees_the_session_and_ends_what_goes_on(package):
     model = partita.load(package, providers="cpu")
     generation = model.generate(PROMPT, max_new_tokens=N)
     next(generation)
-    session = model._engine.runner.graphs[0].session
+    engine = model._engine
+    assert isinstance(engine, LocalEngine)
+    session = engine.runner.graphs[0].session
     model.close()
     model.close()
     assert session._native is None and list(generation) == []

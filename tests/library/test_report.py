@@ -10,7 +10,7 @@ import pytest
 from onnx import parser
 
 import partita
-from partita.partition_reports.views import json as json_view
+from partita.partition_reports import storage
 
 RELU = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
@@ -93,7 +93,7 @@ def test_placing_with_a_wrong_argument_is_a_sentence(model, arguments, says):
 
 def test_it_is_saved_and_read_as_the_verbs_have_it(report, tmp_path):
     report.save(tmp_path / "r.json")
-    assert json_view.read(tmp_path / "r.json").model_dump() == report.model_dump()
+    assert storage.read(tmp_path / "r.json").model_dump() == report.model_dump()
     assert partita.Report.read(tmp_path / "r.json") == report
     with pytest.raises(partita.ReportError):
         report.save(tmp_path / "none" / "r.json")
