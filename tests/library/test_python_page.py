@@ -1,0 +1,48 @@
+"""The examples of docs/python.md are run, in one go, and print what they say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import parser
+
+import partita
+from tests.conftest import REPOSITORY, TinyCheckpoint
+from tests.test_examples import VISION
+
+PAGE = REPOSITORY / "docs" / "python.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+PRINTS = re.compile(r"# prints (.*)$", re.MULTILINE)
+LINES = 10
+
+
+def test_the_script_that_gates_on_its_placement_fits_in_ten_lines():
+    assert "report.check(" in BLOCKS[0] and len(BLOCKS[0].splitlines()) <= LINES
+
+
+def test_the_examples_work(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_checkpoint("llama"), tmp_path / "my-checkpoint")
+    onnx.save(parser.parse_model(VISION), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        exec(compile(block, str(PAGE), "exec"), names)
+        printed = capsys.readouterr()
+        assert all(text in printed.out for text in PRINTS.findall(block)), printed.out
+        assert printed.err == ""
+    assert "<html" in (tmp_path / "run.html").read_text("utf-8").lower()
+
+
+def test_everything_that_the_page_names_is_offered():
+    text = PAGE.read_text("utf-8")
+    named = set(re.findall(r"\bpartita\.([A-Za-z]\w+)", text)) - {"py"}
+    assert named <= set(partita.__all__)
+    errors = {name for name in partita.__all__ if name.endswith("Error")} - {"UsageError", "PartitaError"}
+    assert errors <= set(re.findall(r"`(\w+Error)`", text)), "an error that the page does not tell of"
