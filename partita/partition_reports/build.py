@@ -15,6 +15,7 @@ from partita.partition_reports.check.limits import Limits, exceeded
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
+from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
 from partita.partition_reports.probing import find_rejected, state_probing
@@ -30,6 +31,7 @@ from partita.partition_reports.records import (
     Totals,
 )
 from partita.partition_reports.sources import state_sources
+from partita.partition_reports.summary import summarise
 from partita.partition_reports.timeline import find_timeline
 from partita.partition_reports.timing import node_time_note, node_times, step_times
 
@@ -66,7 +68,7 @@ def build_report(
         phases.append(phase)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=played is None) if found else ()
-    return Report(
+    report = Report(
         created=created,
         partita_version=partita_version,
         environment=environment,
@@ -91,6 +93,7 @@ def build_report(
         ),
         notes=(*facts.notes, *plan_notes(indexes)),
     )
+    return report.model_copy(update={"summary": summarise(report)})
 
 
 def phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
@@ -113,7 +116,7 @@ def build_phase(
     speed = step_times(steps, name, rows)
     nodes = place_nodes(index, times)
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
-    nodes = in_layers(index, nodes, copies)
+    nodes = keyed(in_layers(index, nodes, copies))
     compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
     return Phase(
         name=name,

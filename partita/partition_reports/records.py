@@ -127,6 +127,10 @@ class NodePlacement(Record):
     far as the optimised graph or its name tells."""
     replaces_op_types: tuple[str, ...] = ()
     """The operator of each of them, as the ONNX file has it; empty in a report that was written without."""
+    keys: tuple[str, ...] = ()
+    """What the node is known by in every report of the model: the nodes of the file whose work it does, by name. Empty
+    for a Memcpy node, and in a report that was written without.
+    """
     sources: tuple[Source, ...]
 
 
@@ -375,6 +379,40 @@ class Disagreement(Record):
     sources: tuple[Source, ...]
 
 
+class PhaseSummary(Record):
+    """What came of one phase."""
+
+    phase: PhaseName
+    nodes: int
+    nodes_by_provider: dict[str, int]
+    elsewhere: int
+    """Of them not on the wanted provider."""
+    reasons: dict[str, int]
+    """Reason code to the number of nodes that are elsewhere for it, those in control flow included."""
+    copies: int
+    copy_bytes_per_run: int | None
+    tokens_per_second: float | None
+    step_p50_ms: float | None
+
+
+class Summary(Record):
+    """The verdict on a run in a few figures: what comparing many reports needs, without reading their nodes."""
+
+    wanted: str | None
+    """The first provider of the chain; null when there is none."""
+    state: Literal["all", "nearly", "partly", "none", "refused", "nothing"]
+    """How much of it ran there: nearly is all but what is harmless, nothing that no node is known."""
+    verdict: str
+    """In one line."""
+    phases: tuple[PhaseSummary, ...]
+    cache_in_place: bool | None
+    """Null without a cache, or when nobody looked."""
+    checks_failed: int
+    limits_exceeded: int
+    disagreements: int
+    """Nodes that sources disagree on."""
+
+
 class Report(Record):
     """The partition report of one run."""
 
@@ -382,6 +420,8 @@ class Report(Record):
     created: str
     """UTC, ISO 8601."""
     partita_version: str
+    summary: Summary | None = None
+    """Null in a report that was written without."""
     environment: Environment
     package: PackageFacts | None
     """null when the model is no package."""

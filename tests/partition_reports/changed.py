@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from partita.observations.facts import AssignedNode
+from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.records import NodePlacement, Phase, PhaseCost, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
 
@@ -39,10 +40,14 @@ def moved(*names: str) -> Report:
 
 
 def each_phase(report: Report, change: Callable[[Phase], dict[str, Any]]) -> Report:
-    """The report with every phase changed."""
-    return report.model_copy(
-        update={"phases": tuple(phase.model_copy(update=change(phase)) for phase in report.phases)}
-    )
+    """The report with every phase changed, as it would be stored: nodes have the keys of what they are then."""
+
+    def changed(phase: Phase) -> Phase:
+        made = phase.model_copy(update=change(phase))
+        bare = tuple(node.model_copy(update={"keys": ()}) for node in made.nodes)
+        return made.model_copy(update={"nodes": keyed(bare)})
+
+    return report.model_copy(update={"phases": tuple(map(changed, report.phases))})
 
 
 def with_cost(phase: Phase, **changes: Any) -> PhaseCost:

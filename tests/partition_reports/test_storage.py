@@ -170,7 +170,7 @@ def grown(value):
     return {**{key: grown(entry) for key, entry in value.items()}, "of_tomorrow": {"a": [1, None]}}
 
 
-FREE = {"packages", "options", "limits", "opsets", "op_types", "nodes_by_provider", "memories"}
+FREE = {"packages", "options", "limits", "opsets", "op_types", "nodes_by_provider", "memories", "reasons"}
 """Fields whose names are values: what is in them is theirs."""
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from partita.errors import UsageError
 from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
-from partita.partition_reports.diff.node_matching import stands_for
 from partita.partition_reports.groups import total_us
+from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import NodePlacement, Phase, Report
 
 SELECTORS = {

@@ -9,15 +9,13 @@ name.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.node_keys import DIGITS, is_added, keyed, stands_for
 from partita.partition_reports.records import Copy, NodePlacement, Phase
 
-DIGITS = re.compile(r"\d+")
 COUNTER = re.compile(r"_\d+$")
 Thing = TypeVar("Thing")
 
@@ -41,26 +39,13 @@ def operator_of(*units: Unit) -> str | None:
     return own[0] if own else COUNTER.sub("", tail) or units[0].node.op_type
 
 
-def stands_for(node: NodePlacement) -> tuple[str, ...]:
-    """Nodes of the file whose work a node of the plan does: itself, those it took the place of, or both."""
-    own = (node.name,) if "model_file" in node.sources or not node.replaces else ()
-    return (*own, *node.replaces)
-
-
 def units(phase: Phase) -> tuple[Unit, ...]:
     """The nodes of a phase as the file has them, in execution order, without Memcpy nodes: those are copies."""
-    seen: Counter[str] = Counter()
-    found = []
-    for node in phase.nodes:
-        if is_memcpy(node):
-            continue
-        added = "model_file" not in node.sources and not node.replaces
-        for name in stands_for(node):
-            # What ONNX Runtime adds has no identity of its own; those that stayed on their provider are matched first.
-            key = f"{node.op_type} {DIGITS.sub('#', name)} {node.provider}" if added else name
-            seen[key] += 1
-            found.append(Unit(f"{key} {seen[key]}" if added or seen[key] > 1 else key, name, node, added))
-    return tuple(found)
+    return tuple(
+        Unit(key, name, node, is_added(node))
+        for node in keyed(phase.nodes)
+        for key, name in zip(node.keys, stands_for(node), strict=False)
+    )
 
 
 @dataclass(frozen=True, slots=True)

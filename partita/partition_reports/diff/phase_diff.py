@@ -16,10 +16,10 @@ from partita.partition_reports.diff.node_matching import (
     operator_of,
     pair_copies,
     pair_units,
-    stands_for,
     units,
 )
 from partita.partition_reports.diff.records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
+from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import Copy, Phase, Report
 
 

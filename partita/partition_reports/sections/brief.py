@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.observations.text_format import decimals, in_phases, plural, short_provider
+from partita.partition_reports.outcome import main_phase
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_cost
 from partita.partition_reports.sections.glance import Glance, find_flags, glance
 from partita.partition_reports.sections.model import Command, text_of
-from partita.partition_reports.sections.shared import count_and_bytes, main_phase, placements
+from partita.partition_reports.sections.shared import count_and_bytes, placements
 from partita.partition_reports.verdict import phase_names, say_cache
 
 MOST_LINES = 10

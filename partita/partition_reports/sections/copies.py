@@ -14,6 +14,7 @@ from partita.observations.text_format import (
     plural,
 )
 from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.outcome import is_timed
 from partita.partition_reports.records import Copy, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.model import (
@@ -29,7 +30,7 @@ from partita.partition_reports.sections.model import (
     table,
     words,
 )
-from partita.partition_reports.sections.shared import best_observed, copied_bytes, is_timed, placements
+from partita.partition_reports.sections.shared import best_observed, copied_bytes, placements
 from partita.partition_reports.verdict import merge_phases
 
 TIMED = (

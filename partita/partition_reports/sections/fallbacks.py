@@ -21,6 +21,7 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
+from partita.partition_reports.outcome import used_phases, wanted_of
 from partita.partition_reports.records import Phase, Probing, Report
 from partita.partition_reports.sections.actions import for_reason
 from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
@@ -39,7 +40,7 @@ from partita.partition_reports.sections.model import (
     table,
     words,
 )
-from partita.partition_reports.sections.shared import copied_bytes, some, used_phases, wanted_of
+from partita.partition_reports.sections.shared import copied_bytes, some
 
 NODE = "(this node)"
 """Stands for the node's own name, so that evidence that differs in nothing else is shown once."""

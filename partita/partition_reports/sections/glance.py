@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import (
@@ -18,27 +17,25 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.outcome import (
+    StateName,
+    is_timed,
+    main_phase,
+    state_name,
+    strays,
+    used_phases,
+    wanted_of,
+)
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.anchors import reason_anchor
 from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_harm
 from partita.partition_reports.sections.model import Cell, Command, Link, Tone
-from partita.partition_reports.sections.shared import (
-    COPY_OPERATORS,
-    in_bytes,
-    is_timed,
-    main_phase,
-    placements,
-    runtime_name,
-    strays,
-    used_phases,
-    wanted_of,
-)
+from partita.partition_reports.sections.shared import COPY_OPERATORS, in_bytes, placements, runtime_name
 from partita.partition_reports.time_split import split_time, whole_percent
 from partita.partition_reports.verdict import give_verdict
 from partita.remedies import shell
 
-StateName = Literal["all", "nearly", "partly", "none", "refused", "nothing"]
 SIGNS: dict[StateName, str] = {"all": "✓", "nearly": "◕", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
 """A shape for each state, so that it is not told by colour alone."""
 TONES: dict[StateName, Tone] = {
@@ -133,30 +130,6 @@ def find_state(report: Report) -> State:
     """Where it ran, and what of that is the news."""
     name = state_name(report)
     return State(name, TONES[name], SIGNS[name], say_headline(report, name))
-
-
-def state_name(report: Report) -> StateName:
-    """All, all but what is harmless, partly, not at all, or refused."""
-    phases = used_phases(report)
-    away = [node for phase in phases for node in strays(report, phase)]
-    if not phases:
-        return "nothing"
-    if any(part.provider == wanted_of(report) for part in report.rejected):
-        return "refused"
-    if not away and not report.fallbacks:
-        return "all"
-    if len(away) == sum(len(phase.nodes) for phase in phases):
-        return "none"
-    return "nearly" if is_mild(report) else "partly"
-
-
-def is_mild(report: Report) -> bool:
-    """Whether every fallback is harmless; without times, as in a dry run, none may make a copy necessary."""
-    if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
-        return False
-    if is_timed(report):
-        return all(entry.cost is not None and entry.cost.harmless is True for entry in report.fallbacks)
-    return all(entry.cost is not None and not entry.cost.copies for entry in report.fallbacks)
 
 
 def say_headline(report: Report, name: StateName) -> str:

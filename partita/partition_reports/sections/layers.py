@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from partita.diagnosis.fusion import COMPILED
 from partita.diagnosis.naming import NO_MODULE, module_group
 from partita.partition_reports.groups import provider_of, share, total_us
+from partita.partition_reports.outcome import is_timed, used_phases, wanted_of
 from partita.partition_reports.records import GroupShare, NodePlacement, Phase, Report
 from partita.partition_reports.sections.model import Block, Line, Section
 from partita.partition_reports.sections.placement import TIMES, group_table
-from partita.partition_reports.sections.shared import is_copy, is_timed, used_phases, wanted_of
+from partita.partition_reports.sections.shared import is_copy
 
 BEFORE, BESIDE, AFTER, WHOLE = "before the layers", "beside the layers", "after the layers", "the whole graph"
 NAMED_MODULES = 4

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.observations.text_format import NOT_KNOWN, decimals, percent, plural, short_provider
+from partita.partition_reports.outcome import is_timed
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
-from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes, is_timed
+from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 
 Figure = tuple[str, ...]
 

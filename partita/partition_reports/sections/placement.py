@@ -16,9 +16,10 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.groups import op_type_of
+from partita.partition_reports.outcome import is_timed, used_phases, wanted_of
 from partita.partition_reports.records import Bodies, GroupShare, NodePlacement, Phase, ProviderShare, Report
 from partita.partition_reports.sections.model import Block, Column, Line, Section, Table, table, words
-from partita.partition_reports.sections.shared import is_timed, on_providers, placements, used_phases, wanted_of
+from partita.partition_reports.sections.shared import on_providers, placements
 
 Groups = Callable[[Phase], Sequence[GroupShare]]
 NAMED = 8

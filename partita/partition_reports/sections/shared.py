@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from partita.observations.records import Environment
 from partita.observations.text_format import human_bytes, plural, short_provider
 from partita.partition_reports.cost import total_bytes
-from partita.partition_reports.groups import provider_of
+from partita.partition_reports.outcome import used_phases
 from partita.partition_reports.records import Copy, NodePlacement, Phase, PhaseCost, Report
 from partita.partition_reports.verdict import merge_phases
 
@@ -20,16 +20,6 @@ def is_copy(node: NodePlacement) -> bool:
     return node.op_type in COPY_OPERATORS
 
 
-def wanted_of(report: Report) -> str:
-    """The first provider of the chain, by ONNX Runtime's name."""
-    return report.chain[0].provider if report.chain else "no provider"
-
-
-def used_phases(report: Report) -> tuple[Phase, ...]:
-    """Phases of which nodes are known."""
-    return tuple(phase for phase in report.phases if phase.nodes)
-
-
 def placements(report: Report) -> list[list[Phase]]:
     """Those phases, the ones that share a placement together."""
     return merge_phases(used_phases(report))
@@ -38,22 +28,6 @@ def placements(report: Report) -> list[list[Phase]]:
 def best_observed(phases: Sequence[Phase]) -> Phase:
     """The last of phases that share a placement; one that was profiled, when there is any, for it knows sizes."""
     return max(enumerate(phases), key=lambda entry: (entry[1].observed_runs > 0, entry[0]))[1]
-
-
-def main_phase(report: Report) -> Phase | None:
-    """The phase that is run for every token, or the only one."""
-    phases = used_phases(report)
-    return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
-
-
-def strays(report: Report, phase: Phase) -> list[NodePlacement]:
-    """Nodes of a phase that are not on the wanted provider."""
-    return [node for node in phase.nodes if provider_of(node) != wanted_of(report)]
-
-
-def is_timed(report: Report) -> bool:
-    """Whether there are times: a dry run has none."""
-    return report.dry_run is None
 
 
 def on_providers(counts: dict[str, int]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from partita.observations.text_format import short_provider
+from partita.partition_reports.outcome import wanted_of
 from partita.partition_reports.records import Report
 from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.report import sections
-from partita.partition_reports.sections.shared import wanted_of
 from partita.partition_reports.views._page import layer_map, marks, ribbons, timeline
 
 AFTER_TIMELINE = ("cache", "nodes", "checks", "sources")

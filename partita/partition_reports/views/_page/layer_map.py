@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from partita.diagnosis.fusion import COMPILED
 from partita.observations.text_format import decimals, plural, tally
 from partita.partition_reports.groups import op_type_of, provider_of, total_us
+from partita.partition_reports.outcome import used_phases, wanted_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.layers import layer_rows
-from partita.partition_reports.sections.shared import COPY_OPERATORS, is_copy, used_phases, wanted_of
+from partita.partition_reports.sections.shared import COPY_OPERATORS, is_copy
 from partita.partition_reports.views._page.marks import Mark, find_marks, main_provider
 
 

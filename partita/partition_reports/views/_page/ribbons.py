@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partita.observations.text_format import plural
+from partita.partition_reports.outcome import wanted_of
 from partita.partition_reports.records import Report
-from partita.partition_reports.sections.shared import placements, wanted_of
+from partita.partition_reports.sections.shared import placements
 from partita.partition_reports.verdict import phase_names
 from partita.partition_reports.views._page.marks import Mark
 

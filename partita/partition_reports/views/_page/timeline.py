@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from partita.observations.text_format import decimals, percent, plural
 from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.outcome import main_phase
 from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
 from partita.partition_reports.sections.anchors import node_anchors
 from partita.partition_reports.sections.model import Column, Link, Table, table, words
-from partita.partition_reports.sections.shared import is_copy, main_phase
+from partita.partition_reports.sections.shared import is_copy
 from partita.partition_reports.views._page.marks import Mark, find_marks
 
 MOST_RUNS = 12

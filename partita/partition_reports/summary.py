@@ -1,0 +1,50 @@
+"""The verdict on a report as a record of its own, for whoever compares many of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from partita.partition_reports.outcome import state_name, strays, wanted_of
+from partita.partition_reports.records import Cache, Phase, PhaseSummary, Report, Summary
+from partita.partition_reports.verdict import give_verdict
+
+
+def summary_of(report: Report) -> Summary:
+    """The summary that the report has; made from the rest of it where it was written without."""
+    return report.summary or summarise(report)
+
+
+def summarise(report: Report) -> Summary:
+    """The summary of a report, from everything else in it."""
+    return Summary(
+        wanted=wanted_of(report) if report.chain else None,
+        state=state_name(report),
+        verdict=give_verdict(report),
+        phases=tuple(summarise_phase(report, phase) for phase in report.phases),
+        cache_in_place=in_place(report.cache),
+        checks_failed=sum(not check.passed for check in report.checks),
+        limits_exceeded=len(report.exceeded),
+        disagreements=len({entry.node for entry in report.disagreements}),
+    )
+
+
+def summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
+    """The figures of one phase."""
+    return PhaseSummary(
+        phase=phase.name,
+        nodes=len(phase.nodes),
+        nodes_by_provider={share.provider: share.nodes for share in phase.providers},
+        elsewhere=len(strays(report, phase)),
+        reasons=dict(Counter(entry.reason for entry in report.fallbacks if entry.phase == phase.name)),
+        copies=len(phase.copies),
+        copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,
+        tokens_per_second=phase.tokens_per_second,
+        step_p50_ms=phase.step_p50_ms,
+    )
+
+
+def in_place(cache: Cache | None) -> bool | None:
+    """Whether past and present of every state were one buffer whenever somebody looked; None when nobody did."""
+    if cache is None or not cache.states or cache.checked_steps == 0:
+        return None
+    return cache.in_place_states == cache.states and not cache.address_changes
