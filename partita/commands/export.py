@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 
+from partita import dtypes
 from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
@@ -38,7 +38,7 @@ def cache_bytes_per_token(manifest: Manifest) -> int:
 def fixed_state_bytes(manifest: Manifest) -> int:
     """Convolution and recurrent states, whose size does not depend on how many tokens there are."""
     states = [state for state in manifest.graph.states if state.kind not in ("key", "value")]
-    return sum(math.prod(state.shape) * (4 if state.dtype == "float32" else 2) for state in states)
+    return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
 
 
 def _cache(manifest: Manifest) -> str:

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightConverter
 
+from partita.export.element_types import CHECKPOINT, to_torch
 from partita.export.origins import Computed, Cut, Joined, Origin, Picked, Stored, Widened
 from partita.export.weight_files import TensorInfo
 
@@ -150,8 +151,10 @@ RULES: dict[Any, Callable[..., Origin | list[Origin]]] = {
 LATER = {aten.view.default: aten.reshape.default}
 """What is used in their place on real tensors, which may lie in memory in another order than the pending ones."""
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""Of what transformers' operations see; what is not a float type is refused elsewhere."""
+
+def seen_as(info: TensorInfo) -> torch.dtype:
+    """The type that transformers' operations see; what is not a float type is refused elsewhere."""
+    return to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
 
 
 def convert(
@@ -162,7 +165,7 @@ def convert(
     `name` is the first name in the model. `converter` is used up. Raises ValueError when the tensors do not fit.
     """
     for pattern, info in collected:
-        pending = Pending.of(Stored(info), DTYPES.get(info.dtype, torch.float32))
+        pending = Pending.of(Stored(info), seen_as(info))
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)

@@ -22,12 +22,11 @@ from transformers.initialization import no_init_weights
 
 from partita.errors import PartitaError, UnsupportedModelError
 from partita.export import experts
+from partita.export.element_types import to_torch
 from partita.export.hooks import IMPLEMENTATION, register
 from partita.export.original import auto_class
 from partita.export.rope import rereads_at, rope_by_length, static_up_to
 from partita.export.state import Probed, probe, text_config
-
-TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def _build(config: PreTrainedConfig, dtype: str) -> torch.nn.Module:
 def _from_config(config: PreTrainedConfig, dtype: str, attention: str) -> torch.nn.Module:
     arguments: dict[str, Any] = {
         "attn_implementation": attention,
-        "dtype": TORCH_DTYPES[dtype],
+        "dtype": to_torch(dtype),
         "trust_remote_code": False,
     }
     try:

@@ -18,10 +18,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from partita.export.conversions import convert
+from partita.export.element_types import CHECKPOINT
 from partita.export.origins import Origin, Stored
-from partita.export.weight_files import SAFETENSORS_DTYPES, TensorInfo
-
-FLOATS = frozenset(SAFETENSORS_DTYPES.values())
+from partita.export.weight_files import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ def ignored_names(model: PreTrainedModel) -> re.Pattern[str]:
 
 def is_buffer(info: TensorInfo) -> bool:
     """Whether it looks like a buffer of an older transformers, a mask or a table, and not like a layer left out."""
-    return len(info.shape) < 2 or info.dtype not in FLOATS
+    return len(info.shape) < 2 or info.dtype not in CHECKPOINT
 
 
 def _tied(model: torch.nn.Module) -> dict[str, frozenset[str]]:

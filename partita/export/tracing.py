@@ -24,9 +24,10 @@ from partita.export.calling import call
 from partita.export.causal_buffers import rows_by_position
 from partita.export.cleaning import clean
 from partita.export.complex_numbers import complex_as_pairs
+from partita.export.element_types import of_ir, of_torch, to_torch
 from partita.export.emitting import CACHE_LENGTH, DOMAIN, Emitter, Key
 from partita.export.experts import experts_form
-from partita.export.fake_model import TORCH_DTYPES, FakeModel, quiet, translated
+from partita.export.fake_model import FakeModel, quiet, translated
 from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
 from partita.export.opset17 import WRITTEN, to_opset17
@@ -42,7 +43,6 @@ SMALL_SIZES = 130
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
 """GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
 fits."""
-STATE_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple
             "cursors": tuple(
                 torch.zeros(spec.batch if c.per_row else (), dtype=getattr(torch, c.dtype)) for c in lowering.cursors
             ),
-            "past": tuple(torch.zeros(s.shape, dtype=TORCH_DTYPES[s.dtype]) for s in states),
+            "past": tuple(torch.zeros(s.shape, dtype=to_torch(s.dtype)) for s in states),
             "lengths": (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else (),
         }
 
@@ -266,7 +266,7 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
             layer=extra.layer,
             kind=extra.kind,
             shape=extra.shape,
-            dtype=STATE_DTYPES[extra.dtype],
+            dtype=of_torch(extra.dtype),
         )
     return table
 
@@ -367,8 +367,6 @@ def _ports(
     inputs = tuple(known[v.name] for v in model.graph.inputs if v.name in known)
     logits = model.graph.outputs[0]
     assert logits.dtype is not None
-    dtype = {ir.DataType.FLOAT: "float32", ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16"}[
-        logits.dtype
-    ]
-    output = Port(name="logits", role="logits", shape=(spec.batch, rows, fake.vocab_size), dtype=dtype)
+    shape = (spec.batch, rows, fake.vocab_size)
+    output = Port(name="logits", role="logits", shape=shape, dtype=of_ir(logits.dtype))
     return inputs, (output,)

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from partita import dtypes
 from partita.errors import CheckpointError
+from partita.export.element_types import CHECKPOINT, of_torch
 
-SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-TORCH_NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+FLOATS = {dtypes.named(name).safetensors: name for name in CHECKPOINT}
+"""Types that weights are read in, by their names in safetensors files."""
 LAYOUTS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
@@ -152,7 +154,7 @@ def _list_safetensors(path: Path, file: str) -> list[TensorInfo]:
                 part = handle.get_slice(name)
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
                 size = _size_bytes(dtype, shape)
-                found.append(TensorInfo(name, file, shape, SAFETENSORS_DTYPES.get(dtype, dtype), size))
+                found.append(TensorInfo(name, file, shape, FLOATS.get(dtype, dtype), size))
             return found
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
@@ -171,7 +173,10 @@ def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def _described(name: str, file: str, tensor: torch.Tensor) -> TensorInfo:
-    return TensorInfo(name, file, tuple(tensor.shape), TORCH_NAMES.get(tensor.dtype, str(tensor.dtype)), tensor.nbytes)
+    dtype = of_torch(tensor.dtype)
+    return TensorInfo(
+        name, file, tuple(tensor.shape), dtype if dtype in CHECKPOINT else str(tensor.dtype), tensor.nbytes
+    )
 
 
 def _load_bin(path: Path) -> dict[str, torch.Tensor]:

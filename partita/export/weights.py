@@ -20,18 +20,14 @@ import torch
 
 from partita.errors import CheckpointError, ResourceError
 from partita.export.checkpoint import Checkpoint
+from partita.export.element_types import CHECKPOINT, COMPUTING, of_ir, to_ir, to_torch
 from partita.export.naming import Sources
 from partita.export.origins import Interleaved, Origin, Stored, blocks
 from partita.export.progress import Stage
 from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
 from partita.package import WEIGHTS
 
-IR_DTYPES = {"float32": ir.DataType.FLOAT, "float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
-TORCH_DTYPES = {
-    ir.DataType.FLOAT: torch.float32,
-    ir.DataType.FLOAT16: torch.float16,
-    ir.DataType.BFLOAT16: torch.bfloat16,
-}
+COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size."""
 INLINE_BYTES = 1024
@@ -96,7 +92,7 @@ class CheckpointWeight(ir.LazyTensor):
 
         Raises CheckpointError when a value does not fit the dtype.
         """
-        target = TORCH_DTYPES[self.dtype]
+        target = to_torch(of_ir(self.dtype))
         with OpenFiles(self.checkpoint.folder) as files:
             for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
                 piece = self.origin.read(region, files)
@@ -116,7 +112,7 @@ class CheckpointWeight(ir.LazyTensor):
     def _whole(self) -> ir.TensorProtocol:
         """The whole weight in memory; for tests and tools, not used when a package is written."""
         pieces = [piece.reshape(-1) for piece in self.slices()]
-        flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=TORCH_DTYPES[self.dtype])
+        flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=to_torch(of_ir(self.dtype)))
         return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.dtype)
 
 
@@ -147,7 +143,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             missing.append(name)
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
-        elif value.dtype in TORCH_DTYPES:
+        elif value.dtype in COMPUTED_IN:
             value.const_value = CheckpointWeight(checkpoint, origin, value.dtype, name=_name_of(origin, name))
         else:
             with OpenFiles(checkpoint.folder) as files:
@@ -183,9 +179,9 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
     if origin.shape != shape:
         name = tensors[0].name if len(tensors) == 1 else f"what {len(tensors)} tensors like {tensors[0].name} make"
         return f"{name} is {list(origin.shape)}, config.json asks for {list(shape)}"
-    if dtype in TORCH_DTYPES:
+    if dtype in COMPUTED_IN:
         for info in tensors:
-            if info.dtype not in IR_DTYPES and info.dtype != "float64":
+            if info.dtype not in CHECKPOINT:
                 return f"{info.name} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet"
     return None
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 import partita
+from partita import dtypes
 from partita.contract import GraphFile
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export import bf16_twin, known_answer, self_check, weights
@@ -69,7 +70,7 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
     models = [t.model for t in traced]
     parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
     if options.verify:
-        cache = sum(_nbytes(state.shape, state.dtype) for state in traced[0].states)
+        cache = sum(dtypes.size_bytes(state.dtype, state.shape) for state in traced[0].states)
         # The bfloat16 twin keeps its cache in float32.
         known_answer.check_memory(draft.fake.parameters, cache * 2 if options.precision == "bf16" else cache)
     _check_space(options.out.parent, planned)
@@ -153,7 +154,7 @@ def _graph(
     chosen: Lowering,
     weight_bytes: int,
 ) -> Graph:
-    cache = sum(_nbytes(state.shape, state.dtype) for state in traced.states)
+    cache = sum(dtypes.size_bytes(state.dtype, state.shape) for state in traced.states)
     return Graph(
         files=files,
         states=traced.states,
@@ -168,13 +169,6 @@ def _graph(
         weight_bytes=weight_bytes,
         cache_bytes=cache,
     )
-
-
-def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
-    size = 4 if dtype == "float32" else 2
-    for length in shape:
-        size *= length
-    return size
 
 
 def _manifest(work: Work, source: Source, graph: Graph, data: weights.DataFile, tokenizer: TokenizerKind) -> Manifest:

@@ -6,10 +6,10 @@ ends are known by name; tensors that only exist after fusion have no name then a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from partita import dtypes
 from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import NodeEvent, PortFact
 from partita.observations.records import PhaseName
@@ -18,12 +18,6 @@ from partita.partition_reports.records import BoundaryTensor, NodePlacement, Par
 from partita.partition_reports.timing import NodeTimes
 
 SESSION = "session"
-ELEMENT_BYTES = {
-    **dict.fromkeys(("bool", "int8", "uint8"), 1),
-    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
-    **dict.fromkeys(("int32", "uint32", "float32", "float"), 4),
-    **dict.fromkeys(("int64", "uint64", "float64", "double"), 8),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +174,6 @@ def shape_bytes(text: str) -> int | None:
     """Bytes of a tensor written as float32[1,12,256]; None when the text cannot be read."""
     dtype, bracket, rest = text.partition("[")
     dimensions = [part.strip() for part in rest.rstrip("]").split(",")] if rest.rstrip("]") else []
-    if not bracket or dtype not in ELEMENT_BYTES or not all(part.isdecimal() for part in dimensions):
+    if not bracket or dtypes.bits_of(dtype) is None or not all(part.isdecimal() for part in dimensions):
         return None
-    return ELEMENT_BYTES[dtype] * math.prod(int(part) for part in dimensions)
+    return dtypes.size_bytes(dtype, map(int, dimensions))

@@ -13,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from partita import dtypes
 from partita.observations.facts import NodeEvent, RunWindow
 
 NODE_SUFFIX = "_kernel_time"
 EVENT_NAME = re.compile(r'("name"\s*:\s*")(.*?)("\s*,\s*"args"\s*:\s*\{)', re.DOTALL)
 """The name in an event of the profile, up to what follows it."""
 CONTROL = re.compile(r"[\x00-\x1f]")
-DTYPES = {"float": "float32", "double": "float64"}
-"""ONNX Runtime's names of element types, where they are not the usual ones."""
 
 
 def parse_plan(text: str) -> tuple[tuple[str, ...], ...] | None:
@@ -119,5 +118,5 @@ def node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
 
 def shape_text(tensor: Mapping[str, Sequence[int]]) -> str:
     """`{"float": [1, 12]}` as float32[1,12]."""
-    parts = ((DTYPES.get(dtype, dtype), ",".join(str(size) for size in shape)) for dtype, shape in tensor.items())
+    parts = ((dtypes.usual(dtype), ",".join(str(size) for size in shape)) for dtype, shape in tensor.items())
     return ", ".join(f"{dtype}[{shape}]" for dtype, shape in parts)

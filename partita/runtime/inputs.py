@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partita import dtypes
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
 from partita.remedies import shell
@@ -30,8 +31,6 @@ FLAG = "--shape"
 VALUES_FLAG = "--input"
 STRING, STRING_BYTES = "string", 32
 """Bytes of an empty string as ONNX Runtime keeps it."""
-FLOATS = {"float16": "float16", "float32": "float32", "float64": "float64", "bfloat16": "uint16"}
-INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
 Shape = tuple[int, ...]
 
@@ -65,7 +64,7 @@ def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     if not isinstance(array, np.ndarray):
         array.close()
         raise UsageError(f"{VALUES_FLAG} {text}: {path} holds several arrays; save one with numpy.save")
-    wanted = FLOATS.get(port.dtype, port.dtype)
+    wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
     if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
         stored = f", stored as {wanted}" if wanted != port.dtype else ""
         raise UsageError(f"{VALUES_FLAG} {text}: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
@@ -131,7 +130,8 @@ def check_kind(port: ModelPort) -> None:
     """Raise UsageError for an input whose values cannot be generated."""
     if port.kind != "tensor":
         raise UsageError(f"input {port.name!r} is a {port.kind}: only inputs that are tensors can be generated")
-    if port.dtype not in (*FLOATS, *INTEGERS, "bool", STRING):
+    element = dtypes.find(port.dtype)
+    if element is None or (element.storage is None and port.dtype != STRING):
         raise UsageError(f"input {port.name!r} is a tensor of {port.dtype}, for which no values can be generated")
 
 
@@ -228,9 +228,7 @@ def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
 
 def input_bytes(port: ModelPort, shape: Shape) -> int:
     """Bytes of one input."""
-    return math.prod(shape) * (
-        STRING_BYTES if port.dtype == STRING else np.dtype(FLOATS.get(port.dtype, port.dtype)).itemsize
-    )
+    return math.prod(shape) * STRING_BYTES if port.dtype == STRING else dtypes.size_bytes(port.dtype, shape)
 
 
 def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: Collection[str]) -> None:
@@ -264,7 +262,7 @@ def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divi
         return np.full(shape, "")
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
-    if port.dtype in INTEGERS:
+    if dtypes.named(port.dtype).kind == "integer":
         return (np.ones if divides or ONES.search(port.name) else np.zeros)(shape, port.dtype)
     count = math.prod(shape)
     block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
@@ -196,31 +197,19 @@ def data_locations(proto: onnx.ModelProto) -> Iterator[str]:
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes of a stored tensor; 0 for strings and for an attribute that holds none."""
-    import math
-
-    import onnx
-
     try:
-        width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    except (KeyError, TypeError, ValueError):
+        return dtypes.size_bytes(dtypes.numbered(tensor.data_type).name, tensor.dims)
+    except ValueError:
         return 0
-    return (
-        0
-        if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
-        else width * math.prod(tensor.dims)
-    )
 
 
 def read_port(port: onnx.ValueInfoProto) -> ModelPort:
     """One graph input."""
-    import onnx
-
     kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
     if kind != "tensor":
         return ModelPort(port.name, kind, kind, None)
     tensor = port.type.tensor_type
-    dtype = onnx.TensorProto.DataType.Name(tensor.elem_type).lower() if tensor.elem_type else "unknown"
-    dtype = {"float": "float32", "double": "float64"}.get(dtype, dtype)
+    dtype = dtypes.numbered(tensor.elem_type).name if tensor.elem_type else "unknown"
     if not tensor.HasField("shape"):
         return ModelPort(port.name, kind, dtype, None)
     return ModelPort(port.name, kind, dtype, tuple(read_size(size) for size in tensor.shape.dim))

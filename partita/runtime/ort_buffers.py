@@ -6,7 +6,6 @@ differ by version and provider; does not know what a buffer is for.
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,26 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
+from partita import dtypes
 from partita.runtime.ort_errors import buffer_error
 
 HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
 ALIGNMENT_BYTES = 64
-ELEMENT_TYPES: dict[str, tuple[int, str]] = {
-    "float32": (1, "float32"),
-    "uint8": (2, "uint8"),
-    "int8": (3, "int8"),
-    "uint16": (4, "uint16"),
-    "int16": (5, "int16"),
-    "int32": (6, "int32"),
-    "int64": (7, "int64"),
-    "bool": (9, "bool"),
-    "float16": (10, "float16"),
-    "float64": (11, "float64"),
-    "uint32": (12, "uint32"),
-    "uint64": (13, "uint64"),
-    "bfloat16": (16, "uint16"),
-}
-"""dtype of a port -> ONNX element type, and the numpy type of the same size that stores it (numpy has no bfloat16)."""
 NATIVE = ort.capi.onnxruntime_pybind11_state
 NATIVE_ERRORS: tuple[type[Exception], ...] = (
     *(entry for entry in vars(NATIVE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
@@ -116,9 +100,7 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
 
     Raises ResourceError when the address space has no room for it.
     """
-    element, storage = ELEMENT_TYPES[dtype]
-    kind = np.dtype(storage)
-    size = math.prod(shape) * kind.itemsize
+    element, kind, size = dtypes.named(dtype).number, np.dtype(dtypes.storage(dtype)), dtypes.size_bytes(dtype, shape)
     try:
         raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
@@ -160,8 +142,7 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
     `keeper` opens a session of `keeper_model` on the provider of that memory: the way to get memory of a provider that
     the Python package has no name for. Raises ResourceError when the device has no room for it.
     """
-    element, storage = ELEMENT_TYPES[dtype]
-    size = math.prod(shape) * np.dtype(storage).itemsize
+    element, size = dtypes.named(dtype).number, dtypes.size_bytes(dtype, shape)
     try:
         if memory == CUDA_MEMORY:
             value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, "cuda", device_id)
@@ -190,7 +171,7 @@ def keeper_model(dtype: str, rank: int) -> bytes:
     """A model whose one node, x + x, leaves a tensor on the device: zeros for zeros."""
     import onnx
 
-    element = ELEMENT_TYPES[dtype][0]
+    element = dtypes.named(dtype).number
     sizes = [f"d{axis}" for axis in range(rank)]
     ports = [onnx.helper.make_tensor_value_info(name, element, sizes) for name in ("x", "y")]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "keeper", ports[:1], ports[1:])

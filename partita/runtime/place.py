@@ -6,7 +6,6 @@ memory, as a caller's numpy arrays would. A run that fails does not lose what th
 
 from __future__ import annotations
 
-import math
 import re
 import time
 import traceback
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partita import dtypes
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
 from partita.observations.names import CPU
 from partita.observations.text_format import listing
-from partita.partition_reports.partitions import ELEMENT_BYTES
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
@@ -31,7 +30,7 @@ from partita.runtime.chain import open_session
 from partita.runtime.engine.planner import RowView, plan_step
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evidence import parse_profile, unread_profile
-from partita.runtime.inputs import FLAG, FLOATS, SEED, STRING, VALUES_FLAG, Shape, check_room, make_values
+from partita.runtime.inputs import FLAG, SEED, STRING, VALUES_FLAG, Shape, check_room, make_values
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
@@ -193,7 +192,7 @@ def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where,
     if port.dtype == STRING:
         return text_buffer(make_values(port, shape, rng) if values is None else values)
     buffer = host_buffer(shape, port.dtype)
-    if values is None and where.dry and port.dtype in FLOATS and not divides:
+    if values is None and where.dry and dtypes.is_float(port.dtype) and not divides:
         return buffer
     buffer.host[...] = make_values(port, shape, rng, divides=divides) if values is None else values
     return buffer
@@ -298,8 +297,7 @@ def port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: boo
 def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
     """Bytes of an output of ONNX Runtime's type, e.g. tensor(float); None for strings and for what is no tensor."""
     element = type_text.removeprefix("tensor(").removesuffix(")")
-    width = ELEMENT_BYTES.get(element)
-    return None if shape is None or width is None else width * math.prod(shape)
+    return None if shape is None or dtypes.bits_of(element) is None else dtypes.size_bytes(element, shape)
 
 
 def place_package(folder: Path, where: Where) -> Placed:

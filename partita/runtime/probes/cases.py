@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.observations.names import INLINED
 from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.constants import find_constants
 from partita.runtime.probes.fold import known_values
-from partita.runtime.probes.schemas import element_names
 from partita.runtime.probes.scopes import one_meaning
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
@@ -33,8 +33,7 @@ CALLED = re.compile(r"(?P<name>.+)__\d+")
 """How the onnx package calls the same node."""
 COMPANY = "company"
 """Name of the node beside the one that is tried."""
-SIGNED = frozenset({1, 6, 7, 10})
-"""float32, int32, int64 and float16, as ONNX numbers them."""
+SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
 
@@ -152,14 +151,12 @@ def seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[t
 
 def read_type(text: str) -> onnx.TypeProto | None:
     """The type written as float32[1,12]; None for what cannot be read."""
-    import onnx
-
     name, _, rest = text.partition("[")
-    spelled = {"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())
+    element = dtypes.find(name)
     sizes = [part for part in rest.rstrip("]").split(",") if part]
-    if spelled not in element_names() or not all(part.isdecimal() for part in sizes):
+    if element is None or not all(part.isdecimal() for part in sizes):
         return None
-    return tensor_type(onnx.TensorProto.DataType.Value(spelled), [int(part) for part in sizes])
+    return tensor_type(element.number, [int(part) for part in sizes])
 
 
 def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -323,15 +320,7 @@ def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
 
 def size_of(element: int, sizes: Sequence[int]) -> int:
     """Bytes of a tensor. Types of less than a byte are packed."""
-    import onnx
-
-    count = math.prod(sizes)
-    name = onnx.TensorProto.DataType.Name(element)
-    if name in ("INT4", "UINT4", "FLOAT4E2M1"):
-        return (count + 1) // 2
-    if name in ("INT2", "UINT2"):
-        return (count + 3) // 4
-    return count * int(onnx.helper.tensor_dtype_to_np_dtype(element).itemsize)
+    return dtypes.size_bytes(dtypes.numbered(element).name, sizes)
 
 
 def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from partita import dtypes
 from partita.runtime.ort_registry import operator_schemas
 
 if TYPE_CHECKING:
     import onnx
 
 PREFIX, SUFFIX = "tensor(", ")"
-SPELLED = {"float": "FLOAT", "double": "DOUBLE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +125,5 @@ def default_of(attribute: Any) -> bytes:
 
 def numbers(texts: Any) -> tuple[int, ...]:
     """Element types of `tensor(float)` and the like; what is no tensor is left out."""
-    import onnx
-
-    found = []
-    for text in texts:
-        if text.startswith(PREFIX) and text.endswith(SUFFIX):
-            inner = text[len(PREFIX) : -len(SUFFIX)]
-            name = SPELLED.get(inner, inner.upper())
-            if name in element_names():
-                found.append(int(onnx.TensorProto.DataType.Value(name)))
-    return tuple(sorted(set(found)))
-
-
-@cache
-def element_names() -> frozenset[str]:
-    """ONNX's names of element types: FLOAT, INT64, …"""
-    import onnx
-
-    return frozenset(str(name) for name in onnx.TensorProto.DataType.keys())  # noqa: SIM118 - protobuf's, no mapping
+    inner = [text[len(PREFIX) : -len(SUFFIX)] for text in texts if text.startswith(PREFIX) and text.endswith(SUFFIX)]
+    return tuple(sorted({found.number for found in map(dtypes.find, inner) if found is not None}))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.observations.facts import Factor
 from partita.runtime.probes.cases import Case, Feed, case_model, reads, size_of, zeros
 from partita.runtime.probes.schemas import Schema, Slot, find_schema, history
@@ -18,7 +19,8 @@ from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, tensor_ty
 if TYPE_CHECKING:
     import onnx
 
-FLOAT, UINT8, INT8, INT32, INT64, STRING, BOOL, FLOAT16, DOUBLE, UINT32, BFLOAT16 = 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 16
+FLOAT, UINT8, INT8, INT32, INT64, STRING = dtypes.numbers("float32", "uint8", "int8", "int32", "int64", "string")
+BOOL, FLOAT16, DOUBLE, UINT32, BFLOAT16 = dtypes.numbers("bool", "float16", "float64", "uint32", "bfloat16")
 FLOATS = (FLOAT, FLOAT16, BFLOAT16, DOUBLE)
 INTEGERS = (INT32, INT64, UINT32, UINT8, INT8)
 OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
@@ -518,10 +520,7 @@ def swap(old: int, new: int) -> str:
 
 def type_name(element: int) -> str:
     """float32 for FLOAT."""
-    import onnx
-
-    name = str(onnx.TensorProto.DataType.Name(element)).lower()
-    return {"float": "float32", "double": "float64"}.get(name, name)
+    return dtypes.numbered(element).name
 
 
 def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:

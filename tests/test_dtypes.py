@@ -1,0 +1,58 @@
+"""The table of element types says what the installed onnx, safetensors and numpy say."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import onnx
+import pytest
+import safetensors.numpy
+
+from partita import dtypes
+
+
+def test_every_type_of_the_installed_onnx_is_known_by_name_and_number() -> None:
+    theirs = {name: number for name, number in onnx.TensorProto.DataType.items() if number}
+    mine = {entry.onnx_name: entry.number for entry in dtypes.ALL}
+
+    assert {name: mine.get(name) for name in theirs} == theirs
+    assert len({entry.name for entry in dtypes.ALL}) == len(dtypes.ALL)
+
+
+@pytest.mark.parametrize("entry", [e for e in dtypes.ALL if e.bits is not None], ids=lambda e: e.name)
+def test_sizes_are_those_that_onnx_writes(entry: dtypes.ElementType) -> None:
+    try:
+        kind = onnx.helper.tensor_dtype_to_np_dtype(entry.number)
+    except KeyError:
+        pytest.skip("this onnx does not have the type")
+    shape = (3, 5)
+    written = onnx.numpy_helper.from_array(np.zeros(shape, kind)).raw_data
+
+    assert dtypes.size_bytes(entry.name, shape) == len(written)
+    if entry.storage is not None:
+        assert np.dtype(dtypes.storage(entry.name)).itemsize * math.prod(shape) == len(written)
+
+
+def test_names_in_safetensors_files() -> None:
+    kinds = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool")
+    data = safetensors.numpy.save({kind: np.zeros(1, kind) for kind in kinds})
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+
+    assert {kind: dtypes.named(kind).safetensors for kind in kinds} == {k: header[k]["dtype"] for k in kinds}
+
+
+def test_what_onnx_runtime_calls_otherwise_is_the_same_type() -> None:
+    assert dtypes.named("float") is dtypes.named("float32")
+    assert dtypes.usual("double") == "float64"
+    assert dtypes.usual("opaque") == "opaque"
+
+
+def test_what_is_no_type_is_said() -> None:
+    assert dtypes.find("float31") is None
+    for wrong in (lambda: dtypes.named("float31"), lambda: dtypes.numbered(0), lambda: dtypes.size_bytes("string", ())):
+        with pytest.raises(ValueError, match="float31|0 is no|string"):
+            wrong()
+    with pytest.raises(ValueError, match="complex128"):
+        dtypes.storage("complex128")
