@@ -145,3 +145,36 @@ def size_bytes(name: str, shape: Iterable[int]) -> int:
     if bits is None:
         raise ValueError(f"elements of type {name} have no fixed size")
     return -(-math.prod(shape) * bits // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """What a package computes in."""
+
+    name: str
+    """As --precision takes it."""
+    dtype: str
+    tolerance: float
+    """Largest max_rel_error against the original model in float32 that passes."""
+    twin: str | None = None
+    """The type that a twin of the package computes in where the CPU provider is to run it: it has no kernels for
+    `dtype`. None when it runs the package itself.
+    """
+
+    @property
+    def on_cpu(self) -> str:
+        """The type that the CPU provider computes in: that of the twin, if there has to be one."""
+        return self.twin or self.dtype
+
+
+PRECISIONS = {
+    entry.name: entry
+    for entry in (
+        Precision("fp32", "float32", 1e-4),
+        Precision("fp16", "float16", 2e-2),
+        Precision("bf16", "bfloat16", 5e-2, twin="float32"),
+    )
+}
+"""By their names."""
+EXACT = PRECISIONS["fp32"]
+"""What the original model is run in."""

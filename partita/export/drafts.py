@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from partita.dtypes import PRECISIONS
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
 from partita.export.attention import Lowering, lowering
@@ -15,10 +16,13 @@ from partita.export.naming import match_names
 from partita.export.node_names import name_nodes
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
+from partita.export.passes.base import PassContext
 from partita.export.progress import Progress, stage
 from partita.export.recurrence import used_by
+from partita.export.spec import TraceSpec
 from partita.export.state import Probed
-from partita.export.tracing import FixedLengthError, Traced, TraceSpec, trace
+from partita.export.target import Target
+from partita.export.tracing import FixedLengthError, Traced, trace
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -57,6 +61,8 @@ class Draft:
     checkpoint: Checkpoint
     fake: FakeModel
     max_length: int
+    target: Target | None = None
+    """The provider that the package is for; None when nobody is asked."""
     known: dict[str, Graphs] = field(default_factory=dict)
     answers: dict[int, known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt."""
@@ -181,7 +187,7 @@ def tell(work: Work, note: str) -> None:
 
 def spec(options: ExportOptions, chosen: Lowering, max_length: int, length: int | None) -> TraceSpec:
     """The fixed sizes of one graph; `length`: S, None when it is symbolic."""
-    return TraceSpec(options.batch_size, max_length, length, options.opset or chosen.opset)
+    return TraceSpec(options.batch_size, max_length, length, options.opset or chosen.opset, chosen.form)
 
 
 def rewrite(graphs: Graphs) -> None:
@@ -191,7 +197,10 @@ def rewrite(graphs: Graphs) -> None:
     sources = match_names(fake.module, checkpoint.tensors)
     for item in graphs.traced:
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        for name, count in run_all(item.model).items():
+        context = PassContext(
+            item.inputs, item.outputs, item.states, item.spec, PRECISIONS[work.options.precision], draft.target
+        )
+        for name, count in run_all(item.model, context).items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         name_nodes(item.model)
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)

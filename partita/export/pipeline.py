@@ -74,7 +74,7 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
         work.notes += [*untie(fake, checkpoint), *beyond_vocabulary(stops, fake.vocab_size)]
-    draft = Draft(work, checkpoint, fake, length)
+    draft = Draft(work, checkpoint, fake, length, target)
     choosing = Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     return _first_that_runs(draft, runtime, choosing)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import stored
 from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
 
 ORDER = ("gqa", "onnx24", "primitives")
@@ -116,8 +116,8 @@ def weights_away(model: ir.Model) -> Iterator[None]:
     """Weights of the checkpoint as references, for the length of the block."""
     kept: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
-        weight = value.const_value
-        if isinstance(weight, CheckpointWeight):
+        weight = stored(value)
+        if weight is not None:
             kept[name] = weight
             value.const_value = ir.ExternalTensor(
                 "weights", 0, weight.nbytes, weight.dtype, shape=weight.shape, name=name, base_dir=""
@@ -125,5 +125,5 @@ def weights_away(model: ir.Model) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, weight in kept.items():
-            model.graph.initializers[name].const_value = weight
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = tensor

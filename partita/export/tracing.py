@@ -34,6 +34,7 @@ from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
 from partita.export.recurrence import read_states, replaced
 from partita.export.rope import rope_by_length
+from partita.export.spec import TraceSpec
 from partita.export.state import LayerState, layer_count
 from partita.export.translations import TABLE
 
@@ -46,17 +47,6 @@ fits."""
 
 
 @dataclass(frozen=True, slots=True)
-class TraceSpec:
-    """The fixed sizes of one graph."""
-
-    batch: int
-    max_length: int
-    sequence_length: int | None
-    """S, or None to leave it symbolic; a fixed S also fixes K to 1."""
-    opset: int
-
-
-@dataclass(frozen=True, slots=True)
 class Traced:
     """A graph and the contract of its inputs and outputs."""
 
@@ -64,6 +54,7 @@ class Traced:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     states: tuple[State, ...]
+    spec: TraceSpec
     notes: tuple[str, ...]
     """What a user may want to know of how it was written."""
 
@@ -87,10 +78,10 @@ class _Wrapper(torch.nn.Module):
     states.
     """
 
-    def __init__(self, fake: FakeModel, lowering: Lowering, keys: tuple[Key, ...], max_length: int) -> None:
+    def __init__(self, fake: FakeModel, lowering: Lowering, keys: tuple[Key, ...], spec: TraceSpec) -> None:
         super().__init__()
         setattr(self, ROOT, fake.module)
-        self.fake, self.lowering, self.keys, self.max_length = fake, lowering, keys, max_length
+        self.fake, self.lowering, self.keys, self.spec = fake, lowering, keys, spec
         self.granted = Granted()
 
     def forward(
@@ -109,22 +100,22 @@ class _Wrapper(torch.nn.Module):
         plug = Emitter(
             self.fake.probed,
             self.lowering,
-            self.max_length,
+            self.spec.max_length,
             layer_count(model),
             position_ids,
             cursors,
             dict(zip(self.keys, past, strict=True)),
         )
-        length, form = lengths[0] if lengths else None, self.lowering.form
+        length = lengths[0] if lengths else None
         with (
             plugged(plug),
             complex_as_pairs(),
             rope_by_length(model, length),
-            replaced(model, form),
-            rows_by_position(model, position_ids, self.max_length),
+            replaced(model, self.spec.form),
+            rows_by_position(model, position_ids, self.spec.max_length),
         ):
             cache = PlugCache(plug, hides_recurrent=read_states(model))
-            keys = self.max_length if self.fake.probed.takes_ones else None
+            keys = self.spec.max_length if self.fake.probed.takes_ones else None
             logits = call(model, input_ids, position_ids, cache, logits_indices, keys)
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
@@ -142,9 +133,9 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         quiet(),
         torch.no_grad(),
         translated("tracing the model"),
-        experts_form(lowering.form, tokens_of(spec)) as forms,
+        experts_form(spec.form, spec.tokens) as forms,
     ):
-        wrapper = _Wrapper(fake, lowering, tuple(table), spec.max_length)
+        wrapper = _Wrapper(fake, lowering, tuple(table), spec)
         onnx_program = torch.onnx.export(
             exported(wrapper, arguments, spec),
             tuple(arguments.values()),
@@ -175,7 +166,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         name_nodes(model)
         if spec.opset < WRITTEN:
             to_opset17(model)
-    return Traced(model, *_ports(model, lowering, spec, fake), states, tuple(forms.notes))
+    return Traced(model, *_ports(model, lowering, spec, fake), states, spec, tuple(forms.notes))
 
 
 def examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
@@ -219,11 +210,6 @@ def exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> t
     if guard := broken_guard(wrapper.granted, spec.max_length):
         raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
     return program
-
-
-def tokens_of(spec: TraceSpec) -> int | None:
-    """Tokens of a step over all rows, when they are fixed."""
-    return None if spec.sequence_length is None else spec.batch * spec.sequence_length
 
 
 def broken_guard(taken: Granted, max_length: int) -> str | None:

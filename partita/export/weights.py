@@ -1,15 +1,14 @@
 """Weights from checkpoint files to one external data file, a slice at a time.
 
-Until it is written, a weight is a `CheckpointWeight`: which tensors it comes from and what is done to them on the way.
-Equal weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one slice of one
-tensor.
+Until it is written, a weight is a source (`weight_sources.py`): which tensors it comes from and what is done to them on
+the way. Equal weights (tied ones, and those of a prefill and a decode graph) are written once. Peak memory is one piece
+of one weight.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +19,15 @@ import torch
 
 from partita.errors import CheckpointError, ResourceError
 from partita.export.checkpoint import Checkpoint
-from partita.export.element_types import CHECKPOINT, COMPUTING, of_ir, to_ir, to_torch
+from partita.export.element_types import CHECKPOINT, COMPUTING, to_ir
 from partita.export.naming import Sources
-from partita.export.origins import Interleaved, Origin, Stored, blocks
+from partita.export.origins import Origin, Stored
 from partita.export.progress import Stage
 from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
+from partita.export.weight_sources import StoredPart, WeightSource, checkpoint_weight, stored
 from partita.package import WEIGHTS
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
-SLICE_BYTES = 32 << 20
-"""Weights are read, cast and written in pieces of about this size."""
 INLINE_BYTES = 1024
 """Smaller constants stay inside the ONNX file."""
 ALIGNMENT = 4096
@@ -39,81 +37,6 @@ specification).
 COMPUTED = ("inv_freq", ".masked_bias", ".attn.bias")
 """Ends of the names of what transformers computes itself, and some checkpoints hold all the same."""
 SPACE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-class CheckpointWeight(ir.LazyTensor):
-    """A weight that still lies in the checkpoint: in one of its tensors, or made of several."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        source: str | Origin,
-        dtype: ir.DataType,
-        *,
-        name: str | None = None,
-        shape: tuple[int, ...] | None = None,
-    ) -> None:
-        origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
-        self.tensors = frozenset(info.name for info in origin.tensors())
-        name = name or min(self.tensors)
-        super().__init__(self._whole, dtype, ir.Shape(origin.shape if shape is None else shape), name=name)
-        self.checkpoint, self.origin, self.source = checkpoint, origin, name
-
-    @property
-    def key(self) -> tuple[Origin, int]:
-        """Equal keys are equal bytes."""
-        return self.origin, int(self.dtype)
-
-    def permuted(self, order: tuple[int, ...]) -> CheckpointWeight:
-        """The same weight with axis `order[i]` as axis i."""
-        return self._as(self.origin.permuted(order))
-
-    def transpose(self) -> CheckpointWeight:
-        """The same weight with its two axes swapped."""
-        return self.permuted((1, 0))
-
-    def interleaved(self, axis: int) -> CheckpointWeight:
-        """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ..."""
-        return self._as(Interleaved(self.origin, axis))
-
-    def reshaped(self, shape: tuple[int, ...]) -> CheckpointWeight:
-        """The same bytes as a tensor of another shape. This comes last: axes are those of the origin before it."""
-        if math.prod(shape) != self.size:
-            raise ValueError(f"{self.source}: {list(self.shape)} cannot be seen as {list(shape)}")
-        return CheckpointWeight(self.checkpoint, self.origin, self.dtype, name=self.source, shape=shape)
-
-    def _as(self, origin: Origin) -> CheckpointWeight:
-        if self.shape != ir.Shape(self.origin.shape):
-            raise ValueError(f"{self.source}: the axes of {list(self.origin.shape)} are gone in {list(self.shape)}")
-        return CheckpointWeight(self.checkpoint, origin, self.dtype, name=self.source)
-
-    def slices(self) -> Iterator[torch.Tensor]:
-        """The weight in package dtype and layout, in consecutive pieces of about `SLICE_BYTES`.
-
-        Raises CheckpointError when a value does not fit the dtype.
-        """
-        target = to_torch(of_ir(self.dtype))
-        with OpenFiles(self.checkpoint.folder) as files:
-            for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
-                piece = self.origin.read(region, files)
-                cast = piece.to(target)
-                if torch.isnan(cast).any():
-                    raise CheckpointError(
-                        f"{self.checkpoint.folder}: tensor {self.source} holds NaN; the checkpoint is broken"
-                    )
-                if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
-                    raise CheckpointError(
-                        f"tensor {self.source}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
-                        "--precision "
-                        "bf16 or fp32"
-                    )
-                yield cast.contiguous()
-
-    def _whole(self) -> ir.TensorProtocol:
-        """The whole weight in memory; for tests and tools, not used when a package is written."""
-        pieces = [piece.reshape(-1) for piece in self.slices()]
-        flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=to_torch(of_ir(self.dtype)))
-        return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.dtype)
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:
@@ -144,7 +67,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
             wrong.append(problem)
         elif value.dtype in COMPUTED_IN:
-            value.const_value = CheckpointWeight(checkpoint, origin, value.dtype, name=_name_of(origin, name))
+            value.const_value = checkpoint_weight(checkpoint, origin, value.dtype, name=_name_of(origin, name))
         else:
             with OpenFiles(checkpoint.folder) as files:
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
@@ -196,7 +119,7 @@ def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: 
     """What the checkpoint holds and no graph uses, by the outermost modules that nothing is used of, with counts:
     `vision_tower (312 tensors, 0.4 GB)`. Second names and what transformers computes itself are not told.
     """
-    used = {name for m in models for w in _weights(m) for name in w.tensors} | sources.second_names()
+    used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
     used |= sources.ignored
     left = [t for n, t in sorted(checkpoint.tensors.items()) if n not in used and not n.endswith(COMPUTED)]
     modules = {prefix for name in used for prefix in _modules(name)}
@@ -223,14 +146,13 @@ def _counted(name: str, infos: list[TensorInfo]) -> str:
 
 def parameter_count(models: Iterable[ir.Model]) -> int:
     """Elements of all weights, a shared one counted once."""
-    sizes = {w.source: w.size for m in models for w in _weights(m)}
+    sizes = {w.source.name: w.source.elements for m in models for w in _weights(m)}
     return sum(sizes.values())
 
 
-def _weights(model: ir.Model) -> Iterator[CheckpointWeight]:
-    for value in model.graph.initializers.values():
-        if isinstance(value.const_value, CheckpointWeight):
-            yield value.const_value
+def _weights(model: ir.Model) -> Iterator[StoredPart]:
+    """Parts of weights that are still to be written."""
+    return (part for value in model.graph.initializers.values() if (part := stored(value)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +203,15 @@ class _Writer:
     def place(self, value: ir.Value, folder: Path) -> None:
         tensor = value.const_value
         assert tensor is not None, value.name
-        if not isinstance(tensor, CheckpointWeight) and tensor.nbytes < INLINE_BYTES:
+        part = stored(value)
+        if part is not None:
+            if part.key not in self.placed:
+                self._append_weight(part.source)
+            offset, length = self.placed[part.key]
+        elif tensor.nbytes < INLINE_BYTES:
             return
-        key: object = (
-            tensor.key if isinstance(tensor, CheckpointWeight) else hashlib.sha256(tensor.tobytes()).hexdigest()
-        )
-        if key not in self.placed:
-            self.placed[key] = self._append(tensor)
-        offset, length = self.placed[key]
+        else:
+            offset, length = self._append_constant(tensor.tobytes())
         value.const_value = ir.ExternalTensor(
             WEIGHTS,
             offset,
@@ -299,16 +222,37 @@ class _Writer:
             base_dir=folder,
         )
 
-    def _append(self, tensor: Any) -> tuple[int, int]:
-        self._write(b"\0" * (-self.position % (ALIGNMENT if tensor.nbytes >= ALIGNMENT else 64)))
-        start = self.position
-        if isinstance(tensor, CheckpointWeight):
-            for piece in tensor.slices():
-                self._write(_raw(piece))
-                self.stage.advance(piece.nbytes)
-        else:
-            self._write(tensor.tobytes())
-        return start, self.position - start
+    def _append_weight(self, source: WeightSource) -> None:
+        """Write every part of a weight, one after the other, as the source gives them."""
+        starts, written = [self.position] * len(source.parts), [0] * len(source.parts)
+        current = -1
+        for index, piece in source.pieces():
+            if index < current:
+                raise ValueError(f"{source.name}: part {index} goes on after part {current} has begun")
+            if index != current:
+                self._align(source.parts[index].size_bytes)
+                starts[index], current = self.position, index
+            self._write(_raw(piece))
+            written[index] += piece.nbytes
+            self.stage.advance(piece.nbytes)
+        for index, part in enumerate(source.parts):
+            if written[index] != part.size_bytes:
+                raise ValueError(
+                    f"{source.name}: {written[index]} bytes of part {index} came, and it has {part.size_bytes}"
+                )
+            self.placed[source.key, index] = starts[index], written[index]
+
+    def _append_constant(self, data: bytes) -> tuple[int, int]:
+        key = hashlib.sha256(data).hexdigest()
+        if key not in self.placed:
+            self._align(len(data))
+            self.placed[key] = self.position, len(data)
+            self._write(data)
+        return self.placed[key]
+
+    def _align(self, size: int) -> None:
+        """Bring the position to where a tensor of `size` bytes may begin."""
+        self._write(b"\0" * (-self.position % (ALIGNMENT if size >= ALIGNMENT else 64)))
 
     def _write(self, data: bytes | memoryview) -> None:
         self.stream.write(data)

@@ -22,14 +22,15 @@ from transformers.core_model_loading import (
     WeightConverter,
 )
 
-from partita.export import naming, weights
+from partita.export import naming, weight_sources
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.conversions import convert
 from partita.export.naming import Sources, match_names
 from partita.export.origins import Computed, Stored
 from partita.export.progress import Silent, stage
 from partita.export.weight_files import OpenFiles
-from partita.export.weights import CheckpointWeight, write_data
+from partita.export.weight_sources import checkpoint_weight
+from partita.export.weights import write_data
 from partita.package import WEIGHTS
 from tests.conftest import TinyCheckpoint
 
@@ -71,7 +72,7 @@ def written(checkpoint: Checkpoint, sources: Sources, names: list[str], folder: 
     for name in names:
         origin = sources.of(name)
         assert origin is not None, name
-        weight = CheckpointWeight(checkpoint, origin, ir.DataType.FLOAT, name=name)
+        weight = checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT, name=name)
         kind = ir.TensorType(weight.dtype)
         made[name] = ir.Value(name=name, shape=weight.shape, type=kind, const_value=weight)
     graph = ir.Graph([], [], nodes=[], initializers=list(made.values()), opset_imports={"": 21})
@@ -126,16 +127,16 @@ def test_experts_are_read_one_at_a_time(
 
     monkeypatch.setattr(OpenFiles, "read", recorded)
     one_expert = 96 * 32 * 4
-    monkeypatch.setattr(weights, "SLICE_BYTES", one_expert)
+    monkeypatch.setattr(weight_sources, "SLICE_BYTES", one_expert)
     checkpoint, sources = matched(mixtral(tiny_checkpoint))
     origin = sources.of(STACK)
     assert origin is not None and not sizes
-    weight = CheckpointWeight(checkpoint, origin, ir.DataType.FLOAT)
-    pieces = [piece.nbytes for piece in weight.slices()]
+    weight: Any = checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT)
+    pieces = [piece.nbytes for _, piece in weight.source.pieces()]
     assert pieces == [one_expert] * 12
     assert sizes == [one_expert // 2] * 24
     turned = weight.permuted((0, 2, 1)).interleaved(2)
-    assert max(piece.nbytes for piece in turned.slices()) == one_expert
+    assert max(piece.nbytes for _, piece in turned.source.pieces()) == one_expert
 
 
 @pytest.mark.parametrize("limit", [1, 100, 1000, 1 << 20])
@@ -147,10 +148,11 @@ def test_layouts_are_those_of_torch(
     checkpoint, sources = matched(folder)
     origin = sources.of(STACK)
     assert origin is not None
-    weight, expected = CheckpointWeight(checkpoint, origin, ir.DataType.FLOAT), loaded(folder)[STACK]
+    weight: Any = checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT)
+    expected = loaded(folder)[STACK]
     gate, up = expected.chunk(2, dim=1)
     mixed = torch.stack([gate, up], dim=2).flatten(1, 2)
-    monkeypatch.setattr(weights, "SLICE_BYTES", limit)
+    monkeypatch.setattr(weight_sources, "SLICE_BYTES", limit)
     for made, wanted in (
         (weight, expected),
         (weight.permuted((0, 2, 1)), expected.permute(0, 2, 1)),
@@ -166,9 +168,9 @@ def test_equal_layouts_have_equal_keys(tiny_checkpoint: TinyCheckpoint) -> None:
     checkpoint, sources = matched(mixtral(tiny_checkpoint))
     origin, again = sources.of(STACK), matched(checkpoint.folder)[1].of(STACK)
     assert origin is not None and again is not None
-    weight = CheckpointWeight(checkpoint, origin, ir.DataType.FLOAT)
+    weight: Any = checkpoint_weight(checkpoint, origin, ir.DataType.FLOAT)
     turned = weight.permuted((0, 2, 1))
-    assert CheckpointWeight(checkpoint, again, ir.DataType.FLOAT).key == weight.key
+    assert checkpoint_weight(checkpoint, again, ir.DataType.FLOAT).key == weight.key
     assert turned.permuted((0, 2, 1)).key == weight.key
     assert weight.interleaved(1).permuted((0, 2, 1)).key == turned.interleaved(2).key
     assert len({w.key for w in (weight, turned, weight.interleaved(1), turned.interleaved(2))}) == 4
@@ -250,5 +252,5 @@ def test_a_stack_along_another_axis(tiny_checkpoint: TinyCheckpoint) -> None:
     made = convert(converter, "model.layers.0.mlp.experts.stack", pairs, model)["model.layers.0.mlp.experts.stack"]
     tensors = load_file(folder / "model.safetensors")
     expected = torch.stack([tensors[name] for name in names], dim=1).transpose(0, 2)
-    got = CheckpointWeight(checkpoint, made, ir.DataType.FLOAT).numpy()
+    got = checkpoint_weight(checkpoint, made, ir.DataType.FLOAT).numpy()
     assert torch.equal(torch.from_numpy(got), expected)

@@ -11,9 +11,9 @@ import pytest
 
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.passes import expert_weights
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import StoredPart, checkpoint_weight, stored
 from tests.conftest import TinyCheckpoint
-from tests.export.test_passes import check_equal, constant, graph, random, value
+from tests.export.test_passes import NOTHING_KNOWN, check_equal, constant, graph, random, value
 
 STACK, BIAS = "model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.gate_up_proj_bias"
 EXPERTS, HIDDEN, WIDTH = 4, 64, 40
@@ -27,7 +27,7 @@ def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
 
 
 def weight(checkpoint: Checkpoint, source: str = STACK) -> ir.Value:
-    tensor = CheckpointWeight(checkpoint, source, ir.DataType.FLOAT)
+    tensor = checkpoint_weight(checkpoint, source, ir.DataType.FLOAT)
     return ir.Value(name=source, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
 
 
@@ -36,8 +36,8 @@ def of_shape(node: ir.Node, *shape: int) -> ir.Node:
     return node
 
 
-def only_weight(model: ir.Model) -> CheckpointWeight:
-    (found,) = [v.const_value for v in model.graph.initializers.values() if isinstance(v.const_value, CheckpointWeight)]
+def only_weight(model: ir.Model) -> StoredPart:
+    (found,) = [part for value in model.graph.initializers.values() if (part := stored(value)) is not None]
     return found
 
 
@@ -47,7 +47,7 @@ def test_a_stack_is_written_transposed(checkpoint: Checkpoint, tmp_path: Path) -
         turn = ir.node("Transpose", [w], {"perm": [0, 2, 1]})
         return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
 
-    model = check_equal(make, expert_weights.run, tmp_path, {"x": random(EXPERTS, 3, WIDTH)})
+    model = check_equal(make, expert_weights.PASS, tmp_path, {"x": random(EXPERTS, 3, WIDTH)})
     assert [node.op_type for node in model.graph] == ["MatMul"]
     assert only_weight(model).shape == ir.Shape([EXPERTS, WIDTH, HIDDEN])
 
@@ -56,8 +56,8 @@ def test_a_stack_is_written_transposed(checkpoint: Checkpoint, tmp_path: Path) -
 @pytest.mark.parametrize("other_order", [False, True])
 def test_halves_take_turns(checkpoint: Checkpoint, tmp_path: Path, source: str, other_order: bool) -> None:
     """With the axes of the stack turned before, too: the second axis of what is there then has the halves."""
-    stored = CheckpointWeight(checkpoint, source, ir.DataType.FLOAT)
-    before = tuple(int(size) for size in stored.shape.numpy())
+    kept: Any = checkpoint_weight(checkpoint, source, ir.DataType.FLOAT)
+    before = tuple(int(size) for size in kept.shape.numpy())
     turned = other_order and len(before) == 3
     shape = (before[0], before[2], before[1]) if turned else before
 
@@ -73,10 +73,10 @@ def test_halves_take_turns(checkpoint: Checkpoint, tmp_path: Path, source: str, 
         together = of_shape(ir.node("Reshape", [swap.outputs[0], joined]), *shape)
         return graph([x], [*first, apart, swap, together, ir.node("Add", [x, together.outputs[0]])], [w, split, joined])
 
-    model = make() if turned else check_equal(make, expert_weights.run, tmp_path, {"x": random(*shape)})
+    model = make() if turned else check_equal(make, expert_weights.PASS, tmp_path, {"x": random(*shape)})
     if turned:
-        wanted = stored.permuted((0, 2, 1)).interleaved(1)
-        assert expert_weights.run(model) == 2
+        wanted = kept.permuted((0, 2, 1)).interleaved(1)
+        assert expert_weights.run(model, NOTHING_KNOWN) == 2
         assert only_weight(model).key == wanted.key
     assert [node.op_type for node in model.graph] == ["Add"]
 
@@ -90,11 +90,11 @@ def test_another_shape_is_the_same_bytes(checkpoint: Checkpoint, tmp_path: Path)
         flat = of_shape(ir.node("Reshape", [w, shape]), EXPERTS * HIDDEN, WIDTH)
         return graph([x], [flat, ir.node("Gemm", [x, flat.outputs[0]], {"transB": 1})], [w, shape])
 
-    model = check_equal(make, expert_weights.run, tmp_path, {"x": random(3, WIDTH)})
+    model = check_equal(make, expert_weights.PASS, tmp_path, {"x": random(3, WIDTH)})
     assert [node.op_type for node in model.graph] == ["Gemm"]
     found = only_weight(model)
     assert found.shape == ir.Shape([EXPERTS * HIDDEN, WIDTH])
-    assert found.key == CheckpointWeight(checkpoint, STACK, ir.DataType.FLOAT).key
+    assert found.key == checkpoint_weight(checkpoint, STACK, ir.DataType.FLOAT).key
 
 
 def test_what_is_read_elsewhere_stays(checkpoint: Checkpoint) -> None:
@@ -102,7 +102,7 @@ def test_what_is_read_elsewhere_stays(checkpoint: Checkpoint) -> None:
     turn = ir.node("Transpose", [w], {"perm": [0, 2, 1]})
     product = ir.node("MatMul", [x, turn.outputs[0]])
     model = graph([x], [turn, product, ir.node("MatMul", [product.outputs[0], w])], [w])
-    assert expert_weights.run(model) == 0
+    assert expert_weights.run(model, NOTHING_KNOWN) == 0
     assert [node.op_type for node in model.graph] == ["Transpose", "MatMul", "MatMul"]
 
 
@@ -120,13 +120,13 @@ def test_what_only_resembles_an_interleaving(checkpoint: Checkpoint, tmp_path: P
         together = of_shape(ir.node("Reshape", [swap.outputs[0], flat]), EXPERTS * HIDDEN * WIDTH)
         return graph([x], [apart, swap, together, ir.node("Add", [x, together.outputs[0]])], [w, split, flat])
 
-    assert expert_weights.run(make()) == 0
+    assert expert_weights.run(make(), NOTHING_KNOWN) == 0
 
 
 def test_axes_of_a_reshaped_weight_are_gone(checkpoint: Checkpoint) -> None:
-    seen: Any = CheckpointWeight(checkpoint, STACK, ir.DataType.FLOAT).reshaped((EXPERTS * HIDDEN, WIDTH))
+    seen: Any = checkpoint_weight(checkpoint, STACK, ir.DataType.FLOAT).reshaped((EXPERTS * HIDDEN, WIDTH))
     np.testing.assert_array_equal(
-        seen.numpy(), CheckpointWeight(checkpoint, STACK, ir.DataType.FLOAT).numpy().reshape(-1, WIDTH)
+        seen.numpy(), checkpoint_weight(checkpoint, STACK, ir.DataType.FLOAT).numpy().reshape(-1, WIDTH)
     )
     with pytest.raises(ValueError, match="are gone"):
         seen.permuted((0, 2, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,19 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from partita.contract import Port
+from partita.dtypes import PRECISIONS
 from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.passes import ORDER, gather_rows, rotary_tables, tied_head, transposed_weights
-from partita.export.weights import CheckpointWeight
+from partita.export.passes.base import Pass, PassContext
+from partita.export.passes.manager import run as run_passes
+from partita.export.spec import TraceSpec
+from partita.export.weight_sources import checkpoint_weight
 from tests.conftest import TinyCheckpoint
 
 Feed = dict[str, npt.NDArray[Any]]
+NOTHING_KNOWN = PassContext((), (), (), TraceSpec(1, 8, None, 21, "contrib"), PRECISIONS["fp32"])
+"""Of a graph without ports that have a role, and without states."""
 HEAD = "model.embed_tokens.weight"  # [288, 64]
 
 
@@ -31,7 +39,7 @@ def value(name: str, shape: list[int | str], dtype: ir.DataType = ir.DataType.FL
 
 
 def weight(checkpoint: Checkpoint, source: str) -> ir.Value:
-    tensor = CheckpointWeight(checkpoint, source, ir.DataType.FLOAT)
+    tensor = checkpoint_weight(checkpoint, source, ir.DataType.FLOAT)
     return ir.Value(name=source, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
 
 
@@ -56,14 +64,15 @@ def run(model: ir.Model, tmp_path: Path, feed: Feed) -> npt.NDArray[np.float32]:
 
 def check_equal(
     make: Callable[[], ir.Model],
-    apply: Callable[[ir.Model], int],
+    tested: Pass,
     tmp_path: Path,
     feed: Feed,
+    context: PassContext | None = None,
 ) -> ir.Model:
-    """The pass changes one place and no value; returns the rewritten model."""
+    """The pass changes one place and no value, and keeps what passes promise; returns the rewritten model."""
     before = run(make(), tmp_path, feed)
     model = make()
-    assert apply(model) == 1
+    assert run_passes(model, [tested], context or NOTHING_KNOWN) == {tested.name: 1}
     np.testing.assert_allclose(run(model, tmp_path, feed), before, rtol=1e-5, atol=1e-6)
     return model
 
@@ -83,7 +92,7 @@ def test_gather_rows(tmp_path: Path) -> None:
         return graph([x, rows], [first, unsqueeze, gather, last], [axis])
 
     feed: Feed = {"x": random(2, 5, 8), "rows": np.array([4, 0], np.int64)}
-    model = check_equal(make, gather_rows.run, tmp_path, feed)
+    model = check_equal(make, gather_rows.PASS, tmp_path, feed)
     assert [n.op_type for n in model.graph] == ["Gather"]
 
 
@@ -95,7 +104,7 @@ def test_transposed_weights(checkpoint: Checkpoint, tmp_path: Path) -> None:
         turn = ir.node("Transpose", [w], {"perm": [1, 0]})
         return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
 
-    model = check_equal(make, transposed_weights.run, tmp_path, {"x": random(1, 3, 64)})
+    model = check_equal(make, transposed_weights.PASS, tmp_path, {"x": random(1, 3, 64)})
     assert [n.op_type for n in model.graph] == ["MatMul"]
     assert list(model.graph.initializers) == [f"{source}.transposed"]
 
@@ -105,7 +114,7 @@ def test_transposed_weights_leaves_shared_weights_alone(checkpoint: Checkpoint) 
     embed = ir.node("Gather", [w, ids])
     turn = ir.node("Transpose", [w], {"perm": [1, 0]})
     model = graph([ids], [embed, turn, ir.node("MatMul", [embed.outputs[0], turn.outputs[0]])], [w])
-    assert transposed_weights.run(model) == 0
+    assert transposed_weights.run(model, NOTHING_KNOWN) == 0
     assert list(model.graph.initializers) == [HEAD]
 
 
@@ -116,18 +125,23 @@ def test_tied_head(checkpoint: Checkpoint, tmp_path: Path, batch: int) -> None:
         turn = ir.node("Transpose", [w], {"perm": [1, 0]})
         return graph([x], [turn, ir.node("MatMul", [x, turn.outputs[0]])], [w])
 
-    model = check_equal(make, tied_head.run, tmp_path, {"x": random(batch, 2, 64)})
+    model = check_equal(make, tied_head.PASS, tmp_path, {"x": random(batch, 2, 64)})
     assert [n.op_type for n in model.graph] == ["Reshape", "Gemm", "Reshape"]
     assert HEAD in model.graph.initializers
 
 
 LENGTH = 32
+POSITIONS = replace(
+    NOTHING_KNOWN,
+    inputs=(Port(name="where", role="positions", shape=(1, "s"), dtype="int32"),),
+    spec=replace(NOTHING_KNOWN.spec, max_length=LENGTH),
+)
+"""A graph whose positions are called otherwise than the exporter calls them: passes go by roles."""
 
 
 def rotary(batch: int = 1, *, scaling: ir.Value | None = None, wave: str = "Cos") -> ir.Model:
     """positions [B, s] -> cos [B, s, 4], added to x so that something reads it."""
-    positions, x = value("position_ids", [batch, "s"], ir.DataType.INT32), value("x", [batch, "s", 4])
-    past = value("past_key_values.0.key", [batch, 2, LENGTH, 4])
+    positions, x = value("where", [batch, "s"], ir.DataType.INT32), value("x", [batch, "s", 4])
     axis, frequencies = constant("axis", [-1]), floats("frequencies", [1.0, 0.1])
     scaling = scaling or floats("scaling", [1.5])
     column = ir.node("Unsqueeze", [positions, axis])
@@ -141,7 +155,7 @@ def rotary(batch: int = 1, *, scaling: ir.Value | None = None, wave: str = "Cos"
     nodes = [column, real, angle, both, turned, scaled, ir.node("Add", [scaled.outputs[0], x])]
     for number, node in enumerate(nodes[:-1]):
         node.outputs[0].name = f"v{number}"
-    return graph([positions, x, past], nodes, [axis, frequencies, scaling])
+    return graph([positions, x], nodes, [axis, frequencies, scaling])
 
 
 def floats(name: str, values: Any) -> ir.Value:
@@ -154,9 +168,8 @@ def floats(name: str, values: Any) -> ir.Value:
 @pytest.mark.parametrize("batch", [1, 2])
 def test_rotary_tables(tmp_path: Path, batch: int, wave: str) -> None:
     numbers = np.stack([np.array([row, 5, LENGTH - 1, 0], np.int32) for row in range(batch)])
-    past = np.zeros((batch, 2, LENGTH, 4), np.float32)
-    feed: Feed = {"position_ids": numbers, "x": random(batch, 4, 4), "past_key_values.0.key": past}
-    model = check_equal(lambda: rotary(batch, wave=wave), rotary_tables.run, tmp_path, feed)
+    feed: Feed = {"where": numbers, "x": random(batch, 4, 4)}
+    model = check_equal(lambda: rotary(batch, wave=wave), rotary_tables.PASS, tmp_path, feed, POSITIONS)
     assert [n.op_type for n in model.graph] == ["Gather", "Add"]
     (table,) = model.graph.initializers.values()
     assert table.shape == ir.Shape([LENGTH, 4])
@@ -164,13 +177,13 @@ def test_rotary_tables(tmp_path: Path, batch: int, wave: str) -> None:
 
 def test_rotary_tables_leaves_what_is_more_than_a_row_per_position(checkpoint: Checkpoint) -> None:
     per_column = rotary(scaling=floats("scaling", np.ones((1, 3, 4))))  # a factor for each place in the step
-    assert rotary_tables.run(per_column) == 1, "the wave is looked up, the factor stays"
+    assert rotary_tables.run(per_column, POSITIONS) == 1, "the wave is looked up, the factor stays"
     assert [n.op_type for n in per_column.graph] == ["Gather", "Mul", "Add"]
     learned = weight(checkpoint, "model.norm.weight")
-    assert rotary_tables.run(rotary(scaling=learned)) == 1, "nor is a weight of the checkpoint read"
+    assert rotary_tables.run(rotary(scaling=learned), POSITIONS) == 1, "nor is a weight of the checkpoint read"
 
 
 def test_every_pass_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     tested |= {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
-    assert set(ORDER) <= tested
+    assert {each.name for each in ORDER} <= tested

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -12,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from partita.errors import ResourceError
-from partita.export import weights
+from partita.export import weight_sources, weights
 from partita.export.checkpoint import open_checkpoint
 from partita.export.pipeline import ExportOptions, export
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import checkpoint_weight
 from partita.package import WEIGHTS
 from tests.conftest import TinyCheckpoint
 
@@ -74,11 +75,11 @@ def test_large_tensors_are_cut_into_slices(tiny_checkpoint: TinyCheckpoint, monk
     checkpoint = open_checkpoint(str(tiny_checkpoint("llama")))
     name = "model.layers.0.mlp.up_proj.weight"
     for turned in (False, True):
-        made = CheckpointWeight(checkpoint, name, ir.DataType.FLOAT)
-        lazy = made.transpose() if turned else made
+        made: Any = checkpoint_weight(checkpoint, name, ir.DataType.FLOAT)
+        lazy = made.permuted((1, 0)) if turned else made
         whole = lazy.numpy()
-        monkeypatch.setattr(weights, "SLICE_BYTES", 1000)
-        pieces = list(lazy.slices())
+        monkeypatch.setattr(weight_sources, "SLICE_BYTES", 1000)
+        pieces = [piece for _, piece in lazy.source.pieces()]
         assert len(pieces) > 10 and max(p.nbytes for p in pieces) <= 1000
         np.testing.assert_array_equal(torch.cat(pieces).numpy(), whole)
         monkeypatch.undo()

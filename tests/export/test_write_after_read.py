@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from partita.contract import State
 from partita.export.passes import write_after_read
+from tests.export.test_passes import NOTHING_KNOWN
 
-PAST, PRESENT = "past_key_values.0.recurrent", "present.0.recurrent"
+PAST, PRESENT = "before", "after"
+
+STATE = State(past=PAST, present=PRESENT, layer=0, kind="recurrent", shape=(2, 3), dtype="float32")
+STATES = replace(NOTHING_KNOWN, states=(STATE,))
 
 
 def model(reader_first: bool, view: str | None = None) -> ir.Model:
@@ -52,7 +59,7 @@ def test_a_late_reader_is_waited_for(view: str | None) -> None:
     past = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert not np.array_equal(wrong, past * 4), "ONNX Runtime does not overwrite it: the case shows nothing"
     made = model(reader_first=False, view=view)
-    assert write_after_read.run(made) == 1
+    assert write_after_read.run(made, STATES) == 1
     producer = made.graph.outputs[1].producer()
     assert producer is not None and made.graph.outputs[1].name == PRESENT
     before = {node.op_type for node in write_after_read.upstream(producer)}
@@ -88,16 +95,16 @@ def test_a_reader_that_a_fusion_moves_is_waited_for() -> None:
     wrong, _ = run_in_place(turned(), ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     assert not np.array_equal(wrong, wanted), "ONNX Runtime does not overwrite it: the case shows nothing"
     made = turned()
-    assert write_after_read.run(made) == 1
+    assert write_after_read.run(made, STATES) == 1
     out, _ = run_in_place(made, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
     assert np.array_equal(out, wanted)
 
 
 def test_twice_is_once() -> None:
     made = model(reader_first=False)
-    write_after_read.run(made)
-    assert write_after_read.run(made) == 0
+    write_after_read.run(made, STATES)
+    assert write_after_read.run(made, STATES) == 0
 
 
 def test_readers_upstream_need_nothing() -> None:
-    assert write_after_read.run(model(reader_first=True)) == 0
+    assert write_after_read.run(model(reader_first=True), STATES) == 0

@@ -4,21 +4,32 @@ in.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from partita.export.passes import (
+    expert_weights,
+    gather_rows,
+    rotary_tables,
+    tied_head,
+    transposed_weights,
+    write_after_read,
+)
+from partita.export.passes.base import Pass, PassContext
+from partita.export.passes.manager import run
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-ORDER = ("rotary_tables", "gather_rows", "expert_weights", "transposed_weights", "tied_head", "write_after_read")
-"""File names of the passes. Each exposes `run(model) -> int`, the number of places it changed."""
+ORDER: tuple[Pass, ...] = (
+    rotary_tables.PASS,
+    gather_rows.PASS,
+    expert_weights.PASS,
+    transposed_weights.PASS,
+    tied_head.PASS,
+    write_after_read.PASS,
+)
 
 
-def run_all(model: ir.Model) -> dict[str, int]:
-    """Run every pass in order; returns how many places each changed."""
-    counts: dict[str, int] = {}
-    for name in ORDER:
-        run: Callable[[ir.Model], int] = importlib.import_module(f"{__name__}.{name}").run
-        counts[name] = run(model)
-    return counts
+def run_all(model: ir.Model, context: PassContext) -> dict[str, int]:
+    """Run every pass in order; returns how many places each changed. Raises PassError."""
+    return run(model, ORDER, context)

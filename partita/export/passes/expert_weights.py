@@ -16,16 +16,18 @@ import math
 
 import onnx_ir as ir
 
+from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import constant, drop_unused_initializers, only_consumer
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import StoredPart, stored
 
 
-def run(model: ir.Model) -> int:
+def run(model: ir.Model, context: PassContext) -> int:
     """Fold every Transpose, Reshape and interleaving of a weight into the weight; returns how many."""
     count = 0
     for node in list(model.graph):
-        if node.graph is model.graph and node.op_type in ("Transpose", "Reshape") and fold(model.graph, node):
-            count += 1
+        if node.graph is model.graph and node.op_type in ("Transpose", "Reshape"):
+            with over(node):
+                count += fold(model.graph, node)
     drop_unused_initializers(model.graph)
     return count
 
@@ -33,32 +35,27 @@ def run(model: ir.Model) -> int:
 def fold(graph: ir.Graph, node: ir.Node) -> bool:
     """Fold one node, or the interleaving that begins with it, into the weight it reads; False where it is not one."""
     value = node.inputs[0]
-    if value is None or not isinstance(value.const_value, CheckpointWeight) or len(value.uses()) != 1:
-        return False
-    weight = value.const_value
-    if tuple(weight.shape.numpy()) != weight.origin.shape:
+    weight = stored(value)
+    if value is None or weight is None or len(value.uses()) != 1 or weight.is_reshaped:
         return False
     if node.op_type == "Transpose":
         order = tuple(node.attributes.get_ints("perm", range(weight.shape.rank())[::-1]))
         if len(order) < 3:
             return False
-        put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
-        return True
+        return put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
     shape = wanted_shape(node, weight)
     if shape is None:
         return False
-    if (rest := interleaving(node, weight.origin.shape, shape)) is not None:
+    if (rest := interleaving(node, weight.part.shape, shape)) is not None:
         axis, nodes = rest
-        put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
-        return True
+        return put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
     following = only_consumer(node.outputs[0])
     if weight.shape.rank() < 3 or following is None or following.op_type in ("Transpose", "Reshape"):
         return False
-    put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
-    return True
+    return put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
 
 
-def wanted_shape(node: ir.Node, weight: CheckpointWeight) -> tuple[int, ...] | None:
+def wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
     """What a Reshape of `weight` makes of it; None when that is not written out."""
     sizes = constant(node.inputs[1])
     if sizes is None or 0 in sizes:
@@ -88,10 +85,16 @@ def interleaving(
     return None
 
 
-def put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: CheckpointWeight, name: str) -> None:
-    """Let `weight` stand where the result of the last of `nodes` was, and drop the nodes."""
+def put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
+    """Let `weight` stand where the result of the last of `nodes` was, and drop the nodes; False where there is none."""
+    if weight is None:
+        return False
     value = ir.Value(name=name, shape=weight.shape, type=ir.TensorType(weight.dtype), const_value=weight)
     graph.initializers[name] = value
     nodes[-1].outputs[0].replace_all_uses_with(value)
     for node in reversed(nodes):
         graph.remove(node, safe=True)
+    return True
+
+
+PASS = Pass("expert_weights", run)

@@ -14,30 +14,38 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import constant, only_consumer, replace, take_names
 
 SWAP = [1, 0, 2]
 
 
-def run(model: ir.Model) -> int:
+def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every occurrence; returns how many."""
     count = 0
-    for gather in [n for n in model.graph if n.op_type == "GatherND"]:
-        first, rows = (v.producer() if v is not None else None for v in gather.inputs[:2])
-        last = only_consumer(gather.outputs[0])
-        if first is None or rows is None or last is None or gather.attributes.get_int("batch_dims", 0) != 0:
-            continue
-        swaps = [n.op_type == "Transpose" and list(n.attributes.get_ints("perm", [])) == SWAP for n in (first, last)]
-        if not all(swaps) or rows.op_type != "Unsqueeze" or constant(rows.inputs[1]) not in ([1], [-1]):
-            continue
-        source, indices = first.inputs[0], rows.inputs[0]
-        if indices is None or indices.shape is None or indices.shape.rank() != 1:
-            continue
-        new = ir.node("Gather", inputs=[source, indices], attributes={"axis": 1})
-        take_names(new, last)
-        replace(model.graph, last, new, dead=(gather, rows, first))
-        count += 1
-    return count + sum(first_axis(model.graph, n) for n in [n for n in model.graph if n.op_type == "GatherND"])
+    for rewrite in (swapped, first_axis):
+        for gather in [n for n in model.graph if n.op_type == "GatherND"]:
+            with over(gather):
+                count += rewrite(model.graph, gather)
+    return count
+
+
+def swapped(graph: ir.Graph, gather: ir.Node) -> bool:
+    """Rewrite a GatherND along the second axis, which stands between two Transposes; False where it does not."""
+    first, rows = (v.producer() if v is not None else None for v in gather.inputs[:2])
+    last = only_consumer(gather.outputs[0])
+    if first is None or rows is None or last is None or gather.attributes.get_int("batch_dims", 0) != 0:
+        return False
+    swaps = [n.op_type == "Transpose" and list(n.attributes.get_ints("perm", [])) == SWAP for n in (first, last)]
+    if not all(swaps) or rows.op_type != "Unsqueeze" or constant(rows.inputs[1]) not in ([1], [-1]):
+        return False
+    source, indices = first.inputs[0], rows.inputs[0]
+    if indices is None or indices.shape is None or indices.shape.rank() != 1:
+        return False
+    new = ir.node("Gather", inputs=[source, indices], attributes={"axis": 1})
+    take_names(new, last)
+    replace(graph, last, new, dead=(gather, rows, first))
+    return True
 
 
 def first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
@@ -60,3 +68,6 @@ def first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
         graph.insert_before(gather, cast)
         gather.replace_input_with(1, cast.outputs[0])
     return False
+
+
+PASS = Pass("gather_rows", run)

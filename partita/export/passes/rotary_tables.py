@@ -18,25 +18,22 @@ import onnx
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
+from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import drop_unused_initializers, replace, take_names
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import stored
 
-POSITIONS, STATE = "position_ids", "past_key_values."
 WAVES = frozenset({"Cos", "Sin"})
 BEFORE = frozenset({"Unsqueeze", "Cast", "Mul", "MatMul", "Transpose", "Concat"})
 AFTER = frozenset({"Cast", "Mul", "Concat"})
 """Operators between the positions and a wave, and behind one. None has the number of positions written into it."""
 
 
-def run(model: ir.Model) -> int:
+def run(model: ir.Model, context: PassContext) -> int:
     """Replace every value that is a wave of the positions; returns how many."""
-    graph = model.graph
-    positions = next((value for value in graph.inputs if value.name == POSITIONS), None)
-    state = next((value for value in graph.inputs if (value.name or "").startswith(STATE)), None)
-    if positions is None or state is None or state.shape is None:
+    graph, positions = model.graph, context.input(model.graph, "positions")
+    if positions is None:
         return 0
-    length = state.shape[2]
-    assert isinstance(length, int)
+    length = context.spec.max_length
     tables = [(value, tabulated(model, positions, value, length)) for value in waves(graph, positions)]
     count = 0
     for value, table in tables:
@@ -65,7 +62,7 @@ def waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
 
 def is_constant(value: ir.Value) -> bool:
     """True for a value that is known now; weights of the checkpoint are not read."""
-    return value.const_value is not None and not isinstance(value.const_value, CheckpointWeight)
+    return value.const_value is not None and stored(value) is None
 
 
 def keeps_positions(node: ir.Node) -> bool:
@@ -97,17 +94,27 @@ def is_row(value: ir.Value, positions: ir.Value) -> bool:
 def tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """The rows [N, D] of `value` for every position; None when a row depends on more than its position."""
     assert positions.dtype is not None
-    compute = ReferenceEvaluator(cut(model, positions, value))
+    maker = value.producer()
+    assert maker is not None
+    with over(maker):
+        compute = ReferenceEvaluator(cut(model, positions, value))
+        return rows_of(compute, positions, length)
+
+
+def rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> npt.NDArray[Any] | None:
+    """What a model of one output gives for every position; None when that is not one row for each."""
+    assert positions.dtype is not None
     numbers = np.arange(length, dtype=positions.dtype.numpy())[None]  # one row of the batch: the others are the same
-    rows, mirrored = (np.asarray(outputs(compute, order)) for order in (numbers, numbers[:, ::-1]))
+    orders = ({positions.name or "": order} for order in (numbers, numbers[:, ::-1]))
+    rows, mirrored = (np.asarray(outputs(compute, order)) for order in orders)
     if rows.shape[1] != length or not np.array_equal(rows, mirrored[:, ::-1]) or (rows != rows[:1]).any():
         return None
     return np.ascontiguousarray(rows[0])
 
 
-def outputs(compute: ReferenceEvaluator, numbers: npt.NDArray[Any]) -> Any:
+def outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> Any:
     """What a model of one output gives for positions [B, N]."""
-    return compute.run(None, {POSITIONS: numbers})[0]  # type: ignore[index]  # a list, as no names are given
+    return compute.run(None, feed)[0]  # type: ignore[index]  # a list, as no names are given
 
 
 def cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
@@ -124,7 +131,7 @@ def cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProt
     graph = onnx.helper.make_graph(
         needed[::-1],
         "waves",
-        [onnx.helper.make_tensor_value_info(POSITIONS, positions.dtype.value, None)],
+        [onnx.helper.make_tensor_value_info(positions.name or "", positions.dtype.value, None)],
         [onnx.helper.make_tensor_value_info(value.name or "", value.dtype.value, None)],
         constants,
     )
@@ -155,3 +162,6 @@ def remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
         before = [v.producer() for v in node.inputs if v is not None]
         graph.remove(node, safe=True)
         remove_unread(graph, before)
+
+
+PASS = Pass("rotary_tables", run)

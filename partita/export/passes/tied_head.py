@@ -12,26 +12,33 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import only_consumer, replace, take_names
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import stored
 
 
-def run(model: ir.Model) -> int:
+def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every MatMul with a transposed, shared weight; returns how many."""
-    graph = model.graph
     count = 0
-    for turn in [n for n in graph if n.op_type == "Transpose"]:
-        weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
-        if weight is None or not isinstance(weight.const_value, CheckpointWeight) or matmul is None:
-            continue
-        if matmul.op_type != "MatMul" or matmul.inputs[1] is not turn.outputs[0]:
-            continue
-        hidden = matmul.inputs[0]
-        if weight.const_value.shape.rank() != 2 or hidden is None or hidden.shape is None or hidden.shape.rank() != 3:
-            continue
-        _rewrite(graph, turn, matmul, hidden, weight)
-        count += 1
+    for turn in [n for n in model.graph if n.op_type == "Transpose"]:
+        with over(turn):
+            count += rewritten(model.graph, turn)
     return count
+
+
+def rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
+    """Rewrite the MatMul that alone reads a transposed weight; False where it is not one."""
+    weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
+    kept = stored(weight)
+    if weight is None or kept is None or matmul is None:
+        return False
+    if matmul.op_type != "MatMul" or matmul.inputs[1] is not turn.outputs[0]:
+        return False
+    hidden = matmul.inputs[0]
+    if kept.shape.rank() != 2 or hidden is None or hidden.shape is None or hidden.shape.rank() != 3:
+        return False
+    _rewrite(graph, turn, matmul, hidden, weight)
+    return True
 
 
 def _rewrite(graph: ir.Graph, turn: ir.Node, matmul: ir.Node, hidden: ir.Value, weight: ir.Value) -> None:
@@ -58,3 +65,6 @@ def _constant(graph: ir.Graph, name: str, values: list[int]) -> ir.Value:
     value = ir.Value(name=name, shape=ir.Shape([len(values)]), type=ir.TensorType(tensor.dtype), const_value=tensor)
     graph.initializers[name] = value
     return value
+
+
+PASS = Pass("tied_head", run)

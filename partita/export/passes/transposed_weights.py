@@ -10,28 +10,38 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.rewriting import drop_unused_initializers
-from partita.export.weights import CheckpointWeight
+from partita.export.weight_sources import stored
 
 
-def run(model: ir.Model) -> int:
+def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every Transpose of a two-dimensional weight that nothing else reads; returns how many."""
-    graph = model.graph
     count = 0
-    for node in [n for n in graph if n.op_type == "Transpose"]:
-        weight = node.inputs[0]
-        if weight is None or not isinstance(weight.const_value, CheckpointWeight) or len(weight.uses()) != 1:
-            continue
-        if weight.const_value.shape.rank() != 2 or list(node.attributes.get_ints("perm", [1, 0])) != [1, 0]:
-            continue
-        turned = weight.const_value.transpose()
-        name = weight.name or ""
-        value = ir.Value(
-            name=f"{name}.transposed", shape=turned.shape, type=ir.TensorType(turned.dtype), const_value=turned
-        )
-        graph.initializers[f"{name}.transposed"] = value
-        node.outputs[0].replace_all_uses_with(value)
-        graph.remove(node, safe=True)
-        count += 1
-    drop_unused_initializers(graph)
+    for node in [n for n in model.graph if n.op_type == "Transpose"]:
+        with over(node):
+            count += folded(model.graph, node)
+    drop_unused_initializers(model.graph)
     return count
+
+
+def folded(graph: ir.Graph, node: ir.Node) -> bool:
+    """Put the weight as it is written transposed in the place of a Transpose; False where there is none."""
+    value = node.inputs[0]
+    weight = stored(value)
+    if value is None or weight is None or len(value.uses()) != 1:
+        return False
+    if weight.shape.rank() != 2 or list(node.attributes.get_ints("perm", [1, 0])) != [1, 0]:
+        return False
+    turned = weight.permuted((1, 0))
+    if turned is None:
+        return False
+    name = f"{value.name or ''}.transposed"
+    new = ir.Value(name=name, shape=turned.shape, type=ir.TensorType(turned.dtype), const_value=turned)
+    graph.initializers[name] = new
+    node.outputs[0].replace_all_uses_with(new)
+    graph.remove(node, safe=True)
+    return True
+
+
+PASS = Pass("transposed_weights", run)

@@ -12,27 +12,27 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-PAST, PRESENT = "past_key_values.", "present."
+from partita.export.passes.base import Pass, PassContext, over
+
 VIEWS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Identity", "Transpose", "Cast"})
 """Operators that do not shield what is behind them from the memory of their input: ONNX Runtime gives their output the
 same memory, or, for the last two, makes them part of what is behind them (a product of matrices, say).
 """
 
 
-def run(model: ir.Model) -> int:
+def run(model: ir.Model, context: PassContext) -> int:
     """Make every state wait for its readers; returns how many had to."""
-    graph = model.graph
-    pasts = {(value.name or "").removeprefix(PAST): value for value in graph.inputs}
     count = 0
-    for present in [value for value in graph.outputs if (value.name or "").startswith(PRESENT)]:
-        past, writer = pasts.get((present.name or "").removeprefix(PRESENT)), present.producer()
-        if past is None or writer is None:
+    for _, past, present in list(context.state_values(model.graph)):
+        writer = present.producer()
+        if writer is None:
             continue
-        before = upstream(writer)
-        late = [node for node in readers(past) if node not in before]
-        if late:
-            wait(graph, present, late)
-            count += 1
+        with over(writer):
+            before = upstream(writer)
+            late = [node for node in readers(past) if node not in before]
+            if late:
+                wait(model.graph, present, late)
+                count += 1
     return count
 
 
@@ -101,3 +101,6 @@ def wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
     index = list(graph.outputs).index(present)
     whole.name = name
     graph.outputs[index] = whole
+
+
+PASS = Pass("write_after_read", run)

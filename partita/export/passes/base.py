@@ -1,0 +1,72 @@
+"""What a pass is and what it is told: a graph's ports by role, its states, its sizes, and what the package is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from partita.contract import Port, Role, State
+from partita.errors import PartitaError
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from partita.dtypes import Precision
+    from partita.export.spec import TraceSpec
+    from partita.export.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What a pass may know of a graph besides its nodes. Passes match roles and states, never names."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    states: tuple[State, ...]
+    spec: TraceSpec
+    precision: Precision
+    target: Target | None = None
+    """The provider that the package is for; None when nobody is asked."""
+
+    def input(self, graph: ir.Graph, role: Role) -> ir.Value | None:
+        """The graph input of that role; None when the graph has none."""
+        names = {port.name for port in self.inputs if port.role == role}
+        return next((value for value in graph.inputs if value.name in names), None)
+
+    def state_values(self, graph: ir.Graph) -> Iterator[tuple[State, ir.Value, ir.Value]]:
+        """Every state of the graph: the input that is read and the output that is written, in the same buffer."""
+        pasts = {value.name: value for value in graph.inputs}
+        presents = {value.name: value for value in graph.outputs}
+        for state in self.states:
+            if state.past in pasts and state.present in presents:
+                yield state, pasts[state.past], presents[state.present]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One rewrite of a graph, equal to the identity on the values that the graph computes."""
+
+    name: str
+    run: Callable[[ir.Model, PassContext], int]
+    """Changes the model in place; returns the number of places it changed."""
+
+
+class OverNodeError(Exception):
+    """What failed over one node; the cause says what."""
+
+    def __init__(self, node: ir.Node) -> None:
+        super().__init__(f"node {node.name!r} ({node.op_type})")
+        self.node = node
+
+
+@contextmanager
+def over(node: ir.Node) -> Iterator[None]:
+    """Let whatever fails in the block be known to have failed over `node`; the innermost node counts."""
+    try:
+        yield
+    except (PartitaError, OverNodeError):
+        raise
+    except Exception as error:
+        raise OverNodeError(node) from error

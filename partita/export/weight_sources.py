@@ -1,0 +1,211 @@
+"""What a weight is until it is written: a source of one or more tensors, given in pieces, and nothing read yet.
+
+A plain weight has one part: the values themselves. A quantised one has several (packed data, scales, zero points), each
+an initializer of its own in the graph. Passes and the writer know sources by this protocol only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import onnx_ir as ir
+import torch
+
+from partita import dtypes
+from partita.errors import CheckpointError
+from partita.export.checkpoint import Checkpoint
+from partita.export.element_types import of_ir, to_torch
+from partita.export.origins import Interleaved, Origin, Stored, blocks
+from partita.export.weight_files import OpenFiles
+
+SLICE_BYTES = 32 << 20
+"""Weights are read, cast and written in pieces of about this size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a weight, as it is written."""
+
+    shape: tuple[int, ...]
+    dtype: ir.DataType
+    label: str = ""
+    """What it is of the weight: scales, zero points; empty when it is all of it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file; small elements are packed."""
+        return dtypes.size_bytes(of_ir(self.dtype), self.shape)
+
+
+class WeightSource(Protocol):
+    """One weight on its way from the checkpoint to the package."""
+
+    @property
+    def name(self) -> str:
+        """What users know it by."""
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The checkpoint tensors that it is made of."""
+
+    @property
+    def elements(self) -> int:
+        """How many numbers of the model it holds, whatever they are packed into."""
+
+    @property
+    def key(self) -> Hashable:
+        """Sources with equal keys have equal bytes, part by part."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its tensors, in the order in which they are written."""
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parts one after the other, in consecutive pieces of about `SLICE_BYTES`: number of the part, and what
+        comes next of it, in its layout; types that torch has not are uint8. Raises CheckpointError.
+        """
+
+    def permuted(self, order: tuple[int, ...]) -> WeightSource | None:
+        """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
+
+    def interleaved(self, axis: int) -> WeightSource | None:
+        """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ...; None where it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """The values of an origin, cast to the type of the package."""
+
+    checkpoint: Checkpoint
+    origin: Origin
+    dtype: ir.DataType
+    name: str
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The checkpoint tensors that are read."""
+        return frozenset(info.name for info in self.origin.tensors())
+
+    @property
+    def elements(self) -> int:
+        """Every number is one."""
+        return math.prod(self.origin.shape)
+
+    @property
+    def key(self) -> Hashable:
+        """Where the values come from, and what they become."""
+        return self.origin, int(self.dtype)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The values."""
+        return (Part(self.origin.shape, self.dtype),)
+
+    def permuted(self, order: tuple[int, ...]) -> Plain:
+        """The same weight with axis `order[i]` as axis i."""
+        return Plain(self.checkpoint, self.origin.permuted(order), self.dtype, self.name)
+
+    def interleaved(self, axis: int) -> Plain:
+        """The same weight with its halves along `axis` taking turns."""
+        return Plain(self.checkpoint, Interleaved(self.origin, axis), self.dtype, self.name)
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The values in consecutive pieces. Raises CheckpointError when one does not fit the dtype."""
+        target = to_torch(of_ir(self.dtype))
+        with OpenFiles(self.checkpoint.folder) as files:
+            for region in blocks(self.origin.shape, SLICE_BYTES // target.itemsize):
+                piece = self.origin.read(region, files)
+                cast = piece.to(target)
+                if torch.isnan(cast).any():
+                    raise CheckpointError(
+                        f"{self.checkpoint.folder}: tensor {self.name} holds NaN; the checkpoint is broken"
+                    )
+                if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
+                    raise CheckpointError(
+                        f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
+                        "--precision bf16 or fp32"
+                    )
+                yield 0, cast.contiguous()
+
+
+class StoredPart(ir.LazyTensor):
+    """A part of a weight as an initializer of a graph; what a graph keeps in place of the values."""
+
+    def __init__(self, source: WeightSource, index: int = 0, *, shape: tuple[int, ...] | None = None) -> None:
+        self.part = source.parts[index]
+        name = f"{source.name}.{self.part.label}" if self.part.label else source.name
+        super().__init__(self._whole, self.part.dtype, ir.Shape(self.part.shape if shape is None else shape), name=name)
+        self.source, self.index = source, index
+
+    @property
+    def key(self) -> tuple[Hashable, int]:
+        """Equal keys are equal bytes."""
+        return self.source.key, self.index
+
+    def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
+        """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
+        self._refuse_reshaped()
+        return whole_of(self.source.permuted(order))
+
+    def interleaved(self, axis: int) -> StoredPart | None:
+        """The same weight with its halves along `axis` taking turns; None where it cannot be written so."""
+        self._refuse_reshaped()
+        return whole_of(self.source.interleaved(axis))
+
+    def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
+        """The same bytes as a tensor of another shape. This comes last: axes are those of the part before it."""
+        if math.prod(shape) != self.size:
+            raise ValueError(f"{self.name}: {list(self.shape)} cannot be seen as {list(shape)}")
+        return StoredPart(self.source, self.index, shape=shape)
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Whether its axes are other than those of the part."""
+        return tuple(self.shape.numpy()) != self.part.shape
+
+    def _refuse_reshaped(self) -> None:
+        if self.is_reshaped:
+            raise ValueError(f"{self.name}: the axes of {list(self.part.shape)} are gone in {list(self.shape)}")
+
+    def _whole(self) -> ir.TensorProtocol:
+        """The whole part in memory; for tests and tools, not used when a package is written."""
+        pieces = [piece.reshape(-1) for index, piece in self.source.pieces() if index == self.index]
+        flat = torch.cat(pieces) if pieces else torch.empty(0, dtype=to_torch(of_ir(self.part.dtype)))
+        return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.part.dtype)
+
+
+def whole_of(source: WeightSource | None) -> StoredPart | None:
+    """The only part of a source; None where there is no source."""
+    return None if source is None else StoredPart(source)
+
+
+def stored(value: ir.Value | None) -> StoredPart | None:
+    """What a graph keeps of a weight in `value`; None where it is no weight of the checkpoint."""
+    tensor = None if value is None else value.const_value
+    return tensor if isinstance(tensor, StoredPart) else None
+
+
+def initializers(source: WeightSource, name: str) -> tuple[ir.Value, ...]:
+    """A value for every part of `source`, the first called `name`, to be put into a graph."""
+    parts = [StoredPart(source, index) for index in range(len(source.parts))]
+    return tuple(
+        ir.Value(
+            name=f"{name}.{each.part.label}" if each.part.label else name,
+            shape=each.shape,
+            type=ir.TensorType(each.dtype),
+            const_value=each,
+        )
+        for each in parts
+    )
+
+
+def checkpoint_weight(
+    checkpoint: Checkpoint, source: str | Origin, dtype: ir.DataType, *, name: str | None = None
+) -> StoredPart:
+    """A plain weight: one tensor of the checkpoint, or what an origin makes of several, as `dtype`."""
+    origin = Stored(checkpoint.tensors[source]) if isinstance(source, str) else source
+    name = name or min(info.name for info in origin.tensors())
+    return StoredPart(Plain(checkpoint, origin, dtype, name))

@@ -1,0 +1,164 @@
+"""A pass that fails, or that breaks what passes promise, is named, with the node it failed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from partita.cli import run as command_line
+from partita.contract import Port
+from partita.errors import UnsupportedModelError
+from partita.export import passes
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.manager import PassError, run
+from tests.conftest import TinyCheckpoint
+from tests.export.test_passes import NOTHING_KNOWN, graph, value
+
+
+def model() -> ir.Model:
+    """x -> Neg -> Abs -> out, every node and value with a name."""
+    x = value("x", [2, 3])
+    first = ir.node("Neg", [x], name="layer/Neg")
+    second = ir.node("Abs", [first.outputs[0]], name="layer/Abs")
+    first.outputs[0].name = "middle"
+    made = graph([x], [first, second], [])
+    made.graph.outputs[0].shape = ir.Shape([2, 3])
+    return made
+
+
+def fails(made: ir.Model, context: PassContext) -> int:
+    for node in made.graph:
+        with over(node):
+            assert node.op_type != "Abs"
+    return 0
+
+
+def retypes(made: ir.Model, context: PassContext) -> int:
+    made.graph.outputs[0].dtype = ir.DataType.FLOAT16
+    return 1
+
+
+def reshapes(made: ir.Model, context: PassContext) -> int:
+    made.graph.inputs[0].shape = ir.Shape([3, 2])
+    return 1
+
+
+def drops_an_output(made: ir.Model, context: PassContext) -> int:
+    made.graph.outputs.clear()
+    return 1
+
+
+def removes_what_is_read(made: ir.Model, context: PassContext) -> int:
+    made.graph.remove(made.graph[0])
+    return 1
+
+
+def reads_too_early(made: ir.Model, context: PassContext) -> int:
+    first = made.graph[0]
+    made.graph.remove(first)
+    made.graph.append(first)
+    return 1
+
+
+def names_twice(made: ir.Model, context: PassContext) -> int:
+    made.graph[0].outputs[0].name = "x"
+    return 1
+
+
+def nodes_named_twice(made: ir.Model, context: PassContext) -> int:
+    made.graph[0].name = made.graph[1].name
+    return 1
+
+
+def constant_without_value(made: ir.Model, context: PassContext) -> int:
+    made.graph.initializers["c"] = value("c", [1])
+    return 1
+
+
+def reads_outside_in_a_subgraph(made: ir.Model, context: PassContext) -> int:
+    stranger = value("stranger", [2, 3])
+    inner = ir.node("Neg", [stranger], name="inner")
+    body = ir.Graph([], inner.outputs, nodes=[inner], name="body")
+    condition = ir.Value(name="yes", type=ir.TensorType(ir.DataType.BOOL), const_value=ir.tensor(np.array(True)))
+    made.graph.initializers["yes"] = condition
+    branches = {"then_branch": ir.AttrGraph("then_branch", body)}
+    made.graph.append(ir.node("If", [condition], branches, name="choice"))
+    return 1
+
+
+def test_the_node_that_a_pass_failed_over_is_named() -> None:
+    with pytest.raises(PassError, match=r"pass fails failed over node 'layer/Abs' \(Abs\): AssertionError") as caught:
+        run(model(), [Pass("fails", fails)], NOTHING_KNOWN)
+    assert (caught.value.name, caught.value.node, caught.value.exit_code) == ("fails", "layer/Abs", 1)
+    cause = caught.value.__cause__
+    assert cause is not None and isinstance(cause.__cause__, AssertionError), "--debug shows what failed"
+
+
+def test_what_fails_over_no_node_names_the_pass() -> None:
+    def division(made: ir.Model, context: PassContext) -> int:
+        return 1 // 0
+
+    with pytest.raises(PassError, match="pass division failed: ZeroDivisionError: integer division"):
+        run(model(), [Pass("division", division)], NOTHING_KNOWN)
+
+
+def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
+    def refuses(made: ir.Model, context: PassContext) -> int:
+        with over(made.graph[0]):
+            raise UnsupportedModelError("no such model")
+
+    with pytest.raises(UnsupportedModelError, match="no such model"):
+        run(model(), [Pass("refuses", refuses)], NOTHING_KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "said"),
+    [
+        (retypes, "input or output out .*FLOAT.* has become out .*FLOAT16"),
+        (reshapes, r"input or output x .*\[2, ?3\] has become x .*\[3, ?2\]"),
+        (drops_an_output, "had 2 inputs and outputs and has 1"),
+        (removes_what_is_read, r"node 'layer/Abs' \(Abs\) reads 'middle', which nothing has made before it"),
+        (reads_too_early, "reads 'middle', which nothing has made before it"),
+        (names_twice, "2 values are called 'x'"),
+        (nodes_named_twice, "2 nodes are called 'layer/Abs'"),
+        (constant_without_value, "the constant 'c' has no value"),
+        (reads_outside_in_a_subgraph, r"node 'inner' \(Neg\) reads 'stranger'"),
+    ],
+)
+def test_a_broken_promise_is_said(breaks: Callable[[ir.Model, PassContext], int], said: str) -> None:
+    with pytest.raises(PassError, match=f"pass {breaks.__name__} failed: .*{said}"):
+        run(model(), [Pass(breaks.__name__, breaks)], NOTHING_KNOWN)
+
+
+def test_a_pass_is_told_roles_and_states() -> None:
+    made = model()
+    port = Port(name="x", role="positions", shape=(2, 3), dtype="float32")
+    context = replace(NOTHING_KNOWN, inputs=(port,))
+
+    assert context.input(made.graph, "positions") is made.graph.inputs[0]
+    assert context.input(made.graph, "tokens") is None
+
+
+def test_a_user_reads_one_line(
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fails_over_a_product(made: ir.Model, context: PassContext) -> int:
+        assert context.input(made.graph, "tokens") is not None and len(context.states) == 4
+        with over(next(node for node in made.graph if node.op_type == "MatMul")):
+            raise IndexError("list index out of range")
+
+    monkeypatch.setattr(passes, "ORDER", (*passes.ORDER, Pass("broken", fails_over_a_product)))
+    out = tmp_path_factory.mktemp("broken") / "package"
+    code = command_line(["export", str(tiny_checkpoint("llama")), str(out), "--attention", "gqa", "--no-verify"])
+
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert code == 1 and not out.exists()
+    assert line.startswith("partita: pass broken failed over node 'model.layers.0") and "(MatMul)" in line
+    assert "IndexError: list index out of range; this is a bug in Partita" in line
