@@ -146,6 +146,7 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     from partita.export.fake_model import build_fake_model
     from partita.export.options import ExportOptions
     from partita.export.progress import Silent
+    from partita.export.ways import usual
     from partita.export.weight_files import TensorInfo
     from partita.process import peak_rss_bytes
 
@@ -161,7 +162,7 @@ def measure(name: str, attention: str) -> dict[str, Any]:
     options = ExportOptions(name, Path(name), precision="bf16", max_length=MAX_LENGTH, attention=attention)
     checkpoint = Checkpoint(Path(name), name, config, "", stored, ())
     draft = Draft(Work(options, Silent(), Path(name)), checkpoint, fake, MAX_LENGTH)
-    traced = draft.graphs(attention).traced
+    traced = draft.graphs(usual(attention)).traced
     models = [item.model for item in traced]
     return {
         "name": name,

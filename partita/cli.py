@@ -45,12 +45,14 @@ from partita.commands.arguments import (
 )
 from partita.commands.report_app import report_app
 from partita.errors import INTERRUPTED, PartitaError, ProviderError, RefusedNode, public_type
+from partita.export.attention import names as attention_names
 from partita.remedies import permission
 from partita.signals import TerminatedError, ended_by_exception, received
 
 if TYPE_CHECKING:
     from partita.library.chain import ChainOptions
 
+LOWERINGS = ", ".join(attention_names())
 app = typer.Typer(
     name="partita",
     help="Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where.",
@@ -162,7 +164,7 @@ def export(
         str,
         typer.Option(
             autocompletion=complete("attentions"),
-            help="How attention and cache are written: gqa, onnx24, primitives, or auto, which asks the target.",
+            help=f"How attention and cache are written: {LOWERINGS}, or auto, which asks the target.",
         ),
     ] = "auto",
     target: Annotated[

@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from partita import strangers
 from partita.contract import Contract, GraphFile, Record
+from partita.dtypes import PRECISIONS
 from partita.errors import PackageError
 from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
 
@@ -40,7 +41,7 @@ EXPORT_LIKE = replace(
 KNOWN_ANSWER = "known_answer.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 
-TOLERANCES: dict[str, float] = {"fp32": 1e-4, "fp16": 2e-2, "bf16": 5e-2}
+TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
 """Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
 
 TokenizerKind = Literal["none", "tokenizers", "transformers"]
@@ -115,6 +116,8 @@ class Verification(Record):
     """Compared positions at which the reference's two best logits are closer than the tolerance allows to tell
     apart.
     """
+    not_run: tuple[str, ...] = ()
+    """Graph files that the known answer did not run: their chunk is longer than its prompt."""
     steps: tuple[StepError, ...] = ()
 
 
@@ -122,6 +125,10 @@ class AskedLowering(Record):
     """What a provider said of the graph in one lowering, before its weights were written."""
 
     attention: str
+    form: Literal["contrib", "standard"] | None = None
+    """How experts and recurrences were written, in ONNX Runtime's own operators or in standard ones, where that is not
+    what goes with the lowering as a rule; null otherwise.
+    """
     nodes: int
     left: dict[str, int]
     """Nodes that it does not take, by operator."""
@@ -158,6 +165,8 @@ class SmokeRecord(Record):
     status: Literal["ran", "failed", "not_run"]
     detail: str
     """What was run, or what failed, or why nothing could be run here."""
+    replayed: bool = False
+    """It was the replay of the known answer on the package itself, which reads a prompt and tokens, too."""
 
 
 class Manifest(Record):

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from partita.commands import completion
+from partita.dtypes import PRECISIONS
+from partita.export.attention import ranked
 from tests.conftest import REPOSITORY
 
 LIMIT_SECONDS = 0.4
@@ -91,11 +93,8 @@ def test_a_path_is_left_to_the_shell():
 
 
 def test_the_words_are_those_that_the_verbs_take():
-    from partita.export.options import PRECISIONS
-    from partita.export.target import ORDER
-
-    assert tuple(PRECISIONS) == completion.PRECISIONS
-    assert set(completion.ATTENTIONS) == {"auto", *ORDER}
+    assert completion.precisions("") == list(PRECISIONS)
+    assert set(completion.attentions("")) == {"auto", *(each.name for each in ranked())}
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extras": {"remedies", "errors"},
     "contract": set(),
     "dtypes": set(),
-    "package": {"contract", "strangers", "remedies", "errors"},
+    "package": {"contract", "dtypes", "strangers", "remedies", "errors"},
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},
     "partition_reports": {"dtypes", "diagnosis", "observations", "files", "strangers", "remedies", "errors"},

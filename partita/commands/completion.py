@@ -12,16 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from partita.dtypes import PRECISIONS
 from partita.errors import UsageError
+from partita.export.attention import names
 
 PROGRAM = "partita"
 VARIABLE = "_PARTITA_COMPLETE"
 """Set by the scripts when they ask."""
 SHELLS = ("bash", "zsh", "fish")
 DETECT = "auto"
-PRECISIONS = ("fp32", "fp16", "bf16")
-"""As `partita.export.options` has them, which cannot be imported without torch; a test compares the two."""
-ATTENTIONS = ("auto", "gqa", "onnx24", "primitives")
 
 
 def begin() -> None:
@@ -117,7 +116,7 @@ def precisions(typed: str) -> list[str]:
 
 def attentions(typed: str) -> list[str]:
     """Lowerings of attention."""
-    return beginning(typed, ATTENTIONS)
+    return beginning(typed, ("auto", *names()))
 
 
 def views(typed: str) -> list[str]:

@@ -9,7 +9,6 @@ from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
 from partita.export.pipeline import ExportOptions, Summary
-from partita.export.running import BY_REPLAY
 from partita.library.exporting import TargetOptions, run_export
 from partita.package import Manifest, Verification
 
@@ -92,7 +91,7 @@ def _smoke(manifest: Manifest) -> list[str]:
     told = [
         f"{entry.chain}: {entry.status.replace('_', ' ')}, {entry.detail}"
         for entry in manifest.smoke
-        if entry.detail != BY_REPLAY
+        if not entry.replayed
     ]
     return [f"  smoke run   {line}" for line in told]
 

@@ -1,6 +1,6 @@
-"""Which lowering a package gets: the target is asked about one after the other, until it takes one whole.
+"""In which way a model is written: the target is asked about one after the other, until it takes one whole.
 
-What it takes it may still compute wrongly. Such a lowering is set aside, and the next one is asked about.
+What it takes it may still compute wrongly. Such a way is set aside, and the next one is asked about.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from partita.errors import UnsupportedModelError
-from partita.export.attention import lowering
+from partita.export.attention import ranked
 from partita.export.drafts import Draft
 from partita.export.fake_model import FakeModel
 from partita.export.progress import stage
-from partita.export.target import ORDER, Answer, Target, asked, candidates, describe, rank, skeleton
+from partita.export.target import Answer, Target, asked, describe, rank, skeleton
 from partita.export.tracing import Traced
+from partita.export.ways import AUTO, Way, candidates, every_way, instead_of, usual
 from partita.package import TargetRecord, Verification
 
 
 class Choices(Protocol):
-    """Which lowering is tried next, and what is said of the one that is taken."""
+    """Which way is tried next, and what is said of the one that is taken."""
 
     @property
     def target(self) -> Target | None:
@@ -30,101 +31,106 @@ class Choices(Protocol):
     def wanted(self) -> str:
         """A lowering by name, or auto."""
 
-    def best(self) -> str | None:
-        """The lowering to try next; None when all were tried. Raises UnsupportedModelError when the model fits none."""
+    def best(self) -> Way | None:
+        """The way to try next; None when all were tried. Raises UnsupportedModelError when the model fits none."""
 
-    def set_aside(self, name: str, detail: str, *, ran: bool) -> None:
-        """Do not try a lowering again: it does not run, or it `ran` and computed something else."""
+    def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
+        """Do not try a way again: it does not run, or it `ran` and computed something else."""
 
     def left_out(self) -> list[str]:
-        """Every lowering that was not taken, with its reason."""
+        """Every way that was not taken, with its reason."""
 
-    def reason(self, name: str) -> str:
-        """Why it is `name`, in one sentence."""
+    def reason(self, way: Way) -> str:
+        """Why it is `way`, in one sentence."""
 
     def record(self, result: Verification | None) -> TargetRecord:
         """What the manifest keeps of the target. `result`: of the known answer on it."""
 
-    def instead(self, name: str) -> Choices:
-        """The same for the lowering `name`."""
+    def instead(self, way: Way) -> Choices:
+        """The same for one way."""
 
 
 @dataclass(slots=True)
 class Choosing:
-    """Lowerings of one draft, and what the target said of each."""
+    """Ways to write one draft, and what the target said of each."""
 
     draft: Draft
     target: Target
     wanted: str
     """A lowering by name, which is taken whatever the answer, or auto."""
-    answers: dict[str, Answer] = field(default_factory=dict)
-    unfit: dict[str, UnsupportedModelError] = field(default_factory=dict)
-    """Lowerings that the model does not fit."""
-    disagrees: dict[str, str] = field(default_factory=dict)
-    """Lowerings that the target takes and computes wrongly, and what the replay said."""
-    stopped: dict[str, str] = field(default_factory=dict)
-    """Lowerings that did not open or run, and what was said."""
+    answers: dict[Way, Answer] = field(default_factory=dict)
+    unfit: dict[Way, UnsupportedModelError] = field(default_factory=dict)
+    """Ways that the model does not fit."""
+    disagrees: dict[Way, str] = field(default_factory=dict)
+    """Ways that the target takes and computes wrongly, and what the replay said."""
+    stopped: dict[Way, str] = field(default_factory=dict)
+    """Ways that did not open or run, and what was said."""
 
-    def best(self) -> str | None:
-        """The lowering to try next."""
-        names = candidates(self.target, self.wanted)
-        for name in names:
+    def best(self) -> Way | None:
+        """The way to try next."""
+        for way in self.ways():
             left = self.left()
             if left and self.answers[left[0]].misses == 0:
                 break
-            if name not in self.answers and name not in self.unfit:
-                self.ask(name)
+            self.ask(way)
+            if way in self.answers and (other := instead_of(way, self.answers[way])) is not None:
+                self.ask(other)
         if not self.answers:
             raise next(iter(self.unfit.values()))
         return next(iter(self.left()), None)
 
-    def left(self) -> list[str]:
-        """Lowerings with an answer that are still to be tried, best first."""
-        names = candidates(self.target, self.wanted)
-        return [name for name in rank(self.answers, names) if name not in {*self.disagrees, *self.stopped}]
+    def ways(self) -> list[Way]:
+        """Ways to ask about, and those that an answer has led to."""
+        return list(dict.fromkeys([*candidates(self.target, self.wanted), *self.answers]))
 
-    def set_aside(self, name: str, detail: str, *, ran: bool) -> None:
-        """Do not try a lowering again."""
+    def left(self) -> list[Way]:
+        """Ways with an answer that are still to be tried, best first."""
+        return [way for way in rank(self.answers, self.ways()) if way not in {*self.disagrees, *self.stopped}]
+
+    def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
+        """Do not try a way again."""
         if ran:
-            self.disagrees[name] = detail
+            self.disagrees[way] = detail
             return
-        self.stopped[name] = detail
-        self.answers[name] = replace(self.answers[name], fails=detail)
+        self.stopped[way] = detail
+        self.answers[way] = replace(self.answers[way], fails=detail)
 
     def left_out(self) -> list[str]:
-        """Every lowering that was not taken, with its reason."""
-        return [*told(self.stopped), *told({name: str(error) for name, error in self.unfit.items()})]
+        """Every way that was not taken, with its reason."""
+        return [*told(self.stopped), *told({way: str(error) for way, error in self.unfit.items()})]
 
-    def instead(self, name: str) -> Choosing:
-        """The same for the lowering `name`."""
-        return Choosing(self.draft, self.target, name, {name: Answer(0, {}, "")})
+    def instead(self, way: Way) -> Choosing:
+        """The same for one way."""
+        return Choosing(self.draft, self.target, way.attention, {way: Answer(0, {}, "")})
 
-    def ask(self, name: str) -> None:
-        """Ask the target about one lowering."""
+    def ask(self, way: Way) -> None:
+        """Ask the target about one way, once."""
+        if way in self.answers or way in self.unfit:
+            return
         work = self.draft.work
         try:
             # The last graph is the one for decode; a step of one token is what is asked about.
-            traced = self.draft.graphs(name).traced[-1]
+            traced = self.draft.graphs(way).traced[-1]
         except UnsupportedModelError as error:
-            self.unfit[name] = error
+            self.unfit[way] = error
             return
         if self.target.ask is None:
-            self.answers[name] = Answer(len(list(traced.model.graph)), {}, "")
+            self.answers[way] = Answer(len(list(traced.model.graph)), {}, "")
             return
-        with stage(work.progress, "ask target", work.seconds, of=name):
-            self.answers[name] = self.target.ask(skeleton(traced.model), one_token(traced))
+        with stage(work.progress, "ask target", work.seconds, of=str(way)):
+            self.answers[way] = self.target.ask(skeleton(traced.model), one_token(traced))
 
-    def reason(self, name: str) -> str:
-        """Why it is `name`, in one sentence."""
-        head = "asked for" if self.wanted != "auto" else "auto"
+    def reason(self, way: Way) -> str:
+        """Why it is `way`, in one sentence."""
+        head = "asked for" if self.wanted != AUTO else AUTO
         if self.target.ask is None:
             default = f"the default for {self.target.provider}"
             first = default if not self.stopped else f"the next after {default}"
             return "; ".join([f"{head}: {first}, {self.target.how}", *told(self.stopped)])
-        others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != name]
+        others = [f"{other} {describe(self.answers[other])}" for other in self.left() if other != way]
         others += [f"{other} disagrees: {detail}" for other, detail in self.disagrees.items()]
         others += [*told(self.stopped), *(f"{other}: {error}" for other, error in self.unfit.items())]
-        return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[name])}", *others])
+        return "; ".join([f"{head}: {self.target.provider} {describe(self.answers[way])}", *others])
 
     def record(self, result: Verification | None) -> TargetRecord:
         """What the manifest keeps. `result`: of the known answer on the target."""
@@ -133,8 +139,8 @@ class Choosing:
             provider=self.target.provider,
             source=self.target.source,
             how=self.target.how,
-            asked=tuple(asked(name, answer, self.disagrees.get(name, "")) for name, answer in told.items()),
-            unfit={name: str(error) for name, error in self.unfit.items()},
+            asked=tuple(asked(way, answer, self.disagrees.get(way, "")) for way, answer in told.items()),
+            unfit={str(way): str(error) for way, error in self.unfit.items()},
             verification=result.status if result is not None else "not_run",
             detail=result.detail if result is not None else "",
         )
@@ -146,64 +152,65 @@ def one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
     return {**ports, **{state.past: state.shape for state in traced.states}}
 
 
-def told(reasons: Mapping[str, str]) -> list[str]:
-    """Lowerings and their reasons, for a sentence."""
-    return [f"{name} {reason}" for name, reason in reasons.items()]
+def told(reasons: Mapping[Way, str]) -> list[str]:
+    """Ways and their reasons, for a sentence."""
+    return [f"{way} {reason}" for way, reason in reasons.items()]
 
 
 @dataclass(slots=True)
 class Unasked:
-    """Lowerings of one draft where there is no target to ask: as on the CPU provider."""
+    """Ways to write one draft where there is no target to ask: as on the CPU provider."""
 
     draft: Draft
     wanted: str
-    unfit: dict[str, UnsupportedModelError] = field(default_factory=dict)
-    stopped: dict[str, str] = field(default_factory=dict)
+    unfit: dict[Way, UnsupportedModelError] = field(default_factory=dict)
+    stopped: dict[Way, str] = field(default_factory=dict)
     target: None = None
 
-    def best(self) -> str | None:
-        """The lowering to try next."""
+    def best(self) -> Way | None:
+        """The way to try next."""
         first, _ = without_target(self.wanted, self.draft.fake)
-        names = [first, *(name for name in ORDER if name != first and self.wanted == "auto")]
-        for name in names:
-            if name in self.stopped or name in self.unfit:
+        for way in [first, *(way for way in every_way() if way != first and self.wanted == AUTO)]:
+            if way in self.stopped or way in self.unfit:
                 continue
             try:
-                self.draft.graphs(name)
+                self.draft.graphs(way)
             except UnsupportedModelError as error:
                 if not self.stopped:
                     raise
-                self.unfit[name] = error
+                self.unfit[way] = error
             else:
-                return name
+                return way
         return None
 
-    def set_aside(self, name: str, detail: str, *, ran: bool) -> None:
-        """Do not try a lowering again."""
-        self.stopped[name] = detail
+    def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
+        """Do not try a way again."""
+        self.stopped[way] = detail
 
     def left_out(self) -> list[str]:
-        """Every lowering that was not taken, with its reason."""
-        return [*told(self.stopped), *(f"{name}: {error}" for name, error in self.unfit.items())]
+        """Every way that was not taken, with its reason."""
+        return [*told(self.stopped), *(f"{way}: {error}" for way, error in self.unfit.items())]
 
-    def reason(self, name: str) -> str:
-        """Why it is `name`, in one sentence."""
+    def reason(self, way: Way) -> str:
+        """Why it is `way`, in one sentence."""
         first, why = without_target(self.wanted, self.draft.fake)
-        return why if name == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
+        return why if way == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
 
     def record(self, result: Verification | None) -> TargetRecord:
         """Never asked for: there is no target."""
         raise NotImplementedError
 
-    def instead(self, name: str) -> Unasked:
-        """The same for the lowering `name`."""
-        return Unasked(self.draft, name)
+    def instead(self, way: Way) -> Unasked:
+        """The same for one way."""
+        return Unasked(self.draft, way.attention)
 
 
-def without_target(wanted: str, fake: FakeModel) -> tuple[str, str]:
-    """The lowering where nobody is to be asked, and why."""
-    if wanted != "auto":
-        return lowering(wanted).name, "asked for"
-    if any(layer.key_width != layer.value_width for layer in fake.probed.layers):
-        return "onnx24", "auto: keys and values differ in width, which gqa would pad"
-    return "gqa", "auto: one fused node per layer, in place, on the CPU provider"
+def without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
+    """The way where nobody is to be asked, and why."""
+    if wanted != AUTO:
+        return usual(wanted), "asked for"
+    best, *others = ranked()
+    fitting = next((each for each in others if not each.same_kv_width), None)
+    if best.same_kv_width and fitting and any(layer.key_width != layer.value_width for layer in fake.probed.layers):
+        return usual(fitting.name), f"auto: keys and values differ in width, which {best.name} would pad"
+    return usual(best.name), f"auto: {best.merit}, on the CPU provider"

@@ -1,4 +1,4 @@
-"""A model on the way to a package: its graphs in one lowering or another, traced and rewritten, nothing written yet."""
+"""A model on the way to a package: its graphs in one way or another, traced and rewritten, nothing written yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from partita.dtypes import PRECISIONS
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
 from partita.export.attention import Lowering, lowering
@@ -14,6 +13,7 @@ from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import FakeModel
 from partita.export.naming import match_names
 from partita.export.node_names import name_nodes
+from partita.export.operators import Form
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
@@ -23,6 +23,7 @@ from partita.export.spec import TraceSpec
 from partita.export.state import Probed
 from partita.export.target import Target
 from partita.export.tracing import FixedLengthError, Traced, trace
+from partita.export.ways import Way
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -41,9 +42,10 @@ class Work:
 
 @dataclass(slots=True)
 class Graphs:
-    """The graphs of a package in one lowering."""
+    """The graphs of a package, written in one way."""
 
     draft: Draft
+    way: Way
     chosen: Lowering
     phases: list[Phase]
     traced: list[Traced]
@@ -55,7 +57,7 @@ class Graphs:
 
 @dataclass(slots=True)
 class Draft:
-    """What does not depend on the lowering."""
+    """What does not depend on the way in which it is written."""
 
     work: Work
     checkpoint: Checkpoint
@@ -63,15 +65,15 @@ class Draft:
     max_length: int
     target: Target | None = None
     """The provider that the package is for; None when nobody is asked."""
-    known: dict[str, Graphs] = field(default_factory=dict)
+    known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[int, known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt."""
 
-    def graphs(self, name: str) -> Graphs:
-        """The graphs in the lowering `name`; made once. Raises UnsupportedModelError when the model does not fit it."""
-        if name not in self.known:
-            self.known[name] = self._trace(lowering(name))
-        return self.known[name]
+    def graphs(self, way: Way) -> Graphs:
+        """The graphs written in one way; made once. Raises UnsupportedModelError when the model does not fit it."""
+        if way not in self.known:
+            self.known[way] = self._trace(way)
+        return self.known[way]
 
     def known_answer(self, wanted: list[Phase]) -> known_answer.KnownAnswer:
         """What the original model computes; run once. Long enough that a graph which takes no padding is run twice."""
@@ -81,27 +83,27 @@ class Draft:
             self.answers[tokens] = known_answer.compute(self.checkpoint, self.fake.vocab_size, self.max_length, tokens)
         return self.answers[tokens]
 
-    def _trace(self, chosen: Lowering) -> Graphs:
-        options, work = self.work.options, self.work
+    def _trace(self, way: Way) -> Graphs:
+        options, work, chosen = self.work.options, self.work, lowering(way.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
-        with stage(work.progress, "trace", work.seconds, of=chosen.name):
-            wanted, traced = self._trace_told(chosen)
+        with stage(work.progress, "trace", work.seconds, of=str(way)):
+            wanted, traced = self._trace_told(way)
         if self.fake.probed.recurs:
             wanted, traced = continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
             tell(work, note)
         if not self.fake.probed.length_as_tensor:
             tell(work, "the model's code was given 0 for the number of cached tokens, as it takes a plain number only")
-        graphs = Graphs(self, chosen, wanted, traced, {})
-        with stage(work.progress, "rewrite", work.seconds, of=chosen.name):
+        graphs = Graphs(self, way, chosen, wanted, traced, {})
+        with stage(work.progress, "rewrite", work.seconds, of=str(way)):
             rewrite(graphs)
         return graphs
 
-    def _trace_told(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
+    def _trace_told(self, way: Way) -> tuple[list[Phase], list[Traced]]:
         """`_trace_phases`; where it fails and there is a state outside of the cache, that is said as well."""
         try:
-            return self._trace_phases(chosen)
+            return self._trace_phases(way)
         except UnsupportedModelError as error:
             outside = self.fake.probed.kept_outside
             if not outside:
@@ -111,21 +113,21 @@ class Draft:
                 f"cannot be exported yet: {error}"
             ) from error
 
-    def _trace_phases(self, chosen: Lowering) -> tuple[list[Phase], list[Traced]]:
+    def _trace_phases(self, way: Way) -> tuple[list[Phase], list[Traced]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
-        if self.work.options.static_shapes or not takes_any_length(self.fake, chosen):
-            return self._trace_all(chosen, fixed=True)
+        if self.work.options.static_shapes or not takes_any_length(self.fake, way.form):
+            return self._trace_all(way, fixed=True)
         probed = self.fake.probed
         try:
-            return self._trace_all(chosen, fixed=False)
+            return self._trace_all(way, fixed=False)
         except UnsupportedModelError as error:
             # A model that was given 0 for the number of cached tokens would take a branch without a word.
             if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
                 raise
             tell(self.work, f"exported as a static pair, because a graph for any number of tokens failed: {error}")
-        return self._trace_all(chosen, fixed=True)
+        return self._trace_all(way, fixed=True)
 
-    def _trace_all(self, chosen: Lowering, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
+    def _trace_all(self, way: Way, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
         options = self.work.options
         wanted = phases(options, self.fake.probed, self.max_length, fixed=fixed)
         if fixed and (options.prefill_chunk or 0) > self.max_length:
@@ -134,14 +136,15 @@ class Draft:
                 f"--prefill-chunk {options.prefill_chunk} is more than the cache holds (--max-length "
                 f"{self.max_length}): prefill.onnx reads {self.max_length} tokens at a time",
             )
-        specs = [spec(options, chosen, self.max_length, length) for _, _, length in wanted]
+        chosen = lowering(way.attention)
+        specs = [spec(options, way, self.max_length, length) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
 
-def takes_any_length(fake: FakeModel, chosen: Lowering) -> bool:
+def takes_any_length(fake: FakeModel, form: Form) -> bool:
     """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
-    return not recurrent or (chosen.form == "contrib" and bool(used_by(fake.module)))
+    return not recurrent or (form == "contrib" and bool(used_by(fake.module)))
 
 
 def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bool) -> list[Phase]:
@@ -185,9 +188,10 @@ def tell(work: Work, note: str) -> None:
         work.notes.append(note)
 
 
-def spec(options: ExportOptions, chosen: Lowering, max_length: int, length: int | None) -> TraceSpec:
+def spec(options: ExportOptions, way: Way, max_length: int, length: int | None) -> TraceSpec:
     """The fixed sizes of one graph; `length`: S, None when it is symbolic."""
-    return TraceSpec(options.batch_size, max_length, length, options.opset or chosen.opset, chosen.form)
+    opset = options.opset or lowering(way.attention).opset
+    return TraceSpec(options.batch_size, max_length, length, opset, way.form)
 
 
 def rewrite(graphs: Graphs) -> None:
@@ -197,9 +201,7 @@ def rewrite(graphs: Graphs) -> None:
     sources = match_names(fake.module, checkpoint.tensors)
     for item in graphs.traced:
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        context = PassContext(
-            item.inputs, item.outputs, item.states, item.spec, PRECISIONS[work.options.precision], draft.target
-        )
+        context = PassContext(item.inputs, item.outputs, item.states, item.spec, work.options.computing, draft.target)
         for name, count in run_all(item.model, context).items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         name_nodes(item.model)

@@ -16,8 +16,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
 from partita.export.attention.base import AttentionCall, Reading
-from partita.export.attention.gqa import padded
 from partita.export.hooks import AttentionRequest, MaskFunction, MaskRule, additive_mask
+from partita.export.operators import padded
 from partita.export.state import Probed
 
 CACHE_LENGTH = "CacheLength"

@@ -13,6 +13,18 @@ if TYPE_CHECKING:
 
 Form = Literal["contrib", "standard"]
 """Operators of ONNX Runtime's own where they serve, or standard ones only."""
+DOMAINS: dict[Form, tuple[tuple[str, int], ...]] = {"contrib": (("com.microsoft", 1),), "standard": ()}
+"""Domains of the operators of a form, besides ONNX's own, and their versions."""
+CONTRIB = frozenset({"MoE", "LinearAttention"})
+"""The operators of the form `contrib`."""
+
+
+def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
+    """The tensor with zeros behind its last axis, up to `width`: products with them add nothing."""
+    import torch
+
+    missing = width - tensor.shape[-1]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 def looked_up(table: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

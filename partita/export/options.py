@@ -7,11 +7,11 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from partita.dtypes import PRECISIONS, Precision
 from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.checkpoint import Checkpoint
 
-PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
 RECURRENT_PREFILL_CHUNK = 16
@@ -36,6 +36,11 @@ class ExportOptions:
     verify: bool = True
     force: bool = False
     opset: int | None = None
+
+    @property
+    def computing(self) -> Precision:
+        """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
+        return PRECISIONS[self.precision]
 
 
 def check_options(options: ExportOptions) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from partita.dtypes import EXACT
 from partita.errors import PartitaError, ResourceError, UnsupportedModelError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
@@ -16,12 +17,13 @@ from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.config_values import named
 from partita.export.drafts import Draft, Work
 from partita.export.fake_model import build_fake_model
-from partita.export.options import PRECISIONS, ExportOptions, check_options, max_length
+from partita.export.options import ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
-from partita.export.target import ORDER, Smoke, Target
+from partita.export.target import Smoke, Target
 from partita.export.ties import untie
+from partita.export.ways import AUTO, every_way
 from partita.export.weights import translate_space
 from partita.export.writing import Summary, write
 
@@ -70,7 +72,7 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
         stops = stop_tokens(runtime.reader, checkpoint.folder)
     with stage(work.progress, "build model", work.seconds):
         try:
-            fake = build_fake_model(checkpoint.config, PRECISIONS[options.precision], options.batch_size, length)
+            fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
         work.notes += [*untie(fake, checkpoint), *beyond_vocabulary(stops, fake.vocab_size)]
@@ -82,13 +84,13 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
 def _first_that_runs(draft: Draft, runtime: Runtime, choosing: Choices) -> Summary:
     """Write the best lowering that opens, runs, and computes what it should. Raises what was wrong if there is none."""
     failed: list[NotRunningError | TargetParityError] = []
-    while (name := choosing.best()) is not None:
+    while (way := choosing.best()) is not None:
         try:
-            return write(draft.graphs(name), runtime, choosing)
+            return write(draft.graphs(way), runtime, choosing)
         except (NotRunningError, TargetParityError) as error:
             failed.append(error)
-            choosing.set_aside(name, error.detail, ran=isinstance(error, TargetParityError))
-            draft.work.notes.append(f"--attention {name} was tried and left: {error.detail}")
+            choosing.set_aside(way, error.detail, ran=isinstance(error, TargetParityError))
+            draft.work.notes.append(f"--attention {way} was tried and left: {error.detail}")
             _empty(draft)
     wrong = next((error for error in failed if isinstance(error, TargetParityError)), None)
     if wrong is not None:
@@ -99,16 +101,16 @@ def _first_that_runs(draft: Draft, runtime: Runtime, choosing: Choices) -> Summa
 
 def _instead(draft: Draft, runtime: Runtime, choosing: Choices) -> str:
     """What to do about a lowering that was asked for and does not run, as the end of a sentence: others are tried."""
-    others = [] if choosing.wanted == "auto" else [name for name in ORDER if name != choosing.wanted]
-    for name in others:
+    others = [] if choosing.wanted == AUTO else [way for way in every_way() if way.attention != choosing.wanted]
+    for way in others:
         try:
-            write(draft.graphs(name), runtime, choosing.instead(name))
+            write(draft.graphs(way), runtime, choosing.instead(way))
         except PartitaError:
             continue
         finally:
             _empty(draft)
-        return f"; --attention {name} runs there, and --attention auto finds it"
-    return "; name another --target" + (" or --precision" if draft.work.options.precision != "fp32" else "")
+        return f"; --attention {way} runs there, and --attention auto finds it"
+    return "; name another --target" + (" or --precision" if draft.work.options.computing is not EXACT else "")
 
 
 def _empty(draft: Draft) -> None:

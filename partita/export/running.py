@@ -28,8 +28,6 @@ TWIN = "its twin in float32 ran"
 LONGEST = 400
 FOLDER = re.compile(r"(?<!\S)/\S*/(?=[\w-]+\.onnx\b)")
 """The hidden folder that a package is written to, before a file of it."""
-ADVICE = re.compile(r"; (export (the checkpoint|with) |no provider of the chain ).*$")
-"""What an error says is to be done about a package that is published; this one is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,9 @@ def opened_and_run(provider: str) -> Iterator[None]:
     except (ParityError, ResourceError, NotRunningError, OSError, MemoryError):
         raise
     except Exception as error:  # a lowering may fail for reasons that nobody has seen yet
-        said = ADVICE.sub("", FOLDER.sub("", " ".join(str(error).split()))) or "no message"
-        said = said if isinstance(error, PartitaError) else f"{type(error).__name__}: {said}"
+        # Of our own errors the problem alone: their remedy is for a package that is published, which this one is not.
+        text = error.problem if isinstance(error, PartitaError) else f"{type(error).__name__}: {error}"
+        said = FOLDER.sub("", " ".join(text.split())) or "no message"
         detail = f"does not run on {provider}: {said[:LONGEST]}"
         raise NotRunningError(detail, detail) from error
 
@@ -90,7 +89,7 @@ def run_all(
 
     Raises TargetParityError and NotRunningError.
     """
-    twin = work.options.precision == "bf16"
+    twin = work.options.computing.twin is not None
     verified = manifest.verification.status == "verified"
     same = target is not None and target.provider == CPU and not twin
     first = () if same and not verified else (on_cpu(work, manifest, smoke),)
@@ -107,10 +106,10 @@ def on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     """The smoke run on the CPU provider, of the float32 twin where that speaks for the package; the replay of the known
     answer counts as one. Raises NotRunningError.
     """
-    twin = work.options.precision == "bf16"
+    twin = work.options.computing.twin is not None
     if manifest.verification.status == "verified":
         detail = f"{BY_REPLAY}, with its twin in float32" if twin else BY_REPLAY
-        return SmokeRecord(chain=CPU, status="ran", detail=detail)
+        return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     with stage(work.progress, "smoke run", work.seconds):
@@ -156,7 +155,7 @@ def on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verificat
                 alone = error
             else:
                 _refuse_other_results(work, target, result)
-                return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY)
+                return result, SmokeRecord(chain=target.provider, status="ran", detail=BY_REPLAY, replayed=True)
     if target.smoke is None:
         if alone is not None:
             tell(work, f"not verified on {target.provider}: {alone.__cause__}")
@@ -183,7 +182,7 @@ def for_others(work: Work, target: Target, error: NotRunningError) -> SmokeRecor
 
     Raises the error again for any other.
     """
-    if work.options.precision != "bf16" or not target.by_default or not error.refused_by_provider:
+    if work.options.computing.twin is None or not target.by_default or not error.refused_by_provider:
         raise error
     tell(
         work,

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from partita.export.ways import Way
 from partita.export.weight_sources import stored
 from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
-
-ORDER = ("gqa", "onnx24", "primitives")
-"""Lowerings by what they are worth where a provider takes all of them: fewest nodes, most in place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +68,16 @@ class Target:
     """Nobody asked for this provider."""
 
 
-def candidates(target: Target, wanted: str) -> list[str]:
-    """Lowerings to ask about: the one that was asked for, else all, those of the provider's record first."""
-    return (
-        [wanted] if wanted != "auto" else sorted(ORDER, key=lambda name: (name != target.preferred, ORDER.index(name)))
-    )
+def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
+    """Ways from best to worst: fewest nodes off the provider, then as they were asked."""
+    return sorted(answers, key=lambda way: (answers[way].misses, order.index(way)))
 
 
-def rank(answers: Mapping[str, Answer], order: Sequence[str]) -> list[str]:
-    """Lowerings from best to worst: fewest nodes off the provider, then as they were asked."""
-    return sorted(answers, key=lambda name: (answers[name].misses, order.index(name)))
-
-
-def asked(name: str, answer: Answer, disagrees: str) -> AskedLowering:
+def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:
     """An answer as the manifest keeps it."""
     return AskedLowering(
-        attention=name,
+        attention=way.attention,
+        form=None if way.is_usual else way.form,
         nodes=answer.nodes,
         left=dict(answer.left),
         fails=answer.fails,

@@ -7,6 +7,7 @@ transformers' own modelling code is traced with our attention function and cache
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ from partita.export.experts import experts_form
 from partita.export.fake_model import FakeModel, quiet, translated
 from partita.export.hooks import plugged
 from partita.export.node_names import ROOT, name_nodes
+from partita.export.operators import DOMAINS
 from partita.export.opset17 import WRITTEN, to_opset17
 from partita.export.plug_cache import PlugCache
 from partita.export.recurrence import read_states, replaced
@@ -55,6 +57,8 @@ class Traced:
     outputs: tuple[Port, ...]
     states: tuple[State, ...]
     spec: TraceSpec
+    routed: bool
+    """It has experts, and a router that chooses among them."""
     notes: tuple[str, ...]
     """What a user may want to know of how it was written."""
 
@@ -158,7 +162,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     model = onnx_program.model
     with quiet(), translated("cleaning the graph"):
         _strip_weights(model, fake.module)
-        _settle_domains(model, lowering, max(spec.opset, WRITTEN))
+        _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, max(spec.opset, WRITTEN))
         clean(model)
         settle_length(model, spec.batch)
         _drop_unused_inputs(model)
@@ -166,7 +170,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         name_nodes(model)
         if spec.opset < WRITTEN:
             to_opset17(model)
-    return Traced(model, *_ports(model, lowering, spec, fake), states, spec, tuple(forms.notes))
+    return Traced(model, *_ports(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
 
 
 def examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
@@ -315,15 +319,14 @@ def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
         value.name = name.removeprefix(f"{ROOT}.")
 
 
-def _settle_domains(model: ir.Model, lowering: Lowering, opset: int) -> None:
+def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> None:
     """torch writes the standard domain of a symbolic op as "onnx", where ONNX wants ""."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain == "onnx":
             node.domain = ""
     model.opset_imports.clear()
     model.opset_imports[""] = opset
-    for domain, version in lowering.domains:
-        model.opset_imports[domain] = version
+    model.opset_imports.update(domains)
 
 
 def _drop_unused_inputs(model: ir.Model) -> None:

@@ -14,13 +14,14 @@ import onnx_ir as ir
 import partita
 from partita import dtypes
 from partita.contract import GraphFile
+from partita.dtypes import EXACT
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
 from partita.export import bf16_twin, known_answer, self_check, weights
 from partita.export.attention import Lowering
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.choosing import Choices
 from partita.export.companions import chat_notes
-from partita.export.drafts import Draft, Graphs, Phase, Work
+from partita.export.drafts import Graphs, Phase, Work
 from partita.export.fake_model import FakeModel
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
@@ -70,9 +71,9 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
     models = [t.model for t in traced]
     parameters, planned = weights.parameter_count(models), weights.planned_bytes(models)
     if options.verify:
-        cache = sum(dtypes.size_bytes(state.dtype, state.shape) for state in traced[0].states)
-        # The bfloat16 twin keeps its cache in float32.
-        known_answer.check_memory(draft.fake.parameters, cache * 2 if options.precision == "bf16" else cache)
+        twin = options.computing.twin  # which keeps all of its cache in its own type
+        cache = sum(dtypes.size_bytes(twin or state.dtype, state.shape) for state in traced[0].states)
+        known_answer.check_memory(draft.fake.parameters, cache)
     _check_space(options.out.parent, planned)
     with stage(work.progress, "write weights", work.seconds, planned) as current:
         data = weights.write_data(models, work.folder, current)
@@ -90,7 +91,7 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
     files = _graph_files(files_of, traced)
     graph = _graph(options, draft.fake, traced[0], files, max_length, chosen, data.size_bytes)
     manifest = _manifest(work, source, graph, data, tokenizer)
-    manifest = _verify(draft, manifest, files_of, runtime.replay)
+    manifest = _verify(graphs, manifest, runtime.replay)
     result, smoke = run_all(work, manifest, runtime.smoke, choosing.target)
     record = choosing.record(result) if choosing.target is not None else None
     manifest = manifest.model_copy(update={"target": record, "smoke": smoke})
@@ -98,7 +99,7 @@ def write(graphs: Graphs, runtime: Runtime, choosing: Choices) -> Summary:
     return Summary(
         options.out,
         manifest,
-        choosing.reason(chosen.name),
+        choosing.reason(graphs.way),
         graphs.passes,
         work.seconds,
         peak_rss_bytes(),
@@ -195,8 +196,9 @@ def _toolchain() -> dict[str, str]:
     return versions
 
 
-def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Replay) -> Manifest:
+def _verify(graphs: Graphs, manifest: Manifest, replay: Replay) -> Manifest:
     """Replay the known answer, and return the manifest with the result. Raises ParityError when they differ."""
+    draft, files_of = graphs.draft, graphs.phases
     work = draft.work
     if not work.options.verify:
         return manifest
@@ -204,7 +206,7 @@ def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Rep
         known_answer.save(draft.known_answer(files_of), work.folder)
         manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU):
-        if work.options.precision == "bf16":
+        if work.options.computing.twin is not None:
             result = bf16_twin.replay(work.folder, manifest, [file for file, _, _ in files_of], replay)
         else:
             result = replay(work.folder, manifest)
@@ -215,22 +217,23 @@ def _verify(draft: Draft, manifest: Manifest, files_of: list[Phase], replay: Rep
             raise UnsupportedModelError(f"{work.options.checkpoint}: {own}; nothing was written")
         raise ParityError(
             f"{work.options.checkpoint}: the exported graph does not compute what the model computes: {result.detail}"
-            f"{hint(draft)}"
+            f"{hint(graphs)}"
         )
-    if "not run: " in result.detail:
-        work.notes.append(f"the known answer did not run {result.detail.partition('not run: ')[2]}")
+    work.notes += [
+        f"the known answer did not run {file}, whose chunk is longer than the prompt" for file in result.not_run
+    ]
     return manifest.model_copy(update={"verification": result})
 
 
-def hint(draft: Draft) -> str:
+def hint(graphs: Graphs) -> str:
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence."""
+    draft = graphs.draft
     if not draft.fake.probed.length_as_tensor:
         return (
             "; its code needs the number of cached tokens as a plain number, which a graph does not have, so that it "
             "cannot be exported yet; nothing was written"
         )
-    routed = any(note.startswith("experts") for note in draft.work.notes)
-    if routed and draft.work.options.precision != "fp32":
+    if any(item.routed for item in graphs.traced) and draft.work.options.computing is not EXACT:
         return (
             " (rounding may make its router choose other experts; fp32 tells whether it is that); nothing was "
             "written, please report this model"

@@ -144,7 +144,8 @@ def replay(
             *compare_generation(runner, answer, limit),
             *compare_rows(runner, answer, limit),
         ]
-        missed = unreached(runner, answer)
+        not_run = too_long(runner, answer)
+        missed = unreached(runner, answer, not_run)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
         active = [
             r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
@@ -157,6 +158,7 @@ def replay(
         reference=answer.reference,
         tolerance=limit,
         near_ties=sum(len(entry.ties) for entry in compared if entry.step != "chunked prefill"),
+        not_run=not_run,
         steps=tuple(entry.result() for entry in compared),
     )
     difference = first_difference(verification)
@@ -253,14 +255,19 @@ def run_all(runner: Runner, request: Request, *, prefill_chunk: int, policy: Pol
         pass
 
 
-def unreached(runner: Runner, answer: KnownAnswer) -> str:
+def too_long(runner: Runner, answer: KnownAnswer) -> tuple[str, ...]:
+    """Graph files whose chunk the known answer does not fill, where nothing may fill it up."""
+    fixed = runner.executor.graphs.chunk
+    unfilled = fixed is not None and not runner.cache.padding_is_safe and fixed > len(answer.prompt)
+    return (runner.loaded("prefill").graph.file,) if unfilled else ()
+
+
+def unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
     """What of a package the known answer cannot have shown, as the end of a sentence."""
     tokens = len(answer.prompt) + len(answer.tokens)
     windows = sorted({state.window or 0 for state in runner.manifest.graph.states if (state.window or 0) >= tokens})
     parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
-    fixed = runner.executor.graphs.chunk
-    if fixed is not None and not runner.cache.padding_is_safe and fixed > len(answer.prompt):
-        parts.append(f"not run: {runner.loaded('prefill').graph.file}, whose chunk is longer than the prompt")
+    parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
     return "".join(f"; {part}" for part in parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import onnx
 import pytest
 
+from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
+from partita.export import attention
 from partita.export.pipeline import ExportOptions, Summary, export
-from partita.export.target import Answer, Target, candidates, describe, rank
+from partita.export.target import Answer, Target, describe, rank
+from partita.export.ways import Way, candidates, usual
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package import Manifest, Verification, read_manifest
 from tests.conftest import TinyCheckpoint
@@ -66,7 +70,9 @@ Exporting = Callable[..., Summary]
 def exporting(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Exporting:
     """Export a tiny llama of one layer for a target."""
 
-    def run(target: Target, model: str = "llama", overrides: dict[str, Any] | None = None, **options: Any) -> Summary:
+    def run(
+        target: Target | None, model: str = "llama", overrides: dict[str, Any] | None = None, **options: Any
+    ) -> Summary:
         checkpoint = tiny_checkpoint(model, **{"num_hidden_layers": 1, **(overrides or {})})
         wanted = ExportOptions(str(checkpoint), tmp_path / "out", max_length=64, **options)
         return export(wanted, replay=replay_on_cpu, target=target)
@@ -222,13 +228,84 @@ def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(e
 
 def test_ranking_counts_what_is_left_and_what_is_unknown_and_failures_last() -> None:
     order = candidates(Target("there", "--target", "primitives", ""), "auto")
-    assert order == ["primitives", "gqa", "onnx24"]
+    primitives, gqa, onnx24 = order
+    assert order == [usual("primitives"), usual("gqa"), usual("onnx24")]
     answers = {
-        "primitives": Answer(100, {}, "cannot compile"),
-        "gqa": Answer(50, {"GroupQueryAttention": 2}, ""),
-        "onnx24": Answer(60, {}, "", unasked=2),
+        primitives: Answer(100, {}, "cannot compile"),
+        gqa: Answer(50, {"GroupQueryAttention": 2}, ""),
+        onnx24: Answer(60, {}, "", unasked=2),
     }
-    assert rank(answers, order) == ["gqa", "onnx24", "primitives"], "of equals the one that was asked first"
-    assert describe(answers["primitives"]) == "fails over the whole graph: cannot compile"
-    assert describe(answers["gqa"]) == "takes 48 of 50 nodes, not GroupQueryAttention (2)"
-    assert describe(answers["onnx24"]) == "takes 58 of 60 nodes; no answer on 2"
+    assert rank(answers, order) == [gqa, onnx24, primitives], "of equals the one that was asked first"
+    assert describe(answers[primitives]) == "fails over the whole graph: cannot compile"
+    assert describe(answers[gqa]) == "takes 48 of 50 nodes, not GroupQueryAttention (2)"
+    assert describe(answers[onnx24]) == "takes 58 of 60 nodes; no answer on 2"
+
+
+class WithoutExperts(Provider):
+    """It has no MoE operator, and otherwise takes what `left` leaves it."""
+
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        answer = super().ask(model, sizes)
+        operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
+        self.asked[-1] += f" {operators.count('MoE')}"
+        return replace(answer, left={**answer.left, **({"MoE": 1} if "MoE" in operators else {})})
+
+
+def test_experts_are_written_for_the_target_whatever_the_lowering(exporting: Exporting) -> None:
+    provider = WithoutExperts({"onnx24": 6, "primitives": 3})
+    summary = exporting(provider.target(), "mixtral")
+    assert provider.asked == ["gqa 1", "gqa 0"], "gqa is asked about once more, with experts in standard operators"
+    manifest = read_manifest(summary.out)
+    assert (manifest.graph.attention, manifest.verification.status) == ("gqa", "verified")
+    operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
+    assert "GroupQueryAttention" in operators and "MoE" not in operators
+    assert manifest.target is not None
+    assert [(entry.attention, entry.form, dict(entry.left)) for entry in manifest.target.asked] == [
+        ("gqa", None, {"MoE": 1}),
+        ("gqa", "standard", {}),
+    ]
+    assert "; gqa takes " in summary.attention_reason and "not MoE (1)" in summary.attention_reason
+
+
+def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
+    provider = Provider({})
+    summary = exporting(provider.target(), "mixtral")
+    operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
+    assert provider.asked == ["gqa"] and "MoE" in operators
+
+
+def test_a_way_says_what_is_unusual_about_it() -> None:
+    assert str(Way("gqa", "contrib")) == "gqa"
+    assert str(Way("gqa", "standard")) == "gqa with standard experts and recurrences"
+
+
+LOWERING_FILE = '''"""A lowering that this test adds: primitives under another name."""
+
+from dataclasses import replace
+
+from partita.export.attention.primitives import LOWERING as PRIMITIVES
+
+LOWERING = replace(PRIMITIVES, name="added", rank=-1, merit="a file and nothing else")
+'''
+
+
+def test_a_new_lowering_is_one_file(
+    exporting: Exporting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    folder = tmp_path / "lowerings"
+    folder.mkdir()
+    (folder / "added.py").write_text(LOWERING_FILE)
+    monkeypatch.setattr(attention, "__path__", [*attention.__path__, str(folder)])
+    request.addfinalizer(lambda: sys.modules.pop("partita.export.attention.added", None))
+
+    assert completion.attentions("ad") == ["added"]
+    assert [way.attention for way in candidates(Provider({}).target(), "auto")] == [
+        "gqa",
+        "added",
+        "onnx24",
+        "primitives",
+    ]
+    summary = exporting(Provider({"gqa": 1, "primitives": 0}).target())
+    assert summary.manifest.graph.attention == "added"
+    named = exporting(None, attention="added", force=True)
+    assert (named.manifest.graph.attention, named.manifest.verification.status) == ("added", "verified")

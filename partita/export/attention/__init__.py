@@ -8,12 +8,17 @@ import pkgutil
 from partita.errors import UsageError
 from partita.export.attention.base import Lowering
 
-__all__ = ["Lowering", "lowering", "names"]
+__all__ = ["Lowering", "lowering", "names", "ranked"]
 
 
 def names() -> tuple[str, ...]:
-    """Names of all lowerings, sorted."""
+    """Names of all lowerings, sorted. Loads none of them."""
     return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+
+
+def ranked() -> tuple[Lowering, ...]:
+    """All lowerings, the best first."""
+    return tuple(sorted((lowering(name) for name in names()), key=lambda each: (each.rank, each.name)))
 
 
 def lowering(name: str) -> Lowering:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
     from partita.contract import Role
-    from partita.export.operators import Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,10 @@ class Lowering:
     """One way to write attention and cache in ONNX."""
 
     name: str
+    rank: int
+    """What it is worth where a provider takes all of it, the best first: fewest nodes, most in place."""
+    merit: str
+    """What is good about it, in a few words."""
     opset: int
     """Default operator set."""
     min_opset: int
@@ -118,8 +121,3 @@ class Lowering:
     """True when keys and values must have the same head size: the narrower ones are padded with zeros."""
     appends_in_batches: bool
     """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""
-
-    @property
-    def form(self) -> Form:
-        """How experts and recurrences are written beside this lowering."""
-        return "contrib" if self.domains else "standard"

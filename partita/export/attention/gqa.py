@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.export.attention import primitives
 from partita.export.attention.base import AttentionCall, Cursor, Lowering
+from partita.export.operators import padded
 
 if TYPE_CHECKING:
     import torch
@@ -56,16 +57,10 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     return output[..., : call.value.shape[-1]], present_key, present_value
 
 
-def padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """The tensor with zeros behind its last axis, up to `width`: products with them add nothing."""
-    import torch
-
-    missing = width - tensor.shape[-1]
-    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
-
-
 LOWERING = Lowering(
     name="gqa",
+    rank=0,
+    merit="one fused node per layer, in place",
     opset=21,
     min_opset=18,
     domains=(("com.microsoft", 1),),

@@ -80,6 +80,8 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 LOWERING = Lowering(
     name="onnx24",
+    rank=1,
+    merit="standard operators, two writes and one attention per layer",
     opset=24,
     min_opset=24,
     domains=(),

@@ -95,6 +95,8 @@ def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 LOWERING = Lowering(
     name="primitives",
+    rank=2,
+    merit="operators that every compiler knows",
     opset=17,
     min_opset=17,
     domains=(),

@@ -34,6 +34,7 @@ CALLED = re.compile(r"(?P<name>.+)__\d+")
 COMPANY = "company"
 """Name of the node beside the one that is tried."""
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
+POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
 
@@ -319,8 +320,9 @@ def zeros(name: str, element: int, sizes: Sequence[int]) -> onnx.TensorProto:
 
 
 def size_of(element: int, sizes: Sequence[int]) -> int:
-    """Bytes of a tensor. Types of less than a byte are packed."""
-    return dtypes.size_bytes(dtypes.numbered(element).name, sizes)
+    """Bytes of a tensor: types of less than a byte are packed, and a text counts as what points to it."""
+    kind = dtypes.numbered(element)
+    return math.prod(sizes) * POINTER_BYTES if kind.bits is None else dtypes.size_bytes(kind.name, sizes)
 
 
 def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:

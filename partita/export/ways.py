@@ -1,0 +1,66 @@
+"""In which ways a model can be written for a target, and in which order they are asked about.
+
+A way is two choices: the lowering of attention and cache, and the form of experts and recurrences. They have nothing to
+do with each other but one rule: a package that needs ONNX Runtime's own operators for its attention anyway may have
+more of them, and one that does not is left without. A target that is asked, and leaves just those others, is asked
+about standard ones in their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from partita.export.attention import Lowering, lowering, ranked
+from partita.export.operators import CONTRIB, Form
+
+if TYPE_CHECKING:
+    from partita.export.target import Answer, Target
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a model is written."""
+
+    attention: str
+    """Name of a lowering."""
+    form: Form
+    """Of experts and recurrences."""
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the form is the one that is tried first beside this lowering."""
+        return self.form == usual_form(lowering(self.attention))
+
+    def __str__(self) -> str:
+        """`gqa`, or `gqa with standard experts and recurrences`."""
+        return self.attention if self.is_usual else f"{self.attention} with {self.form} experts and recurrences"
+
+
+def usual_form(chosen: Lowering) -> Form:
+    """The form that is tried first: ONNX Runtime's own operators where the package needs such anyway."""
+    return "contrib" if chosen.domains else "standard"
+
+
+def usual(name: str) -> Way:
+    """A lowering with the form that is tried first beside it. Raises UsageError when there is no such lowering."""
+    return Way(name, usual_form(lowering(name)))
+
+
+def every_way() -> list[Way]:
+    """Every lowering with its usual form, the best first."""
+    return [Way(each.name, usual_form(each)) for each in ranked()]
+
+
+def candidates(target: Target, wanted: str) -> list[Way]:
+    """Ways to ask about: in the lowering that was asked for, else in all, that of the provider's record first."""
+    if wanted != AUTO:
+        return [usual(wanted)]
+    return sorted(every_way(), key=lambda way: way.attention != target.preferred)
+
+
+def instead_of(way: Way, answer: Answer) -> Way | None:
+    """The same lowering with experts and recurrences in standard operators, where the target leaves their others."""
+    return Way(way.attention, "standard") if way.form == "contrib" and CONTRIB.intersection(answer.left) else None
