@@ -14,9 +14,9 @@ from partita.export.attention import ranked
 from partita.export.drafts import Draft
 from partita.export.fake_model import FakeModel
 from partita.export.progress import stage
-from partita.export.target import Answer, Target, asked, describe, rank, skeleton
+from partita.export.target import Answer, Target, asked, candidates, describe, instead_of, rank, skeleton
 from partita.export.tracing import Traced
-from partita.export.ways import AUTO, Way, candidates, every_way, instead_of, usual
+from partita.export.ways import AUTO, Way, every_way, usual
 from partita.package import TargetRecord, Verification
 
 

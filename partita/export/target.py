@@ -12,7 +12,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from partita.export.ways import Way
+from partita.export.operators import CONTRIB
+from partita.export.ways import AUTO, Way, every_way, usual
 from partita.export.weight_sources import stored
 from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
 
@@ -66,6 +67,18 @@ class Target:
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
     """Nobody asked for this provider."""
+
+
+def candidates(target: Target, wanted: str) -> list[Way]:
+    """Ways to ask about: in the lowering that was asked for, else in all, that of the provider's record first."""
+    if wanted != AUTO:
+        return [usual(wanted)]
+    return sorted(every_way(), key=lambda way: way.attention != target.preferred)
+
+
+def instead_of(way: Way, answer: Answer) -> Way | None:
+    """The same lowering with experts and recurrences in standard operators, where the target leaves their others."""
+    return Way(way.attention, "standard") if way.form == "contrib" and CONTRIB.intersection(answer.left) else None
 
 
 def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:

@@ -9,13 +9,9 @@ about standard ones in their place.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from partita.export.attention import Lowering, lowering, ranked
-from partita.export.operators import CONTRIB, Form
-
-if TYPE_CHECKING:
-    from partita.export.target import Answer, Target
+from partita.export.operators import Form
 
 AUTO = "auto"
 
@@ -52,15 +48,3 @@ def usual(name: str) -> Way:
 def every_way() -> list[Way]:
     """Every lowering with its usual form, the best first."""
     return [Way(each.name, usual_form(each)) for each in ranked()]
-
-
-def candidates(target: Target, wanted: str) -> list[Way]:
-    """Ways to ask about: in the lowering that was asked for, else in all, that of the provider's record first."""
-    if wanted != AUTO:
-        return [usual(wanted)]
-    return sorted(every_way(), key=lambda way: way.attention != target.preferred)
-
-
-def instead_of(way: Way, answer: Answer) -> Way | None:
-    """The same lowering with experts and recurrences in standard operators, where the target leaves their others."""
-    return Way(way.attention, "standard") if way.form == "contrib" and CONTRIB.intersection(answer.left) else None

@@ -15,8 +15,8 @@ from partita.commands import completion
 from partita.errors import ParityError, ProviderError, UnsupportedModelError
 from partita.export import attention
 from partita.export.pipeline import ExportOptions, Summary, export
-from partita.export.target import Answer, Target, describe, rank
-from partita.export.ways import Way, candidates, usual
+from partita.export.target import Answer, Target, candidates, describe, rank
+from partita.export.ways import Way, usual
 from partita.library.exporting import replay as replay_on_cpu
 from partita.package import Manifest, Verification, read_manifest
 from tests.conftest import TinyCheckpoint
