@@ -112,7 +112,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep what is remembered of experiments out of the user's cache folder.
+    """Keep what is remembered of experiments, and builds for dry runs, out of the user's cache folder.
 
     An environment variable, so that child processes write there too; the pytest of another environment loads this file
     as well and has a folder of its own.
@@ -149,13 +149,10 @@ def require_dry_run() -> None:
 
 
 @pytest.fixture
-def stand_ins(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stand_ins(own_cache: Path) -> Path:
     """What a dry run of CUDA needs; the stand-ins are built once for all tests. Gives the folder that holds them."""
     require_dry_run()
-    folder = tmp_path_factory.getbasetemp() / "place-stand-ins"
-    folder.mkdir(exist_ok=True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    return folder
+    return own_cache / "cuda-dry-run"
 
 
 class TinyCheckpoint(Protocol):

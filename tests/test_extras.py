@@ -154,7 +154,7 @@ def test_what_partita_always_needs(package, tmp_path):
 
 
 def test_a_dry_run_without_its_extra(package, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path / "cache"))
     arguments = ("place", package, "--provider", "cuda", "--dry-run")
     done = without(tmp_path, ("elftools",), ("pyelftools",), *arguments)
     assert 'pip install "partita[dry-run]"' in named(done)

@@ -587,12 +587,22 @@ def test_two_processes_may_build_at_once(provider: Path, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == [Path(folders[0]).name]
 
 
-def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert standins.default_cache() == tmp_path / "partita" / "cuda-dry-run"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert standins.default_cache() == tmp_path / ".cache" / "partita" / "cuda-dry-run"
+def test_builds_are_kept_with_all_that_partita_keeps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
+    assert standins.default_cache() == tmp_path / "cuda-dry-run"
+
+
+def test_where_nothing_is_to_be_kept_builds_go_with_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    code = (
+        "from partita.providers.cuda_dry_run.standins import default_cache as folder; assert folder().is_dir();"
+        "print(folder())"
+    )
+    told = {**os.environ, "PARTITA_CACHE_DIR": "", "TMPDIR": str(tmp_path), "HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, env=told, capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()).parent == tmp_path
+    assert list(tmp_path.iterdir()) == []
 
 
 # ---- what can be wrong ----
@@ -682,12 +692,12 @@ def test_pyelftools_that_does_not_load_is_named(provider: Path, tmp_path: Path, 
 
 def test_a_cache_that_cannot_be_written_is_named(provider: Path, tmp_path: Path):
     (tmp_path / "file").touch()
-    refused("cannot be written .*; set XDG_CACHE_HOME", provider, tmp_path / "file" / "cache")
+    refused("cannot be written .*; set PARTITA_CACHE_DIR", provider, tmp_path / "file" / "cache")
 
 
 def test_a_cache_folder_with_an_odd_name_works_or_is_refused(provider: Path, tmp_path: Path):
     assert ask(DESCRIBE, prepare(provider, cache=tmp_path / "a, b"), None, "{}")["count"] == 1
-    refused(r"the loader reads ':', ';' and '\$' as marks; set XDG_CACHE_HOME", provider, tmp_path / "a:b")
+    refused(r"the loader reads ':', ';' and '\$' as marks; set PARTITA_CACHE_DIR", provider, tmp_path / "a:b")
 
 
 def test_onnx_runtime_without_cuda_is_told_apart_from_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -33,13 +33,13 @@ def test_every_reason_is_on_the_page():
 
 def test_the_page_says_how_long_experiments_take_and_where_answers_are_kept():
     from partita.library.place_options import PROBE_SECONDS
-    from partita.runtime.probes.cache import FOLDER_VARIABLE
+    from partita.paths import CACHE_VARIABLE
     from partita.runtime.probes.lab import MODEL_SECONDS, START_SECONDS
 
     said = " ".join(reasons_text().split())
     assert f"After `--probe-seconds` ({PROBE_SECONDS:g} unless given" in said
     assert f"given up after {MODEL_SECONDS:g} seconds, the start of the provider after {START_SECONDS:g}" in said
-    assert f"`{FOLDER_VARIABLE}=`" in said
+    assert f"`{CACHE_VARIABLE}=`" in said
 
 
 def test_one_command_writes_both(tmp_path):

@@ -8,6 +8,7 @@ Which functions there are is in `symbols.py`, what they do in the C files of `st
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import importlib.util
 import json
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import ProviderError
+from partita.paths import CACHE_VARIABLE, cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX, Device
 from partita.providers.cuda_dry_run.symbols import COMMON, CUDA_MAJOR, LIBRARIES, Library, c_text, exports, read_wanted
 
@@ -38,6 +40,8 @@ UNFINISHED = ".building-"
 UNFINISHED_SECONDS = 3600
 """A build takes seconds; what is older was interrupted and may be deleted."""
 COMPILE_SECONDS = 120
+KIND = "cuda-dry-run"
+"""Of what Partita keeps."""
 FLAGS = ("-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 
 
@@ -78,7 +82,7 @@ def provider_library() -> Path:
 def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
     """Return stand-ins for everything that `provider_library` asks of CUDA, building them unless they are in the cache.
 
-    `cache` is the folder to keep builds in; the user's cache folder unless given. Two processes may call this at once.
+    `cache` is the folder to keep builds in, `default_cache` unless given. Two processes may call this at once.
     Raises ProviderError when this is not Linux on x86-64, the library is missing, built for another CUDA or wants
     functions that no stand-in has, pyelftools or a C compiler is missing, or the cache cannot be written.
     """
@@ -97,7 +101,7 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
         build_all(folder, wanted, sources, compiler)
     except OSError as error:
         raise ProviderError(
-            f"{folder.parent}: cannot be written ({error}); set XDG_CACHE_HOME to a folder that can"
+            f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a folder that can"
         ) from error
     result = stored(folder, built=True)
     if result is None:
@@ -192,13 +196,25 @@ def marker_if_loaded(soname: str) -> str | None:
 
 
 def default_cache() -> Path:
-    """Folder for builds in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
+    """Folder for builds: among what Partita keeps, or one that goes with this process where nothing is to be kept.
+
+    Raises ProviderError when there is no place for them.
+    """
+    kept = cache_folder(KIND)
+    if kept is not None:
+        return kept
     try:
-        root = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:
-        raise ProviderError("no home folder to keep the stand-ins in; set XDG_CACHE_HOME to a folder") from error
-    return root / "partita" / "cuda-dry-run"
+        return Path(_of_this_process().name)
+    except OSError as error:
+        raise ProviderError(
+            f"no folder to keep the stand-ins in ({error}); set {CACHE_VARIABLE} to a folder"
+        ) from error
+
+
+@functools.cache
+def _of_this_process() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed at the end of the process."""
+    return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
 
 
 def loadable(cache: Path) -> Path:
@@ -206,7 +222,7 @@ def loadable(cache: Path) -> Path:
     path = cache.absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
         raise ProviderError(
-            f"{path}: the loader reads ':', ';' and '$' as marks; set XDG_CACHE_HOME to a folder without"
+            f"{path}: the loader reads ':', ';' and '$' as marks; set {CACHE_VARIABLE} to a folder without"
         )
     return path
 

@@ -9,22 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from partita.files import replace
 from partita.observations.facts import Outcome
+from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build
 
 FORMAT = 2
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
-FOLDER_VARIABLE = "PARTITA_CACHE_DIR"
+KIND = "probes"
+"""Of what Partita keeps."""
 MOST_ANSWERS = 20_000
 
 
@@ -52,14 +53,7 @@ class Cache:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             merged = {**read(self.path), **self.new}
             kept = dict(list(merged.items())[-MOST_ANSWERS:])
-            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=".probes-")
-            try:
-                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                    json.dump({"format": FORMAT, "answers": kept}, file)
-                Path(name).replace(self.path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+            replace(self.path, json.dumps({"format": FORMAT, "answers": kept}))
 
 
 def read(path: Path) -> dict[str, tuple[Outcome, str]]:
@@ -79,25 +73,11 @@ def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = No
 
     `environment`: that of the processes which are asked; None for our own.
     """
-    folder = cache_folder()
+    folder = cache_folder(KIND)
     if folder is None:
         return Cache(None)
     text = json.dumps(identity(resolution, os.environ if environment is None else environment), sort_keys=True)
     return Cache(folder / f"{resolution.provider.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
-
-
-def cache_folder() -> Path | None:
-    """Where answers are kept; None when the user's variable is empty, which turns the cache off."""
-    given = os.environ.get(FOLDER_VARIABLE)
-    if given is not None:
-        return Path(given) / "probes" if given else None
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA")
-        return Path(base) / "partita" / "probes" if base else None
-    base = os.environ.get("XDG_CACHE_HOME")
-    with suppress(RuntimeError):
-        return (Path(base) if base else Path.home() / ".cache") / "partita" / "probes"
-    return None
 
 
 def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:

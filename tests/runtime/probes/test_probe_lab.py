@@ -174,9 +174,9 @@ def test_large_constants_are_holes_in_one_file(model, tmp_path):
 
 
 def test_the_tests_keep_out_of_the_users_cache(own_cache):
-    from partita.runtime.probes.cache import cache_folder
+    from partita.paths import cache_folder
 
-    assert cache_folder() == own_cache / "probes"
+    assert cache_folder("probes") == own_cache / "probes"
 
 
 # --- real children -------------------------------------------------------------------------------------------------
