@@ -12,7 +12,8 @@ import typer.main
 
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, provider_name
-from partita.diagnosis.reasons.base import Step, load_reasons
+from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.steps import Step
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.actions import for_reason, top_actions
 from partita.partition_reports.sections.fallbacks import by_reason

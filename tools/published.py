@@ -7,17 +7,41 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from partita.diagnosis.evidence import Ground
+from partita.diagnosis.precedence import PRECEDENCE, explain
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.partition_reports.records import json_schema
 
+GROUNDS: dict[Ground, str] = {
+    "pin": "a pin covers the node",
+    "line": "a log line names the node",
+    "blank_line": "a log line with a blank in place of the name",
+    "graph_line": "a log line about the graph",
+    "alone": "experiments on the node alone",
+    "alone_said": "what the provider said as it failed over the node alone",
+    "part": "the smallest part that the provider does not open",
+    "budget": "a budget, and nothing else in the way",
+    "origin": "the file has no such node",
+    "entry": "what became of the provider",
+    "nothing": "nothing",
+}
+PRECEDENCE_HEAD = """## Which reason goes first
+
+When several apply, the row that stands first decides; within a row, the code that stands first. The table is
+`partita/diagnosis/precedence.py`.
+
+| | codes | when this shows it | why it stands here |
+|---|---|---|---|"""
 REASONS_HEAD = """# Reason codes
 
 Why a node is not on the first provider of the chain. The list grows with the reasons that Partita can prove; what it
 cannot prove is `unexplained`, and counted.
 
-Every reason is asked about every such node, and the one with the strongest evidence is given:
+Every reason is asked about every such node. Of those that apply, the one that stands first in the table at the end of
+this page is given, with its evidence:
 
 | evidence | means |
 |---|---|
@@ -72,21 +96,30 @@ def schema_text() -> str:
 
 def reasons_text() -> str:
     """The list of reasons, as docs/reasons.md holds it."""
-    return "\n".join([REASONS_HEAD, *(describe(reason) for reason in load_reasons())])
+    return "\n".join([REASONS_HEAD, *(describe(reason) for reason in load_reasons()), *precedence_text()])
+
+
+def precedence_text() -> Iterator[str]:
+    """The table of precedence, row by row."""
+    yield PRECEDENCE_HEAD
+    for number, rank in enumerate(PRECEDENCE, 1):
+        codes = ", ".join(f"`{code}`" for code in rank.codes)
+        yield f"| {number} | {codes} | {GROUNDS[rank.ground]} | {rank.because} |"
+    yield ""
 
 
 def describe(reason: Reason) -> str:
     """One reason with its example."""
     example = reason.example
-    finding = reason.decide(example)
-    shown = f"{finding.kind}: {finding.evidence}" if finding else "no finding"
+    _, finding = explain(example)
+    shown = f"{finding.kind}: {finding.evidence}"
     return (
         f"## {reason.code}\n\n"
         f"{reason.title}. Level: {reason.level}.\n\n"
         f"- **Applies when** {reason.condition}.\n"
         f"- **Evidence it needs:** {reason.needs}.\n"
         f"- **What to do:** {reason.remedy}.\n\n"
-        f"Example: `{example.node}` ({example.op_type}) is wanted on {example.wanted.provider} "
+        f"Example: `{example.node}` ({example.op_type}) is wanted on {example.skipped.provider} "
         f"and runs on {example.provider}.\n\n"
         f"```\n{shown}\n```\n"
     )

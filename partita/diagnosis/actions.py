@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from partita.diagnosis.reasons.base import Step, load_reasons
+from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.steps import Step
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import short_provider
 from partita.remedies import Remedy

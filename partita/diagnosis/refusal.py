@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.diagnosis.reasons.base import name_in, names_a_node
+from partita.diagnosis.evidence import name_in, names_a_node
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.diagnosis.why import explain_node

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from partita.diagnosis.evidence import Context, Finding
+from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import fullest
-from partita.diagnosis.reasons.base import Context, Finding, Reason, explain, load_reasons
+from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
@@ -52,7 +54,7 @@ def explain_node(
         node=name,
         op_type=op_type,
         provider=provider,
-        wanted=wanted,
+        skipped=wanted,
         exported=name in index.exported or name in index.inner,
         replaces=names[1:],
         log=(*index.blank_log.get(name, ()), *(line for each in names for line in index.log.get(each, ()))),
@@ -89,7 +91,7 @@ def explain_node(
 def nowhere() -> tuple[Reason, Finding]:
     """For a node that no source places: it may well be on the wanted provider, so nothing is said of why it is not."""
     unexplained = next(reason for reason in load_reasons() if reason.code == "unexplained")
-    return unexplained, Finding("none", "no source says where this node runs")
+    return unexplained, Finding("none", "nothing", "no source says where this node runs")
 
 
 def trial_record(trial: Trial) -> TrialRecord:

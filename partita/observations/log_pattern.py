@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from partita.observations.codes import ReasonCode
+
 
 @dataclass(frozen=True, slots=True)
 class LogPattern:
     """How a line of ONNX Runtime's log gives a reason away."""
 
-    reason: str
-    """A reason code."""
+    reason: ReasonCode
     pattern: str
     """Regular expression, searched for in one line; named groups `node`, `op` and `why` where the line has them."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from partita.diagnosis.reasons.base import Context, explain
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.precedence import explain
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import explain_node, nodes_to_probe
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, NodeProbe, SessionFacts, Trial

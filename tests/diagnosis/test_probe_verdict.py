@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
+from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import CODES, conclude, fullest, unprobed_nodes
-from partita.diagnosis.reasons.base import explain
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import Factor, NodeProbe, Outcome, ProbingFacts, RejectedPart, Trial
@@ -223,7 +223,7 @@ def test_a_line_on_attributes_stands_against_an_experiment_on_types():
 
 def test_experiments_say_nothing_of_a_provider_that_did_not_start():
     gone = ChainEntry(provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy")
-    assert explain(context(wanted=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
+    assert explain(context(skipped=gone, probe=probe(*TAKEN_AS_FLOAT)))[0].code == "device_missing"
 
 
 def test_why_there_is_no_experiment_is_said_where_nothing_explains_the_node():
@@ -309,10 +309,10 @@ def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="failed", remedy="?")
     part = RejectedPart((GATHER,), "finalising failed", True, 4)
     failing = probe(changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap"))
-    reason, finding = explain(context(wanted=gone, rejected=part, probe=failing))
+    reason, finding = explain(context(skipped=gone, rejected=part, probe=failing))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
     assert "the whole graph because of this node: without mode=wrap the provider takes" in finding.evidence
-    assert explain(context(node=DET, wanted=gone, rejected=part))[0].code == "subgraph_rejected"
+    assert explain(context(node=DET, skipped=gone, rejected=part))[0].code == "subgraph_rejected"
 
 
 def test_a_part_that_may_not_be_the_smallest_says_so():
@@ -383,7 +383,7 @@ def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
     left = NodeProbe(CONCAT, (changed("as_is", "left", ""), changed("attribute", "taken", "without axis=1")))
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     codes = {
-        probed.node: explain(context(node=probed.node, wanted=gone, rejected=part, probe=probed, log=()))[0].code
+        probed.node: explain(context(node=probed.node, skipped=gone, rejected=part, probe=probed, log=()))[0].code
         for probed in (fails, left)
     }
     assert codes == {DET: "attribute_unsupported", CONCAT: "subgraph_rejected"}
@@ -392,5 +392,5 @@ def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
 def test_a_graph_that_fails_only_as_a_whole_says_so():
     part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, tries=1, whole=True)
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
-    reason, finding = explain(context(node=DET, wanted=gone, rejected=part, log=()))
+    reason, finding = explain(context(node=DET, skipped=gone, rejected=part, log=()))
     assert reason.code == "subgraph_rejected" and "over no part cut out of it: not acyclic" in finding.evidence

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 import partita.diagnosis.reasons as reasons_folder
-from partita.diagnosis.reasons.base import Context, Reason, explain, load_reasons
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.precedence import explain
+from partita.diagnosis.reasons.base import load_reasons
 from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, PREFERRED
 
@@ -54,7 +56,7 @@ def test_a_reason_is_documented(code):
 
 @pytest.mark.parametrize("code", sorted(set(REASONS) - {"unexplained"}))
 def test_a_reason_without_its_evidence_stays_silent(code):
-    assert REASONS[code].decide(context()) is None
+    assert REASONS[code].findings(context()) == ()
 
 
 def test_what_nobody_explains_is_unexplained():
@@ -102,15 +104,11 @@ def test_an_exported_node_is_not_taken_for_an_inserted_one():
 
 def test_a_code_is_lower_case_words():
     with pytest.raises(ValueError, match="not a reason code"):
-        replace_code(REASONS["unexplained"], "No Kernel")
-
-
-def replace_code(reason: Reason, code: str) -> Reason:
-    return replace(reason, code=code)
+        replace(REASONS["unexplained"], code="No Kernel")  # type: ignore[arg-type]
 
 
 def test_a_pattern_of_another_reason_is_no_evidence():
-    assert REASONS["cpu_preferred"].decide(context(log=(NO_KERNEL,))) is None
+    assert REASONS["cpu_preferred"].findings(context(log=(NO_KERNEL,))) == ()
 
 
 def test_a_name_with_blanks_is_found_whole():
@@ -123,7 +121,7 @@ def test_a_provider_that_is_not_there_explains_every_node_in_its_own_words():
     entry = ChainEntry(
         provider=GPU, status="unavailable", reason="device_missing", evidence="no adapter", remedy="buy one"
     )
-    reason, finding = explain(context(wanted=entry, log=()))
+    reason, finding = explain(context(skipped=entry, log=()))
     assert (reason.code, finding.kind, finding.evidence, finding.remedy) == (
         "device_missing",
         "logged",
@@ -134,7 +132,7 @@ def test_a_provider_that_is_not_there_explains_every_node_in_its_own_words():
 
 def test_a_provider_reason_without_evidence_is_unexplained():
     entry = ChainEntry(provider=GPU, status="unavailable", reason="library_missing")
-    assert explain(context(wanted=entry))[0].code == "unexplained"
+    assert explain(context(skipped=entry))[0].code == "unexplained"
 
 
 def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import RETARGET, Context, Finding, Reason, logged, probed
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import RETARGET
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when the provider logged that it does not take this node as it is, or an experiment shows it."""
-    return logged(context, "attribute_unsupported") or probed(context, "attribute_unsupported")
-
 
 REASON = Reason(
     code="attribute_unsupported",
@@ -28,7 +24,7 @@ REASON = Reason(
         node="decoder/ConvTranspose",
         op_type="ConvTranspose",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(
@@ -43,6 +39,5 @@ REASON = Reason(
             ),
         ),
     ),
-    decide=decide,
     steps=(RETARGET,),
 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import STATIC, Context, Finding, Reason, logged
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import STATIC
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when the log says that ONNX Runtime forced this node to the CPU as an optimisation."""
-    return logged(context, "cpu_preferred")
-
 
 REASON = Reason(
     code="cpu_preferred",
@@ -24,7 +20,7 @@ REASON = Reason(
         node="/Concat",
         op_type="Concat",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(
@@ -34,6 +30,5 @@ REASON = Reason(
         ),
         patterns=(LogPattern("cpu_preferred", r"Force fallback to CPU execution for node: (?P<node>\S+) because"),),
     ),
-    decide=decide,
     steps=(STATIC,),
 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import STATIC, Context, Finding, Reason, probed, unavailable
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import STATIC
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when an experiment shows that fixed sizes are all it takes, for the node or for the graph as a whole."""
-    return probed(context, "dynamic_shape") or unavailable(context, "dynamic_shape", kind="probed")
-
 
 REASON = Reason(
     code="dynamic_shape",
@@ -25,7 +21,7 @@ REASON = Reason(
         node="/MatMul",
         op_type="MatMul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="QNNExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="QNNExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
@@ -37,6 +33,6 @@ REASON = Reason(
             ),
         ),
     ),
-    decide=decide,
+    entry_kind="probed",
     steps=(STATIC,),
 )

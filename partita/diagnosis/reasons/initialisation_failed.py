@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import ASK_PROVIDER
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when the wanted provider was found unavailable for this very reason, and somebody said so."""
-    return unavailable(context, "initialisation_failed")
-
 
 REASON = Reason(
     code="initialisation_failed",
@@ -24,7 +20,7 @@ REASON = Reason(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(
+        skipped=ChainEntry(
             provider="CUDAExecutionProvider",
             status="unavailable",
             reason="initialisation_failed",
@@ -36,6 +32,5 @@ REASON = Reason(
         replaces=(),
         log=(),
     ),
-    decide=decide,
     steps=(ASK_PROVIDER,),
 )

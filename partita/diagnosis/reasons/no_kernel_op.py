@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.probe_verdict import conclude
-from partita.diagnosis.reasons.base import (
-    FINER,
-    PROBE,
-    RETARGET,
-    STANDARD,
-    Context,
-    Finding,
-    Reason,
-    inserted,
-    logged,
-    probed,
-    said_of_operator,
-)
+from collections.abc import Iterator
+from dataclasses import replace
+
+from partita.diagnosis.evidence import Context, Finding, alone, lines, said_of_operator
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import PROBE, RETARGET, STANDARD
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
@@ -26,23 +18,13 @@ REMEDY = (
 )
 
 
-def decide(context: Context) -> Finding | None:
-    """Applies when experiments find nothing that the provider takes, or when it logged that it has no kernel.
-
-    Such a line does not tell the operator from its version or its types, so an experiment that does goes before it.
-    """
-    shown = conclude(context.probe)
-    if (shown is not None and shown.code in FINER) or inserted(context):
-        return None
-    if context.nameless and shown is not None and shown.code == "not_claimed":
-        return None  # a line without a name may be about another node of the same operator
-    said = said_of_operator(context)
+def find(context: Context) -> Iterator[Finding]:
+    """Experiments that found nothing the provider takes, a line that says so, or what it said as it failed alone."""
+    said = said_of_operator(context, "no_kernel_op")
     if said:
-        return Finding("probed", f"alone, it makes the provider fail: {said}", REMEDY)
-    if context.rejected is not None:
-        return None
-    tried = probed(context, "no_kernel_op")
-    return Finding(tried.kind, tried.evidence, REMEDY) if tried is not None else logged(context, "no_kernel_op")
+        yield Finding("probed", "alone_said", f"alone, it makes the provider fail: {said}", REMEDY)
+    yield from (replace(found, remedy=REMEDY) for found in alone(context, "no_kernel_op"))
+    yield from lines(context, "no_kernel_op")
 
 
 REASON = Reason(
@@ -62,7 +44,7 @@ REASON = Reason(
         node="model.rotary_emb/Gather",
         op_type="Gather",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(
@@ -84,7 +66,7 @@ REASON = Reason(
             ),
         ),
     ),
-    decide=decide,
+    find=find,
     steps=(
         RETARGET,
         STANDARD,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import HALF, RETARGET, SINGLE, Context, Finding, Reason, probed
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import HALF, RETARGET, SINGLE
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when an experiment shows that another element type is all it takes."""
-    return probed(context, "no_kernel_type")
-
 
 REASON = Reason(
     code="no_kernel_type",
@@ -25,7 +21,7 @@ REASON = Reason(
         node="model.layers.0.self_attn/GroupQueryAttention",
         op_type="GroupQueryAttention",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
@@ -38,7 +34,6 @@ REASON = Reason(
             ),
         ),
     ),
-    decide=decide,
     steps=(
         RETARGET,
         HALF,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import RETARGET, STANDARD, Context, Finding, Reason, probed
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import RETARGET, STANDARD
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when an experiment shows that another version of the operator is all it takes."""
-    return probed(context, "no_kernel_version")
-
 
 REASON = Reason(
     code="no_kernel_version",
@@ -25,7 +21,7 @@ REASON = Reason(
         node="/Reshape",
         op_type="Reshape",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
@@ -37,6 +33,5 @@ REASON = Reason(
             ),
         ),
     ),
-    decide=decide,
     steps=(RETARGET, STANDARD),
 )

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import RETARGET, Context, Finding, Reason, probed
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import RETARGET
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.records import ChainEntry
-
-
-def decide(context: Context) -> Finding | None:
-    """Applies when the node alone is taken, and no budget of the user's can have kept it out."""
-    return None if context.budget else probed(context, "not_claimed")
-
 
 REASON = Reason(
     code="not_claimed",
@@ -24,7 +20,7 @@ REASON = Reason(
         node="/Add",
         op_type="Add",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="OpenVINOExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="OpenVINOExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
@@ -33,6 +29,5 @@ REASON = Reason(
             (Trial("as_is", "", "taken", ""),),
         ),
     ),
-    decide=decide,
     steps=(RETARGET,),
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import ASK_PROVIDER, Context, Finding, Reason, unavailable
+from collections.abc import Iterator
+
+from partita.diagnosis.evidence import Context, Finding
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import ASK_PROVIDER
 from partita.observations.records import ChainEntry
 
 
-def decide(context: Context) -> Finding | None:
-    """Applies when the wanted provider was found unavailable for this very reason."""
-    otherwise = f"{context.wanted.provider} is not among the providers of this build"
-    return unavailable(context, "not_in_build", kind="derived", otherwise=otherwise)
+def find(context: Context) -> Iterator[Finding]:
+    """The provider was found unavailable for this very reason; that it is not listed is evidence enough."""
+    entry = context.skipped
+    if not context.started and entry.reason == "not_in_build":
+        evidence = entry.evidence or f"{entry.provider} is not among the providers of this build"
+        yield Finding("derived", "entry", evidence, entry.remedy)
 
 
 REASON = Reason(
@@ -23,7 +29,7 @@ REASON = Reason(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(
+        skipped=ChainEntry(
             provider="WebGpuExecutionProvider",
             status="unavailable",
             reason="not_in_build",
@@ -34,6 +40,6 @@ REASON = Reason(
         replaces=(),
         log=(),
     ),
-    decide=decide,
+    find=find,
     steps=(ASK_PROVIDER,),
 )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from partita.diagnosis.evidence import Context, Finding, lines
 from partita.diagnosis.probe_verdict import conclude
-from partita.diagnosis.reasons.base import WITHOUT_OPTIONS, Context, Finding, Reason, logged
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import WITHOUT_OPTIONS
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
@@ -13,26 +16,23 @@ from partita.observations.records import ChainEntry
 ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total estimated memory: (?P<bytes>\d+) bytes")
 
 
-def decide(context: Context) -> Finding | None:
-    """Applies when the log says that the budget ended at this node, or there is a budget and nothing else in the way.
+def find(context: Context) -> Iterator[Finding]:
+    """A line that says where the budget ended; or there is a budget, and nothing else in the way.
 
     Nothing else is in the way when the provider takes the node alone, without a budget.
     """
-    said = logged(context, "over_budget")
-    if said is not None or not context.budget or context.wanted.status != "active":
-        return said
+    yield from lines(context, "over_budget")
     shown = conclude(context.probe)
-    if shown is None or shown.code != "not_claimed":
-        return None
-    needed = estimate(context)
-    return Finding("probed", f"{context.budget}{needed}; {shown.evidence} when there is no budget")
+    if context.budget and context.started and shown is not None and shown.code == "not_claimed":
+        evidence = f"{context.budget}{estimate(context)}; {shown.evidence} when there is no budget"
+        yield Finding("probed", "budget", evidence)
 
 
 def estimate(context: Context) -> str:
     """What ONNX Runtime reckons with for the nodes that the provider did take, where the log has it."""
     for line in context.session_log:
         told = ESTIMATE.search(line)
-        if told is not None and told["provider"] == context.wanted.provider:
+        if told is not None and told["provider"] == context.skipped.provider:
             return f", of which the nodes that it took need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
     return ""
 
@@ -49,7 +49,7 @@ REASON = Reason(
         node="model.layers.7.mlp.up_proj/MatMul",
         op_type="MatMul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="CUDAExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="CUDAExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
@@ -63,6 +63,6 @@ REASON = Reason(
         ),
         patterns=(LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),),
     ),
-    decide=decide,
+    find=find,
     steps=(WITHOUT_OPTIONS,),
 )

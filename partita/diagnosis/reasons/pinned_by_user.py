@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import WITHOUT_OPTIONS, Context, Finding, Reason, logged
+from collections.abc import Iterator
+
+from partita.diagnosis.evidence import Context, Finding, lines
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import WITHOUT_OPTIONS
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
 
-def decide(context: Context) -> Finding | None:
-    """Applies when a pin of the user's covers the node, or the provider logged that it obeys an option to that end."""
+def find(context: Context) -> Iterator[Finding]:
+    """A pin of the user's covers the node, or the provider logged that it obeys an option to that end."""
     if context.pin is not None:
-        return Finding("derived", f"--pin {context.pin}")
-    return logged(context, "pinned_by_user")
+        yield Finding("derived", "pin", f"--pin {context.pin}")
+    yield from lines(context, "pinned_by_user")
 
 
 REASON = Reason(
@@ -26,7 +30,7 @@ REASON = Reason(
         node="lm_head/MatMul",
         op_type="MatMul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(
@@ -35,6 +39,6 @@ REASON = Reason(
         ),
         patterns=(LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),),
     ),
-    decide=decide,
+    find=find,
     steps=(WITHOUT_OPTIONS,),
 )

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import Context, Finding, Reason, inserted
+from collections.abc import Iterator
+
+from partita.diagnosis.evidence import Context, Finding, inserted
+from partita.diagnosis.reasons.base import Reason
 from partita.observations.records import ChainEntry
 from partita.observations.text_format import name_some
 
 
-def decide(context: Context) -> Finding | None:
-    """Applies when the file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
-    if not inserted(context) or context.wanted.status != "active":
-        return None
+def find(context: Context) -> Iterator[Finding]:
+    """The file has no such node, and its neighbours or its name show that ONNX Runtime inserted it."""
+    if not inserted(context) or not context.started:
+        return
+    what = f"the ONNX file has no {context.op_type}"
     if context.beside:
-        return Finding(
-            "derived",
-            f"the ONNX file has no {context.op_type} here; ONNX Runtime added it when it rewrote "
-            f"{name_some(context.beside, 3)} for the provider they are on",
-        )
-    return Finding(
-        "derived", f"the ONNX file has no {context.op_type} of this name; ONNX Runtime names its own nodes so"
-    )
+        rewrote = name_some(context.beside, 3)
+        told = f"{what} here; ONNX Runtime added it when it rewrote {rewrote} for the provider they are on"
+        yield Finding("derived", "origin", told)
+    else:
+        yield Finding("derived", "origin", f"{what} of this name; ONNX Runtime names its own nodes so")
 
 
 REASON = Reason(
@@ -35,10 +36,10 @@ REASON = Reason(
         node="Transpose_token_4",
         op_type="Transpose",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
         exported=False,
         replaces=(),
         log=(),
     ),
-    decide=decide,
+    find=find,
 )

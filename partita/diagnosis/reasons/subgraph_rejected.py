@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from partita.diagnosis.evidence import Context, Finding, alone, graph_lines, is_culprit, lines
 from partita.diagnosis.probe_verdict import conclude
-from partita.diagnosis.reasons.base import (
-    FINER,
-    RETARGET,
-    STANDARD,
-    Context,
-    Finding,
-    Reason,
-    about_the_graph,
-    is_culprit,
-    logged,
-    probed,
-    said_of_operator,
-)
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import RETARGET, STANDARD
 from partita.observations.facts import RejectedPart
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
@@ -23,27 +15,17 @@ from partita.observations.records import ChainEntry
 MOST_NAMED = 5
 
 
-def decide(context: Context) -> Finding | None:
-    """Applies when the provider failed over the graph or over this node alone, or logged that it rejects a part.
+def find(context: Context) -> Iterator[Finding]:
+    """The provider failed over the graph or over this node alone, or logged that it rejects a part.
 
-    A line about the graph names no node: that this node is in what was left over only follows from where it runs.
+    What is not in the file was not rejected: ONNX Runtime made it afterwards.
     """
-    if said_of_operator(context) and (context.rejected is None or context.node in context.rejected.nodes):
-        return None
     if context.rejected is not None:
-        shown = conclude(context.probe)
-        finer = shown is not None and shown.code in FINER and is_culprit(context)
-        return None if finer else Finding("probed", whole_graph(context.rejected, context))
-    if not context.exported:
-        return None
-    alone = probed(context, "subgraph_rejected")
-    if alone is not None:
-        return alone
-    about_node = logged(context, "subgraph_rejected")
-    if about_node is not None:
-        return about_node
-    about_graph = about_the_graph(context, "subgraph_rejected")
-    return Finding("derived", about_graph.evidence) if about_graph is not None else None
+        yield Finding("probed", "part", whole_graph(context.rejected, context))
+    if context.exported:
+        yield from alone(context, "subgraph_rejected")
+        yield from lines(context, "subgraph_rejected")
+        yield from graph_lines(context, "subgraph_rejected")
 
 
 def whole_graph(part: RejectedPart, context: Context) -> str:
@@ -76,7 +58,7 @@ REASON = Reason(
         node="model.layers.0.mlp/Mul",
         op_type="Mul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="TensorrtExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="TensorrtExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
@@ -90,6 +72,6 @@ REASON = Reason(
             "run on TensorRT execution provider",
         ),
     ),
-    decide=decide,
+    find=find,
     steps=(RETARGET, STANDARD),
 )

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from partita.diagnosis.reasons.base import PROBE, Context, Finding, Reason
+from collections.abc import Iterator
+
+from partita.diagnosis.evidence import Context, Finding
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import PROBE
 from partita.observations.records import ChainEntry
 
 
-def decide(context: Context) -> Finding:
+def find(context: Context) -> Iterator[Finding]:
     """Applies to every node; having no evidence, it gives way to any other reason."""
-    entry = context.wanted
-    if entry.status == "unavailable":
-        return Finding("none", entry.evidence or f"{entry.provider} is unavailable ({entry.reason})", entry.remedy)
-    why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
-    return Finding("none", f"no source says why the node is not on the wanted provider{why}")
+    entry = context.skipped
+    if not context.started:
+        evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
+        yield Finding("none", "nothing", evidence, entry.remedy)
+    else:
+        why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
+        yield Finding("none", "nothing", f"no source says why the node is not on the wanted provider{why}")
 
 
 REASON = Reason(
@@ -26,11 +32,11 @@ REASON = Reason(
         node="model.norm/Mul",
         op_type="Mul",
         provider="CPUExecutionProvider",
-        wanted=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
         exported=True,
         replaces=(),
         log=(),
     ),
-    decide=decide,
+    find=find,
     steps=(PROBE,),
 )

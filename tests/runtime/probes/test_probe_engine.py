@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import parser
 
-from partita.diagnosis.reasons.base import Context, explain
+from partita.diagnosis.evidence import Context
+from partita.diagnosis.precedence import explain
 from partita.errors import ProviderError
 from partita.library.probing import why_refused, with_probes
 from partita.observations.facts import AssignedNode, NodeProbe, Trial

@@ -1,0 +1,203 @@
+"""What there is to go by for one node and one provider that it is not on, and the findings that all reasons have alike.
+
+A finding has a ground: where it comes from. Which ground of which reason goes before which is `precedence`'s alone, so
+nothing here, and no reason, knows another reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from partita.diagnosis.inlined_nodes import NODE_GROUP, with_blank
+from partita.diagnosis.probe_verdict import conclude
+from partita.observations.codes import EvidenceKind, ReasonCode
+from partita.observations.facts import FAILED, NodeProbe, RejectedPart
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry
+
+Ground = Literal[
+    "pin",  # the user's pin
+    "line",  # a line of the log that names the node
+    "blank_line",  # such a line with a blank where the name would be, for a node that ONNX Runtime gave none
+    "graph_line",  # a line of the log about the graph as a whole
+    "alone",  # experiments on the node alone
+    "alone_said",  # what the provider said while it failed over the node alone
+    "part",  # the smallest part of the graph over which the provider fails
+    "budget",  # the user's budget, and that nothing else is in the way
+    "origin",  # the graph of the file, which has no such node
+    "entry",  # what became of the provider itself
+    "nothing",
+]
+"""Where a finding comes from."""
+OWN_NAMES = {
+    "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
+    "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
+    "Transpose": re.compile(r"Transpose(_token_\d+)?"),
+    "Cast": re.compile(r"InsertedPrecisionFreeCast_.+"),
+    "QuantizeLinear": re.compile(r"QuantizeLinear(_token_\d+)?|.+_q(_token_\d+)?"),
+    "DequantizeLinear": re.compile(r"DequantizeLinear(_token_\d+)?|.+(_dq|/duplicated)(_token_\d+)?"),
+}
+"""Names that ONNX Runtime gives to nodes it inserts, by operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a reason may look at: one node, and one provider of the chain that was preferred and skipped."""
+
+    node: str
+    op_type: str | None
+    provider: str
+    """ONNX Runtime's name of the provider the node is on."""
+    skipped: ChainEntry
+    """The preferred provider that the node is not on."""
+    exported: bool
+    """The ONNX file has a node of this name."""
+    replaces: tuple[str, ...]
+    """Exported nodes this one took the place of, where its name tells."""
+    log: tuple[str, ...]
+    """Native log lines that mention the node or one that it replaces."""
+    patterns: tuple[LogPattern, ...] = ()
+    """How such lines, and those of `session_log`, give a reason away: the skipped provider's patterns."""
+    session_log: tuple[str, ...] = ()
+    """Native log lines that a pattern without a node's name fits: they are about a whole graph."""
+    pin: str | None = None
+    """The user's pin that covers the node, as it was written, e.g. cpu:lm_head."""
+    probe: NodeProbe | None = None
+    """Experiments on the node, or on one that it replaces, on the skipped provider."""
+    rejected: RejectedPart | None = None
+    """The smallest part of the graph that the skipped provider does not open."""
+    budget: str = ""
+    """The memory budget that the user gave the skipped provider, e.g. cuda.memory_budget_kb=1000."""
+    nameless: bool = False
+    """ONNX Runtime gave it no name, so that lines of `log` may have a blank in its place."""
+    beside: tuple[str, ...] = ()
+    """Exported nodes that ONNX Runtime rewrote together, and added this node while it did."""
+
+    @property
+    def started(self) -> bool:
+        """The skipped provider was there, and looked at the graph."""
+        return self.skipped.status == "active"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """That a reason applies, and what shows it."""
+
+    kind: EvidenceKind
+    ground: Ground
+    evidence: str
+    remedy: str | None = None
+    """Only when this case needs another remedy than the reason's own."""
+
+
+def usual(context: Context, code: ReasonCode, entry_kind: EvidenceKind = "logged") -> Iterator[Finding]:
+    """What shows any reason: what became of the provider, a line about the node, experiments on the node.
+
+    `entry_kind`: how it is known when a provider is not there for this reason.
+    """
+    entry = context.skipped
+    if not context.started and entry.reason == code and entry.evidence:
+        yield Finding(entry_kind, "entry", entry.evidence, entry.remedy)
+    yield from lines(context, code)
+    yield from alone(context, code)
+
+
+def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
+    """The first line about the node that fits a pattern which gives `code`, and the first with a blank for its name.
+
+    The pattern's group `node` must be one of the node's names as a whole, not the beginning of a longer one. A provider
+    that did not start has looked at no node.
+    """
+    patterns = [pattern for pattern in context.patterns if pattern.reason == code and names_a_node(pattern)]
+    if not context.started or not patterns:
+        return
+    blanks = [blank for pattern in patterns if context.nameless and (blank := with_blank(pattern)) is not None]
+    for line in context.log:
+        if any(blank.search(line) for blank in blanks):
+            yield Finding("logged", "blank_line", line.strip())
+            break
+    named = (
+        line
+        for pattern in patterns
+        for name in (context.node, *context.replaces)
+        for line in context.log
+        if name_in(line, pattern, name)
+    )
+    found = next(named, None)
+    if found is not None:
+        yield Finding("logged", "line", found.strip())
+
+
+def alone(context: Context, code: ReasonCode) -> Iterator[Finding]:
+    """A finding when experiments on the node show this very reason.
+
+    They count for a provider that failed over the graph, too, when this node is what it failed over.
+    """
+    culprit = is_culprit(context)
+    if not context.started and not culprit:
+        return
+    shown = conclude(context.probe)
+    if shown is not None and shown.code == code:
+        whole = "the provider fails over the whole graph because of this node: " if culprit else ""
+        yield Finding("probed", "alone", f"{whole}{shown.evidence}")
+
+
+def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
+    """The first line about the whole graph that fits a pattern which gives `code`.
+
+    It names no node: that this one is in what it speaks of only follows from where it runs.
+    """
+    for pattern in context.patterns if context.started else ():
+        if pattern.reason == code and not names_a_node(pattern):
+            line = next((line for line in context.session_log if re.search(pattern.pattern, line)), None)
+            if line is not None:
+                yield Finding("derived", "graph_line", line.strip())
+                return
+
+
+def is_culprit(context: Context) -> bool:
+    """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
+    part, probe = context.rejected, context.probe
+    inside = part is not None and context.node in part.nodes
+    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILED
+
+
+def inserted(context: Context) -> bool:
+    """Whether the file has no such node, and that ONNX Runtime added it is clear by its neighbours or its name."""
+    name = OWN_NAMES.get(context.op_type or "")
+    own = name is not None and name.fullmatch(context.node) is not None
+    return not context.exported and (own or bool(context.beside))
+
+
+def said_of_operator(context: Context, code: ReasonCode) -> str:
+    """What the provider said of the node alone when it failed, where it names the operator and a pattern gives `code`.
+
+    Empty when it said no such thing.
+    """
+    probe = context.probe
+    if probe is None or not probe.trials or probe.unprobed or context.op_type is None:
+        return ""
+    first = probe.trials[0]
+    if first.outcome not in FAILED and context.rejected is None:
+        return ""
+    patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == code]
+    named = re.search(rf"\b{re.escape(context.op_type)}\b", first.said)
+    return first.said if named and any(re.search(pattern, first.said) for pattern in patterns) else ""
+
+
+def names_a_node(pattern: LogPattern) -> bool:
+    """True when the lines that it fits are about one node."""
+    return "(?P<node>" in pattern.pattern
+
+
+def name_in(line: str, pattern: LogPattern, name: str) -> bool:
+    """True when `pattern` finds this very name in `line`."""
+    if NODE_GROUP in pattern.pattern:
+        # What follows the name ends it: the end of the line where the pattern ends too, else a blank or a bracket.
+        end = r"\s*$" if pattern.pattern.endswith(NODE_GROUP) else r"(?![^\s,;)}])"
+        exact = pattern.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")
+        return bool(name) and re.search(exact, line) is not None
+    return any(match["node"] == name for match in re.finditer(pattern.pattern, line))
