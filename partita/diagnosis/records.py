@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from partita.observations.records import PhaseName, Record
+from partita.observations.codes import EvidenceKind
+from partita.observations.facts import Factor, Outcome
+from partita.observations.records import Code, PhaseName, Record
 
 
 class Trial(Record):
     """One experiment: a model of this one node, tried on the wanted provider alone."""
 
-    factor: Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
+    factor: Factor
     """What was changed."""
     change: str
     """In words, e.g. `float32 in place of int64`; empty for as_is."""
-    outcome: Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
+    outcome: Outcome
     said: str
     """What was logged or raised; empty when nothing was."""
     cached: bool
@@ -40,6 +40,23 @@ class FallbackCost(Record):
     """The ground for `harmless`, in words."""
 
 
+class Skipped(Record):
+    """A provider that stands in the chain between the one wanted most and the one a node is on, and why it is not
+    there either.
+    """
+
+    provider: str
+    """ONNX Runtime's name."""
+    reason: Code
+    evidence_kind: EvidenceKind
+    evidence: str
+    remedy: str
+    trials: tuple[Trial, ...] = ()
+    """Experiments on this node with this provider, first the one with nothing changed."""
+    unprobed: str = ""
+    """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+
+
 class Fallback(Record):
     """A node that is not on the provider its user wanted most, and why."""
 
@@ -48,9 +65,9 @@ class Fallback(Record):
     op_type: str | None
     wanted: str
     provider: str
-    reason: str
-    """A reason code; a provider-level one when the wanted provider is not there at all."""
-    evidence_kind: Literal["logged", "probed", "derived", "none"]
+    reason: Code
+    """A provider-level one when the wanted provider is not there at all."""
+    evidence_kind: EvidenceKind
     evidence: str
     remedy: str
     module: str | None
@@ -59,5 +76,7 @@ class Fallback(Record):
     """Experiments on this node, first the one with nothing changed."""
     unprobed: str = ""
     """Why there are no experiments, or not all; empty when they are complete, or were not called for."""
+    skipped: tuple[Skipped, ...] = ()
+    """The other providers of the chain that were preferred to the one it is on, in order."""
     cost: FallbackCost | None = None
     """Null for a node of a refusal, which never ran, and for one in a body of control flow."""

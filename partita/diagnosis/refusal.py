@@ -27,10 +27,11 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
     index = index_session(facts)
     if not chain:
         return ()
+    started = (chain[0], *(entry for entry in chain[1:] if entry.status == "active"))
     allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
     strays = in_order(index, [*assigned_elsewhere(index, allowed), *placed_elsewhere(index, allowed)])
     phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
-    return tuple(explain_node(index, phase, *stray, chain[0]) for stray in strays)
+    return tuple(explain_node(index, phase, *stray, started) for stray in strays)
 
 
 def assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
@@ -54,7 +55,8 @@ def placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[S
 
 def turned_down(index: SessionIndex, name: str) -> bool:
     """True when a log line that a pattern knows names the node."""
-    patterns = [pattern for pattern in index.facts.patterns if names_a_node(pattern)]
+    known = index.facts.providers.values()
+    patterns = [pattern for each in known for pattern in each.patterns if names_a_node(pattern)]
     return any(name_in(line, pattern, name) for line in index.log.get(name, ()) for pattern in patterns)
 
 

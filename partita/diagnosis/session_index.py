@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from partita.diagnosis import fusion, inlined_nodes, naming, native_log, rewritten
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
+from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU
 from partita.observations.records import PhaseName, Source
 
@@ -60,8 +61,8 @@ class SessionIndex:
     """For each node that ONNX Runtime added while it rewrote others, the exported nodes that it rewrote."""
     parts: dict[str, tuple[str, ...]]
     """For each node to which ONNX Runtime gave no name, the exported nodes that it may be a part of."""
-    blank_log: dict[str, tuple[str, ...]]
-    """Native log lines that are about such a node and have a blank in place of the name."""
+    blank_log: dict[str, dict[str, tuple[str, ...]]]
+    """By provider and such a node: native log lines that are about it and have a blank in place of the name."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: as run, else as optimised, as exported or as assigned."""
@@ -124,26 +125,33 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         order_source=order_source,
         claims=claims,
         log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
-        graph_log=native_log.lines_about_the_graph(facts.log, facts.patterns),
+        graph_log=native_log.lines_about_the_graph(facts.log, every_pattern(facts)),
         memcpy=logged if optimised is None else copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
         stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items()},
         beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
         parts=parts,
-        blank_log=inlined_nodes.blank_lines(facts.log, facts.patterns, strays_without_name(facts, parts, claims)),
+        blank_log={
+            provider: inlined_nodes.blank_lines(facts.log, known.patterns, strays_without_name(provider, parts, claims))
+            for provider, known in facts.providers.items()
+        },
     )
 
 
+def every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
+    """The patterns of all providers of the chain, each once."""
+    return tuple(dict.fromkeys(pattern for known in facts.providers.values() for pattern in known.patterns))
+
+
 def strays_without_name(
-    facts: SessionFacts, parts: Iterable[str], claims: Mapping[str, Claims]
+    provider: str, parts: Iterable[str], claims: Mapping[str, Claims]
 ) -> tuple[inlined_nodes.Stray, ...]:
-    """Nodes without a name that no source has on the session's first provider."""
-    first = facts.registered[0] if facts.registered else None
+    """Nodes without a name that no source has on `provider`."""
     return tuple(
         inlined_nodes.Stray(name, next(iter(inlined_nodes.by_operator([name]))))
         for name in parts
-        if not any(first in providers for providers in claims[name].values())
+        if not any(provider in providers for providers in claims[name].values())
     )
 
 

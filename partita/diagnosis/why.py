@@ -1,19 +1,23 @@
-"""Nodes that are not on the first provider of the chain, each with the reason that has the strongest evidence."""
+"""Why a node is not on a provider that was preferred to the one it is on: the one place that answers it."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
 
 from partita.diagnosis.evidence import Context, Finding
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import fullest
 from partita.diagnosis.reasons.base import Reason, load_reasons
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Fallback, Skipped
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
+from partita.observations.codes import ReasonCode
 from partita.observations.facts import AssignedNode, Trial
 from partita.observations.names import INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
 
-UNDECIDED = frozenset({"no_kernel_op", "subgraph_rejected", "not_claimed", "unexplained"})
+UNDECIDED: frozenset[ReasonCode] = frozenset({"no_kernel_op", "subgraph_rejected", "not_claimed", "unexplained"})
 """Reasons that an experiment may replace by a better one: what is logged of them does not tell type from operator."""
 
 
@@ -21,55 +25,51 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
     """Nodes off the first provider of `chain`, in execution order. A node whose provider is unknown counts."""
     if not chain:
         return ()
-    wanted = chain[0]
     main = ((name, index.op_type(name), choose_provider(index.claims[name]) or UNKNOWN) for name in index.order)
-    inner = ((node.name, node.op_type, node.provider) for node in strays_in_bodies(index, wanted.provider))
+    inner = ((node.name, node.op_type, node.provider) for node in in_bodies(index))
     return tuple(
-        explain_node(index, phase, name, op_type, provider, wanted)
+        explain_node(index, phase, name, op_type, provider, chain)
         for name, op_type, provider in (*main, *inner)
-        if provider != wanted.provider
+        if provider != chain[0].provider
     )
 
 
-def strays_in_bodies(index: SessionIndex, wanted: str) -> tuple[AssignedNode, ...]:
-    """Nodes in bodies of control flow that are on another provider than the wanted one.
-
-    They are in no plan and run no telling how often, so they have no place in a phase's figures.
+def in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
+    """Nodes in bodies of control flow. They are in no plan and run no telling how often, so they have no place in a
+    phase's figures.
     """
     listed = {
         node.name: node
         for node in index.facts.assigned or ()
-        if node.name in index.inner and node.name not in index.present and node.provider != wanted
+        if node.name in index.inner and node.name not in index.present
     }
     return tuple(listed.values())
 
 
+def passed_over(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
+    """The entries of `chain` that were preferred to `provider`, in order; only the first when it is not known.
+
+    A provider of the chain that is not there can still be the one that would take a node: then, too, the first.
+    """
+    if provider == UNKNOWN:
+        return tuple(chain[:1])
+    return tuple(itertools.takewhile(lambda entry: entry.provider != provider, chain)) or tuple(chain[:1])
+
+
 def explain_node(
-    index: SessionIndex, phase: PhaseName, name: str, op_type: str | None, provider: str, wanted: ChainEntry
+    index: SessionIndex,
+    phase: PhaseName,
+    name: str,
+    op_type: str | None,
+    provider: str,
+    chain: Sequence[ChainEntry],
 ) -> Fallback:
-    """Why the node `name` is on `provider` and not on the wanted one."""
-    origin = (name, *index.replaces(name))
-    names = (name,) if name in index.parts else origin  # what is said of a function is not said of its nodes
-    context = Context(
-        node=name,
-        op_type=op_type,
-        provider=provider,
-        skipped=wanted,
-        exported=name in index.exported or name in index.inner,
-        replaces=names[1:],
-        log=(*index.blank_log.get(name, ()), *(line for each in names for line in index.log.get(each, ()))),
-        patterns=index.facts.patterns,
-        session_log=index.graph_log,
-        pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
-        probe=fullest(index.facts.probes, names),
-        rejected=index.facts.rejected,
-        budget=index.facts.budget,
-        nameless=name in index.parts,
-        beside=index.beside.get(name, ()),
-    )
-    lost = provider == UNKNOWN and wanted.status == "active" and context.pin is None
-    reason, finding = nowhere() if lost else explain(context)
-    known = (index.exported.get(each) or index.inner.get(each) for each in origin)
+    """Why the node `name` is on `provider` and on none of the entries of `chain` that were preferred to it.
+
+    `chain` begins with a provider that the node is not on.
+    """
+    wanted, *others = [why(index, name, op_type, provider, entry) for entry in passed_over(chain, provider)]
+    known = (index.exported.get(each) or index.inner.get(each) for each in (name, *index.replaces(name)))
     origins = (node.source for node in known if node is not None)
     return Fallback(
         phase=phase,
@@ -77,14 +77,57 @@ def explain_node(
         op_type=op_type,
         wanted=wanted.provider,
         provider=provider,
+        reason=wanted.reason,
+        evidence_kind=wanted.evidence_kind,
+        evidence=wanted.evidence,
+        remedy=wanted.remedy,
+        module=index.module(name),
+        source_line=next((origin for origin in origins if origin), None),
+        trials=wanted.trials,
+        unprobed=wanted.unprobed,
+        skipped=tuple(others),
+    )
+
+
+def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Skipped:
+    """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
+    context = context_of(index, name, op_type, provider, skipped)
+    lost = provider == UNKNOWN and context.started and context.pin is None
+    reason, finding = nowhere() if lost else explain(context)
+    probe = context.probe
+    return Skipped(
+        provider=skipped.provider,
         reason=reason.code,
         evidence_kind=finding.kind,
         evidence=finding.evidence,
         remedy=finding.remedy or reason.remedy,
-        module=index.module(name),
-        source_line=next((origin for origin in origins if origin), None),
-        trials=tuple(trial_record(trial) for trial in context.probe.trials) if context.probe else (),
-        unprobed=context.probe.unprobed if context.probe else "",
+        trials=tuple(trial_record(trial) for trial in probe.trials) if probe is not None else (),
+        unprobed=probe.unprobed if probe is not None else "",
+    )
+
+
+def context_of(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Context:
+    """Everything that the reasons may look at, of one node and one provider that it is not on."""
+    facts = index.facts.of(skipped.provider)
+    origin = (name, *index.replaces(name))
+    names = (name,) if name in index.parts else origin  # what is said of a function is not said of its nodes
+    blank = index.blank_log.get(skipped.provider, {}).get(name, ())
+    return Context(
+        node=name,
+        op_type=op_type,
+        provider=provider,
+        skipped=skipped,
+        exported=name in index.exported or name in index.inner,
+        replaces=names[1:],
+        log=(*blank, *(line for each in names for line in index.log.get(each, ()))),
+        patterns=facts.patterns,
+        session_log=index.graph_log,
+        pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
+        probe=fullest(facts.probes, names),
+        rejected=facts.rejected,
+        budget=facts.budget,
+        nameless=name in index.parts,
+        beside=index.beside.get(name, ()),
     )
 
 
@@ -101,8 +144,9 @@ def trial_record(trial: Trial) -> TrialRecord:
     )
 
 
-def nodes_to_probe(index: SessionIndex, wanted: ChainEntry) -> tuple[str, ...]:
-    """Nodes of the file, in execution order, that are off the wanted provider for a reason that only experiments tell.
+def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: ChainEntry) -> tuple[str, ...]:
+    """Nodes of the file, in execution order, that are not on the preferred provider `entry` of `chain` for a reason
+    that only experiments tell.
 
     A fused node stands for the nodes that it replaces, a node without a name for itself.
     """
@@ -110,11 +154,11 @@ def nodes_to_probe(index: SessionIndex, wanted: ChainEntry) -> tuple[str, ...]:
         (name, choose_provider(index.claims[name]), (name,) if name in index.parts else (name, *index.replaces(name)))
         for name in index.order
     ]
-    placed += [(node.name, node.provider, (node.name,)) for node in strays_in_bodies(index, wanted.provider)]
+    placed += [(node.name, node.provider, (node.name,)) for node in in_bodies(index)]
     found: list[str] = []
     for name, provider, names in placed:
-        if provider is not None and provider != wanted.provider:
-            told = explain_node(index, "run", name, index.op_type(name), provider, wanted)
+        if provider not in (None, entry.provider) and entry in passed_over(chain, provider):
+            told = why(index, name, index.op_type(name), provider, entry)
             if told.reason in UNDECIDED:
                 found += [each for each in names if can_be_tried(index, each)]
     return tuple(dict.fromkeys(found))

@@ -7,8 +7,8 @@ could not give is None, never a made-up value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from partita.observations.log_pattern import LogPattern
 
@@ -137,7 +137,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class NodeProbe:
-    """What experiments tell of one node that is not on the wanted provider."""
+    """What experiments on a preferred provider tell of one node that is not on it."""
 
     node: str
     trials: tuple[Trial, ...]
@@ -173,6 +173,20 @@ class ProbingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ProviderFacts:
+    """What is known of one provider of the chain, in one session."""
+
+    patterns: tuple[LogPattern, ...] = ()
+    """How lines of the session's log give reasons away."""
+    budget: str = ""
+    """Its memory budget, as the user wrote it; empty when there is none."""
+    probes: Mapping[str, NodeProbe] = field(default_factory=dict)
+    """Experiments on it, by node; empty when nothing was probed."""
+    rejected: RejectedPart | None = None
+    """When it did not open the graph as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
 class SessionFacts:
     """Everything observed about one ONNX Runtime session."""
 
@@ -196,8 +210,8 @@ class SessionFacts:
     load_seconds: float
     plan_devices: tuple[str, ...] | None = None
     """Kind of device of each stream of the plan, in ONNX Runtime's numbers: 0 is the CPU."""
-    patterns: tuple[LogPattern, ...] = ()
-    """How lines of `log` give reasons away: the patterns of the provider that is wanted most."""
+    providers: Mapping[str, ProviderFacts] = field(default_factory=dict)
+    """What is known of each provider of the chain, by ONNX Runtime's name of it."""
     constants: frozenset[str] = frozenset()
     """Tensors of the main graph whose values stand in the file. Only a dry run asks for them, and for the next ones."""
     fixed_shapes: frozenset[str] = frozenset()
@@ -206,17 +220,19 @@ class SessionFacts:
     """Nodes that the user pinned to a provider, by name, and the pin as it was written, e.g. cpu:lm_head."""
     inner: tuple[GraphNode, ...] = ()
     """Nodes in the bodies of If, Loop and Scan."""
-    budget: str = ""
-    """The memory budget of the provider that is wanted most, as the user wrote it; empty when there is none."""
     optimised: tuple[GraphNode, ...] | None = None
     """Nodes of the graph as ONNX Runtime runs it, Memcpy nodes included, from a second session that writes it down.
     None when it was not asked for or could not be had."""
     optimised_why: str = ""
     """Why there is none, or why it is not used, in one sentence."""
-    probes: Mapping[str, NodeProbe] = field(default_factory=dict)
-    """By node; empty when nothing was probed."""
-    rejected: RejectedPart | None = None
-    """Of a provider that did not open the graph as a whole."""
+
+    def of(self, provider: str) -> ProviderFacts:
+        """What is known of one provider of the chain (ONNX Runtime's name); nothing of one that is not in it."""
+        return self.providers.get(provider, ProviderFacts())
+
+    def with_provider(self, provider: str, **changes: Any) -> SessionFacts:
+        """The session with more known of one provider of the chain; `changes`: fields of `ProviderFacts`."""
+        return replace(self, providers={**self.providers, provider: replace(self.of(provider), **changes)})
 
 
 @dataclass(frozen=True, slots=True)

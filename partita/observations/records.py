@@ -5,10 +5,12 @@ Parts of the schema `partita.report/1`; the rest of it is `partita.partition_rep
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, WrapValidator
 
+from partita.observations.codes import ReasonCode
 from partita.remedies import Remedy
 
 Source = Literal[
@@ -45,6 +47,15 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, json_schema_extra=grows
     )
+
+
+def known_or_newer(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """A reason code; one that a newer Partita wrote is kept as it is, so that its reports can be read."""
+    return value if isinstance(value, str) and re.fullmatch(r"[a-z][a-z_]*", value) else check(value)
+
+
+Code = Annotated[ReasonCode, WrapValidator(known_or_newer)]
+"""A reason code on disk."""
 
 
 class Environment(Record):
@@ -106,8 +117,8 @@ class ChainEntry(Record):
     provider: str
     """ONNX Runtime's name."""
     status: Literal["active", "unavailable"]
-    reason: str | None = None
-    """A provider-level reason code."""
+    reason: Code | None = None
+    """A provider-level one, or `subgraph_rejected` or `dynamic_shape` of a provider that failed over the graph."""
     evidence: str | None = None
     remedy: str | None = None
     """In words, commands among them."""

@@ -11,18 +11,19 @@ from partita.partition_reports.records import Probing, RejectedPart
 
 
 def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:
-    """One entry per ONNX file that the wanted provider does not open."""
+    """One entry per ONNX file and provider of the chain that does not open it."""
     return tuple(
         RejectedPart(
             file=session.file,
-            provider=chain[0].provider,
-            nodes=session.rejected.nodes,
-            evidence=session.rejected.said,
-            minimal=session.rejected.minimal,
-            tries=session.rejected.tries,
+            provider=entry.provider,
+            nodes=rejected.nodes,
+            evidence=rejected.said,
+            minimal=rejected.minimal,
+            tries=rejected.tries,
         )
         for session in sessions
-        if session.rejected is not None and chain
+        for entry in chain
+        if (rejected := session.of(entry.provider).rejected) is not None
     )
 
 
@@ -37,5 +38,12 @@ def state_probing(facts: RunFacts) -> Probing | None:
         experiments=took.experiments,
         cached=took.cached,
         crashes=took.crashes,
-        unprobed=tuple(dict.fromkeys(name for session in facts.sessions for name in unprobed_nodes(session.probes))),
+        unprobed=tuple(
+            dict.fromkeys(
+                name
+                for session in facts.sessions
+                for known in session.providers.values()
+                for name in unprobed_nodes(known.probes)
+            )
+        ),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis.session_index import SessionIndex
-from partita.observations.facts import RunFacts
+from partita.observations.facts import ProviderFacts, RunFacts
 from partita.observations.records import Source
 from partita.observations.text_format import plural
 from partita.partition_reports.records import SourceStatement
@@ -63,11 +63,16 @@ def why_not_optimised(facts: RunFacts) -> str:
     return "; ".join(dict.fromkeys(session.optimised_why for session in facts.sessions if session.optimised_why))
 
 
+def every_provider(facts: RunFacts) -> list[ProviderFacts]:
+    """What is known of each provider, in each session."""
+    return [known for session in facts.sessions for known in session.providers.values()]
+
+
 def cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and experiments."""
-    probes = [probe for session in facts.sessions for probe in session.probes.values()]
+    probes = [probe for known in every_provider(facts) for probe in known.probes.values()]
     cut = sum(bool(probe.unprobed) for probe in probes)
-    parts = sum(session.rejected is not None for session in facts.sessions)
+    parts = sum(known.rejected is not None for known in every_provider(facts))
     found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
     made = count_experiments(facts)
     return f"{plural(made, 'experiment')} on {plural(len(probes), 'node')}, incomplete for {cut} of them{found}"
@@ -77,7 +82,7 @@ def count_experiments(facts: RunFacts) -> int:
     """Experiments of this run and those known from before, as the report counts them: nodes alike share theirs."""
     if facts.probing is not None:
         return facts.probing.experiments + facts.probing.cached
-    return sum(map(len, {probe.trials for session in facts.sessions for probe in session.probes.values()}))
+    return sum(map(len, {probe.trials for known in every_provider(facts) for probe in known.probes.values()}))
 
 
 def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
@@ -178,7 +183,7 @@ KINDS = (
     ),
     Kind(
         "probe",
-        lambda facts: any(session.probes or session.rejected for session in facts.sessions),
+        lambda facts: any(known.probes or known.rejected for known in every_provider(facts)),
         cover_probes,
         "one node alone, with weights made up: what a provider does with its neighbours is not in it",
         lambda facts: "no experiment was made",

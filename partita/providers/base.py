@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from partita.observations.codes import ReasonCode
 from partita.observations.log_pattern import LogPattern
 from partita.remedies import Remedy
 
@@ -137,6 +138,6 @@ class Provider:
         """What to add where its plugin offers no device, because it takes certain ones only."""
         return f"; it takes {self.plugin.takes} only" if self.plugin is not None and self.plugin.takes else ""
 
-    def remedy(self, reason: str) -> Remedy | None:
+    def remedy(self, reason: ReasonCode) -> Remedy | None:
         """What to do about a provider-level reason; None when nothing is known."""
         return self.remedies.get(reason)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from partita.errors import UsageError
+from partita.observations.codes import ReasonCode
 from partita.providers.base import Option, Provider
 from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
@@ -37,8 +38,8 @@ class Resolution:
 
     provider: Provider
     status: Literal["active", "unavailable"]
-    reason: str | None = None
-    """A provider-level reason code; None when active."""
+    reason: ReasonCode | None = None
+    """A provider-level one, or `subgraph_rejected` or `dynamic_shape` over one graph; None when active."""
     evidence: str | None = None
     remedy: Remedy | None = None
     options: Mapping[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from partita.observations.codes import ReasonCode
 from partita.observations.text_format import clean
 from partita.providers.base import Library, Provider
 from partita.providers.patterns import START_PATTERNS
@@ -16,7 +17,7 @@ from partita.remedies import Remedy
 
 LONGEST = 300
 """Most characters of evidence; what is longer is cut."""
-REMEDIES = {
+REMEDIES: dict[ReasonCode, Remedy] = {
     "not_in_build": Remedy("install an ONNX Runtime that contains it"),
     "library_missing": Remedy("install the library that the evidence names"),
     "device_missing": Remedy("run it on a machine that has such a device"),
@@ -32,8 +33,8 @@ REMEDIES = {
 class Failure:
     """Why a provider is not usable."""
 
-    reason: str
-    """A provider-level reason code."""
+    reason: ReasonCode
+    """A provider-level one."""
     evidence: str
     """One line, in the words of whoever said it."""
     remedy: Remedy
@@ -55,7 +56,7 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
     )
 
 
-def failure(provider: Provider, reason: str, evidence: str) -> Failure:
+def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
     """A failure with the remedy that fits it best: that of the library it names, the provider's, or the general one."""
     library = named_library(provider, evidence) if reason == "library_missing" else None
     remedy = library.remedy if library else provider.remedy(reason) or REMEDIES[reason]

@@ -34,6 +34,7 @@ from partita.runtime.ort_errors import STRICT, blames_provider, one_line, open_e
 from partita.runtime.ort_registry import register_library
 from partita.runtime.pins import Pin, check_pins, pinned_opening
 from partita.runtime.session import NativeFailureError, Opening, Session, open_native
+from partita.runtime.session_facts import session_facts
 from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
 
 MOST_NAMED = 5
@@ -195,7 +196,7 @@ def overwritten(resolution: Resolution) -> Resolution:
     if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
         return resolution
     finding = duplicate_runtime(owners)
-    return unavailable(resolution, Failure(finding.reason, finding.evidence, duplicate_remedy(owners)))
+    return unavailable(resolution, Failure("duplicate_runtime", finding.evidence, duplicate_remedy(owners)))
 
 
 def register(resolution: Resolution) -> Resolution:
@@ -419,20 +420,4 @@ def rows_of(fallbacks: Sequence[Fallback]) -> tuple[RefusedNode, ...]:
 def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
     """Facts of a session that was opened and not run."""
     model = read_model_file(path, path.parent)
-    return SessionFacts(
-        file=path.name,
-        phases=("decode",),
-        graph=model.nodes,
-        inner=model.inner,
-        plan=session.plan,
-        plan_devices=session.plan_devices,
-        assigned=session.assigned(),
-        events=(),
-        runs=(),
-        log=session.log,
-        registered=session.registered,
-        ports=(),
-        load_seconds=session.load_seconds,
-        patterns=chain[0].provider.node_patterns,
-        budget=chain[0].budget,
-    )
+    return session_facts(session, chain, graph=model.nodes, inner=model.inner, file=path.name, phases=("decode",))

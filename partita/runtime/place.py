@@ -40,6 +40,7 @@ from partita.runtime.pins import Pin
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session import Binding, NativeFailureError, Opening, Session, open_native
+from partita.runtime.session_facts import session_facts
 
 PHASE = "run"
 PREFILL_TOKENS = 16
@@ -257,23 +258,16 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
     """Facts of the session of a model that is no package, after `runs` runs that worked. Ends profiling."""
     profile = session.end_profiling()
     events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
-    return SessionFacts(
-        file=model.path.name,
-        phases=(PHASE,),
+    return session_facts(
+        session,
+        session.resolutions,
         graph=model.nodes,
         inner=model.inner,
-        plan=session.plan,
-        plan_devices=session.plan_devices,
-        assigned=session.assigned(),
+        file=model.path.name,
+        phases=(PHASE,),
+        ports=ports,
         events=events,
         runs=windows,
-        log=session.log,
-        registered=session.registered,
-        ports=ports,
-        load_seconds=session.load_seconds,
-        patterns=session.resolutions[0].provider.node_patterns,
-        budget=session.resolutions[0].budget,
-        pins=session.pins,
     )
 
 

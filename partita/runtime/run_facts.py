@@ -11,6 +11,7 @@ from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Finish
 from partita.runtime.evidence import unread_profile
 from partita.runtime.runner import Runner
+from partita.runtime.session_facts import session_facts
 
 
 def run_facts(
@@ -26,7 +27,7 @@ def run_facts(
     `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
     """
     steps = runner.steps
-    sessions = tuple(session_facts(runner, entry) for entry in runner.graphs)
+    sessions = tuple(graph_facts(runner, entry) for entry in runner.graphs)
     seen = tuple(window for session in sessions for window in session.runs)
     return RunFacts(
         sessions=sessions,
@@ -67,27 +68,20 @@ def prompt_notes(runner: Runner) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def session_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
-    """Facts of one session."""
+def graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
+    """Facts of the session of one graph."""
     session = entry.session
     events, runs = entry.window.events()
-    return SessionFacts(
-        file=entry.graph.file,
-        phases=entry.phases,
+    return session_facts(
+        session,
+        session.resolutions,
         graph=entry.model.nodes,
         inner=entry.model.inner,
-        plan=session.plan,
-        plan_devices=session.plan_devices,
-        assigned=session.assigned(),
+        file=entry.graph.file,
+        phases=entry.phases,
+        ports=port_facts(entry, runner.executor.last_bound(entry.phases[-1]), session.wanted_memory),
         events=events,
         runs=runs,
-        log=session.log,
-        registered=session.registered,
-        ports=port_facts(entry, runner.executor.last_bound(entry.phases[-1]), session.wanted_memory),
-        load_seconds=session.load_seconds,
-        patterns=session.resolutions[0].provider.node_patterns,
-        budget=session.resolutions[0].budget,
-        pins=session.pins,
     )
 
 

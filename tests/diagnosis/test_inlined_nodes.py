@@ -85,7 +85,7 @@ def two_streams(**changes: Any) -> SessionFacts:
         "registered": (CUDA, CPU),
         "patterns": (KERNEL, FORCED),
     }
-    return session_facts(**(given | changes))
+    return session_facts(of=CUDA, **(given | changes))
 
 
 def test_streams_are_joined_by_execution_within_each_provider() -> None:
@@ -128,20 +128,20 @@ def test_an_execution_that_fits_no_stream_is_not_guessed() -> None:
 
 def test_forced_nodes_without_a_name_are_told_by_their_number() -> None:
     index = index_session(two_streams(log=(FORCED_LINE,) * 3))
-    found = {name: explain_node(index, "run", name, "Div", CPU, WANTED) for name in ("Div0", "Sub0", "Div1")}
+    found = {name: explain_node(index, "run", name, "Div", CPU, (WANTED,)) for name in ("Div0", "Sub0", "Div1")}
     assert {entry.reason for entry in found.values()} == {"cpu_preferred"}
     assert found["Div0"].evidence == FORCED_LINE
 
 
 def test_too_few_forced_lines_are_about_nobody_knows_which() -> None:
     index = index_session(two_streams(log=(FORCED_LINE,) * 2))
-    assert explain_node(index, "run", "Div0", "Div", CPU, WANTED).reason == "unexplained"
+    assert explain_node(index, "run", "Div0", "Div", CPU, (WANTED,)).reason == "unexplained"
 
 
 def test_lines_about_the_operator_are_about_its_nodes_without_a_name() -> None:
     line = "kernel not found in registries for Op type: Div node name:"
     index = index_session(two_streams(log=(line, line, FORCED_LINE)))
-    reasons = {name: explain_node(index, "run", name, "x", CPU, WANTED).reason for name in ("Div0", "Sub0", "Div1")}
+    reasons = {name: explain_node(index, "run", name, "x", CPU, (WANTED,)).reason for name in ("Div0", "Sub0", "Div1")}
     assert reasons == {"Div0": "no_kernel_op", "Sub0": "cpu_preferred", "Div1": "no_kernel_op"}
 
 
@@ -155,21 +155,21 @@ def test_lines_about_the_operator_are_about_its_nodes_without_a_name() -> None:
 def test_such_a_line_gives_way_to_experiments_on_the_node(trials: tuple[Trial, ...], reason: str) -> None:
     line = "kernel not found in registries for Op type: Sub node name:"
     index = index_session(two_streams(log=(line,), probes={"Sub0": NodeProbe("Sub0", trials)}))
-    assert explain_node(index, "run", "Sub0", "Sub", CPU, WANTED).reason == reason
+    assert explain_node(index, "run", "Sub0", "Sub", CPU, (WANTED,)).reason == reason
 
 
 def test_what_is_known_of_the_function_is_not_said_of_its_nodes() -> None:
     line = "kernel not found in registries for Op type: CenterCropPad node name: crop"
     probe = NodeProbe("crop", (Trial("as_is", "", "left", line), Trial("type", "int32 in place of int64", "left", "")))
     index = index_session(two_streams(log=(line,), probes={"crop": probe}))
-    told = explain_node(index, "run", "Sub0", "Sub", CPU, WANTED)
+    told = explain_node(index, "run", "Sub0", "Sub", CPU, (WANTED,))
     assert told.reason == "unexplained"
     assert "CenterCropPad" not in told.evidence
 
 
 def test_nodes_without_a_name_are_tried_themselves() -> None:
     index = index_session(two_streams())
-    assert set(nodes_to_probe(index, WANTED)) == {"Div0", "Sub0", "Div1"}
+    assert set(nodes_to_probe(index, (WANTED,), WANTED)) == {"Div0", "Sub0", "Div1"}
     assert index.parts["Div1"] == ("norm",)
 
 

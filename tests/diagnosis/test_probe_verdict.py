@@ -236,13 +236,13 @@ def test_why_there_is_no_experiment_is_said_where_nothing_explains_the_node():
 
 def test_only_nodes_without_a_cause_call_for_experiments():
     """Gather has a line that does not tell why, Concat one that does, and of Det nobody says anything."""
-    found = nodes_to_probe(index_session(mixed_session()), GPU_CHAIN[0])
+    found = nodes_to_probe(index_session(mixed_session()), GPU_CHAIN, GPU_CHAIN[0])
     assert found == (GATHER, DET), "in execution order; nodes that ONNX Runtime inserted are not in the file"
 
 
 def test_a_node_that_the_user_pinned_calls_for_no_experiment():
     pinned = mixed_session(pins={DET: "cpu:Det"})
-    assert nodes_to_probe(index_session(pinned), GPU_CHAIN[0]) == (GATHER,)
+    assert nodes_to_probe(index_session(pinned), GPU_CHAIN, GPU_CHAIN[0]) == (GATHER,)
 
 
 def test_nothing_calls_for_experiments_where_all_is_on_the_wanted_provider():
@@ -250,7 +250,7 @@ def test_nothing_calls_for_experiments_where_all_is_on_the_wanted_provider():
     plan = tuple(replace(node, provider=GPU) for node in session.assigned or ())
     events = tuple(replace(entry, provider=GPU) for entry in session.events)
     on_gpu = index_session(replace(session, assigned=plan, events=events, log=COPIED))
-    assert nodes_to_probe(on_gpu, GPU_CHAIN[0]) == ()
+    assert nodes_to_probe(on_gpu, GPU_CHAIN, GPU_CHAIN[0]) == ()
 
 
 # --- the report ----------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_node_that_is_left_does_not_make_the_provider_fail():
 def test_a_node_that_no_source_places_is_neither_tried_nor_explained():
     session = replace(mixed_session(), events=(), assigned=(), log=(), plan=((GATHER,),))
     index = index_session(session)
-    assert nodes_to_probe(index, GPU_CHAIN[0]) == ()
+    assert nodes_to_probe(index, GPU_CHAIN, GPU_CHAIN[0]) == ()
     taken = NodeProbe(GATHER, (Trial("as_is", "", "taken", ""),))
     report = report_of(
         with_session(mixed_facts(), events=(), runs=(), assigned=(), log=(), plan=((GATHER,),), probes={GATHER: taken}),

@@ -117,8 +117,17 @@ def step(
     return StepFact(phase, tokens, seconds, overhead, observed)
 
 
-def session_facts(**changes: Any) -> SessionFacts:
-    """A session without any fact but those given."""
+OF_A_PROVIDER = ("patterns", "budget", "probes", "rejected")
+
+
+def of_provider(changes: dict[str, Any]) -> dict[str, Any]:
+    """Takes out of `changes` what is known of one provider."""
+    return {name: changes.pop(name) for name in OF_A_PROVIDER if name in changes}
+
+
+def session_facts(*, of: str = GPU, **changes: Any) -> SessionFacts:
+    """A session without any fact but those given. `of`: the provider that what is known of a provider belongs to."""
+    known = of_provider(changes)
     given: dict[str, Any] = {
         "file": "model.onnx",
         "phases": ("prefill", "decode"),
@@ -132,7 +141,8 @@ def session_facts(**changes: Any) -> SessionFacts:
         "ports": (),
         "load_seconds": 0.1,
     }
-    return SessionFacts(**(given | changes))
+    session = SessionFacts(**(given | changes))
+    return session.with_provider(of, **known) if known else session
 
 
 def exported(name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str | None = None) -> GraphNode:
@@ -268,4 +278,5 @@ def mixed_facts(**changes: Any) -> RunFacts:
 
 def with_session(facts: RunFacts, **changes: Any) -> RunFacts:
     """The same run with its only session changed."""
-    return replace(facts, sessions=(replace(facts.sessions[0], **changes),))
+    known = of_provider(changes)
+    return replace(facts, sessions=(replace(facts.sessions[0].with_provider(GPU, **known), **changes),))

@@ -149,7 +149,7 @@ def test_a_wanted_provider_that_is_not_there_explains_every_node():
 
 
 def test_a_provider_missing_for_a_reason_without_a_file_stays_unexplained_with_its_evidence():
-    chain = (ChainEntry(provider=GPU, status="unavailable", reason="moon_phase", evidence="no adapter"), *CPU_CHAIN)
+    chain = (ChainEntry(provider=GPU, status="unavailable", reason="moon_phase", evidence="no adapter"), *CPU_CHAIN)  # type: ignore[arg-type]
     report = report_of(recorded_facts(), chain)
     assert {(entry.reason, entry.evidence) for entry in report.fallbacks} == {("unexplained", "no adapter")}
 

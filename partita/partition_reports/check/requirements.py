@@ -10,7 +10,7 @@ import difflib
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partita.errors import UsageError
@@ -232,7 +232,7 @@ class Chosen:
     """Those of the operator and module."""
     nodes: tuple[NodePlacement, ...]
     """Those of them on the provider, and with the reason."""
-    reasons: dict[str, str]
+    reasons: Mapping[str, str]
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
@@ -282,7 +282,7 @@ def weight(nodes: Iterable[NodePlacement]) -> int:
     return sum(len(stands_for(node)) for node in nodes if node.replaces or "model_file" in node.sources)
 
 
-def fits(node: NodePlacement, selector: Selector, reasons: dict[str, str]) -> bool:
+def fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, str]) -> bool:
     """The node is meant. What is not known is neither equal nor unequal to anything."""
     value = {
         "op": node.op_type,

@@ -45,8 +45,8 @@ def why(report: Report) -> Iterator[tuple[str, str]]:
     """The reason that costs most, and how many others there are."""
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if missing:
-        reason, evidence = missing[0].reason or "no reason known", missing[0].evidence or "no evidence"
-        yield "fallbacks", f"{short_provider(missing[0].provider)} is not available: {reason}: {evidence}"
+        why = f"{missing[0].reason or 'no reason known'}: {missing[0].evidence or 'no evidence'}"
+        yield "fallbacks", f"{short_provider(missing[0].provider)} is not available: {why}"
         return
     groups = by_reason(report.fallbacks)
     if not groups:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.diagnosis.probe_verdict import conclude, helps
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Skipped
 from partita.diagnosis.session_index import SessionIndex, index_session
-from partita.diagnosis.why import explain_node, nodes_to_probe
+from partita.diagnosis.why import nodes_to_probe, why
 from partita.errors import ProviderError
 from partita.observations.facts import (
     FAILED,
@@ -107,35 +107,42 @@ def probe_run(
 
     `models` and `sizes` (of graph inputs) go by file name. `seconds`: the budget; 0: no experiments.
     """
-    wanted = resolutions[0]
-    if seconds <= 0 or wanted.provider.ort_name == CPU:
+    if seconds <= 0 or resolutions[0].provider.ort_name == CPU:
         return facts, resolutions
     began = time.monotonic()
-    lab = Lab(replace(wanted, status="active"), cache_for(wanted), began + seconds)
-    try:
-        if wanted.status == "active":
-            facts = probe_nodes(facts, wanted, models, sizes, lab)
-        elif wanted.reason in AT_FAULT:
-            facts, resolutions = bisect_run(facts, resolutions, models, sizes, lab)
-    finally:
-        lab.cache.save()  # also what was found before somebody interrupted it
-    if not lab.experiments and not lab.cached and not any(session.probes for session in facts.sessions):
+    entries = tuple(map(chain_entry, resolutions))
+    experiments = cached = crashes = 0
+    for number, asked in enumerate(resolutions):
+        if asked.provider.ort_name == CPU or (asked.status != "active" and asked.reason not in AT_FAULT):
+            continue
+        lab = Lab(replace(asked, status="active"), cache_for(asked), began + seconds)
+        try:
+            if asked.status == "active":
+                facts = probe_nodes(facts, entries, entries[number], models, sizes, lab)
+            else:
+                facts, asked = bisect_run(facts, asked, models, sizes, lab)
+                resolutions = (*resolutions[:number], asked, *resolutions[number + 1 :])
+        finally:
+            lab.cache.save()  # also what was found before somebody interrupted it
+        experiments, cached, crashes = experiments + lab.experiments, cached + lab.cached, crashes + lab.crashes
+    probed = any(known.probes for session in facts.sessions for known in session.providers.values())
+    if not experiments and not cached and not probed:
         return facts, resolutions
-    took = ProbingFacts(time.monotonic() - began, seconds, lab.experiments, lab.cached, lab.crashes)
+    took = ProbingFacts(time.monotonic() - began, seconds, experiments, cached, crashes)
     return replace(facts, probing=took, notes=(*facts.notes, *notes_on_gaps(facts.sessions))), resolutions
 
 
 def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
     """A sentence for each ground on which experiments are missing, with the nodes."""
     nodes: dict[str, list[str]] = {}
-    for session in sessions:
-        for name, probe in session.probes.items():
-            if probe.unprobed:
-                nodes.setdefault(probe.unprobed, []).append(name)
-    for why, names in nodes.items():
+    for known in (known for session in sessions for known in session.providers.values()):
+        for name, probe in known.probes.items():
+            if probe.unprobed and name not in nodes.setdefault(probe.unprobed, []):
+                nodes[probe.unprobed].append(name)
+    for ground, names in nodes.items():
         more = len(names) - MOST_NAMED
         named = ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-        yield f"experiments on {plural(len(names), 'node')} are missing or not complete: {why}: {named}"
+        yield f"experiments on {plural(len(names), 'node')} are missing or not complete: {ground}: {named}"
 
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
@@ -158,12 +165,12 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
     entry = chain_entry(chain[0])
-    if session.rejected is None:
+    if session.of(entry.provider).rejected is None:
         if entry.reason == first.reason:
             return error
         return refused(error, entry, entry.reason or "", entry.evidence or "")
-    why = explained(session, entry)
-    return refused(error, entry, why.reason, why.evidence)
+    told = explained(session, entry)
+    return refused(error, entry, told.reason, told.evidence)
 
 
 def refused(error: ChainError, entry: ChainEntry, code: str, evidence: str) -> ProviderError:
@@ -198,22 +205,27 @@ def probe_missing_kernel(
     return NoKernelError(error.what, error.path, error.node, remedy=remedy)
 
 
-def explained(session: SessionFacts, wanted: ChainEntry) -> Fallback:
+def explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
     """What is to be said of the part that is rejected."""
-    assert session.rejected is not None
-    node = session.rejected.nodes[0]
-    return explain_node(index_session(session), "run", node, None, UNKNOWN, wanted)
+    part = session.of(wanted.provider).rejected
+    assert part is not None
+    return why(index_session(session), part.nodes[0], None, UNKNOWN, wanted)
 
 
 def probe_nodes(
-    facts: RunFacts, wanted: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
+    facts: RunFacts,
+    chain: Sequence[ChainEntry],
+    asked: ChainEntry,
+    models: Mapping[str, OnnxModel],
+    sizes: Mapping[str, Sizes],
+    lab: Lab,
 ) -> RunFacts:
-    """Experiments on every node off the wanted provider that no source explains."""
+    """Experiments on `asked` with every node that is on a later provider of `chain` and that no source explains."""
     subjects: dict[str, Subject] = {}
     found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
     for number, session in enumerate(facts.sessions):
         index = index_session(session)
-        names = nodes_to_probe(index, chain_entry(wanted))
+        names = nodes_to_probe(index, chain, asked)
         if not names or session.file not in models:
             continue
         graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
@@ -230,7 +242,10 @@ def probe_nodes(
     for subject in subjects.values():
         for number, name in subject.nodes:
             found[number][name] = NodeProbe(name, tuple(subject.trials), subject.unprobed)
-    sessions = tuple(replace(session, probes=probes) for session, probes in zip(facts.sessions, found, strict=True))
+    sessions = tuple(
+        session.with_provider(asked.provider, probes=probes) if probes else session
+        for session, probes in zip(facts.sessions, found, strict=True)
+    )
     return replace(facts, sessions=sessions)
 
 
@@ -291,35 +306,25 @@ def trial(variation: Variation, answer: Answer) -> Trial:
 
 
 def bisect_run(
-    facts: RunFacts,
-    resolutions: tuple[Resolution, ...],
-    models: Mapping[str, OnnxModel],
-    sizes: Mapping[str, Sizes],
-    lab: Lab,
-) -> tuple[RunFacts, tuple[Resolution, ...]]:
-    """The smallest part over which the wanted provider failed, where it does start for other graphs."""
-    rejected: dict[str, RejectedPart] = {}
-    probes: dict[str, dict[str, NodeProbe]] = {}
+    facts: RunFacts, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
+) -> tuple[RunFacts, Resolution]:
+    """The smallest part over which a provider failed, where it does start for other graphs; and what became of it."""
+    sessions = []
     for session in facts.sessions:
         if session.file in models:
             graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
             if not lab.starts():
-                break
+                return facts, failed
             if opens_when_fixed(graph, lab):
-                first = replace(resolutions[0], reason="dynamic_shape", evidence=with_sizes(resolutions[0]), remedy=FIX)
-                return facts, (first, *resolutions[1:])
-            part = find_rejected(graph, lab) or whole_graph(graph, resolutions[0])
-            if part is not None:
-                rejected[session.file] = part
-                probes[session.file] = probe_part(graph, part, lab)
-    if not rejected:
-        return facts, resolutions
-    sessions = tuple(
-        replace(session, rejected=rejected.get(session.file), probes=probes.get(session.file, {}))
-        for session in facts.sessions
-    )
-    first = replace(resolutions[0], reason="subgraph_rejected", remedy=REJECTED_REMEDY)
-    return replace(facts, sessions=sessions), (first, *resolutions[1:])
+                return facts, replace(failed, reason="dynamic_shape", evidence=with_sizes(failed), remedy=FIX)
+            part = find_rejected(graph, lab) or whole_graph(graph, failed)
+            probes = probe_part(graph, part, lab)
+            session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
+        sessions.append(session)
+    if tuple(sessions) == facts.sessions:
+        return facts, failed
+    rejected = replace(failed, reason="subgraph_rejected", remedy=REJECTED_REMEDY)
+    return replace(facts, sessions=tuple(sessions)), rejected
 
 
 def whole_graph(graph: Graph, failed: Resolution) -> RejectedPart:

@@ -28,6 +28,7 @@ from partita.runtime.probes.lab import Answer, Lab
 from tests.partition_reports.samples import run_facts, session_facts
 
 CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
+WEBGPU = "WebGpuExecutionProvider"
 WANTED = Resolution(known_providers()["qnn"], "active")
 FALLBACK = Resolution(known_providers()["cpu"], "active")
 FAILED = replace(
@@ -109,27 +110,46 @@ def probed(facts, chain=(WANTED, FALLBACK), seconds=60.0, model=None):
 def test_nodes_that_are_the_same_are_tried_once_and_all_get_the_answer(model, scripted):
     facts, chain = probed(facts_of(model, "bc"), model=model)
     (session,) = facts.sessions
-    assert set(session.probes) == {"b", "c"} and session.probes["b"].trials == session.probes["c"].trials
-    found = {trial.change for trial in session.probes["b"].trials if trial.outcome == "taken"}
+    assert (
+        set(session.of(QNN).probes) == {"b", "c"}
+        and session.of(QNN).probes["b"].trials == session.of(QNN).probes["c"].trials
+    )
+    found = {trial.change for trial in session.of(QNN).probes["b"].trials if trial.outcome == "taken"}
     assert "without alpha=2" in found and chain == (WANTED, FALLBACK)
-    assert sum("Elu" in tried for tried in scripted.tried) == len(session.probes["b"].trials)
+    assert sum("Elu" in tried for tried in scripted.tried) == len(session.of(QNN).probes["b"].trials)
 
 
 def test_nothing_is_combined_once_a_single_change_helps(model):
     facts, _ = probed(facts_of(model, "b"), model=model)
-    assert "combined" not in {trial.factor for trial in facts.sessions[0].probes["b"].trials}
+    assert "combined" not in {trial.factor for trial in facts.sessions[0].of(QNN).probes["b"].trials}
 
 
 def test_a_node_that_is_taken_alone_is_tried_no_further(model, scripted):
     facts, _ = probed(facts_of(model, "d"), model=model)
-    assert [trial.outcome for trial in facts.sessions[0].probes["d"].trials] == ["taken"] and len(scripted.tried) == 1
+    assert [trial.outcome for trial in facts.sessions[0].of(QNN).probes["d"].trials] == ["taken"] and len(
+        scripted.tried
+    ) == 1
+
+
+def test_each_provider_that_was_skipped_is_tried(model, scripted):
+    """With `qnn,webgpu,cpu`, a node on the CPU is tried with both, and one on WebGPU with QNN alone."""
+    before = facts_of(model, "b")
+    second = Resolution(known_providers()["webgpu"], "active")
+    (session,) = before.sessions
+    assigned = tuple(replace(node, provider=WEBGPU) if node.name == "c" else node for node in session.assigned)
+    facts, _ = probed(
+        replace(before, sessions=(replace(session, assigned=assigned),)), (WANTED, second, FALLBACK), model=model
+    )
+    (session,) = facts.sessions
+    assert set(session.of(QNN).probes) == {"b", "c"} and set(session.of(WEBGPU).probes) == {"b"}
+    assert facts.probing.experiments == len(scripted.tried)
 
 
 def test_the_run_itself_stays_as_it_was(model):
     before = facts_of(model, "b")
     after, _ = probed(before, model=model)
     assert after.probing is not None and after.probing.experiments > 0 and after.probing.budget_seconds == 60
-    assert replace(after, probing=None, sessions=(replace(after.sessions[0], probes={}),)) == before
+    assert replace(after, probing=None, sessions=(replace(after.sessions[0], providers={}),)) == before
 
 
 @pytest.mark.parametrize("case", ["no time", "the cpu is wanted", "nothing fell back", "the device is missing"])
@@ -144,7 +164,7 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
     facts = facts_of(model, "b")
     broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
     after, _ = probed(facts, model=broken)
-    assert after.sessions[0].probes["b"] == NodeProbe("b", (), "the type of its input 'h' is not known")
+    assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is not known")
     assert after.probing is not None and after.probing.experiments == 0
     assert any("the type of its input 'h' is not known: b" in note for note in after.notes)
 
@@ -196,16 +216,20 @@ def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, m
 def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model):
     facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
     (session,) = facts.sessions
-    assert session.rejected is not None and session.rejected.nodes == ("e",) and session.rejected.minimal
-    assert session.rejected.said == "finalising the graph failed"
-    assert [trial.outcome for trial in session.probes["e"].trials][0] == "failed"
+    assert (
+        session.of(QNN).rejected is not None
+        and session.of(QNN).rejected.nodes == ("e",)
+        and session.of(QNN).rejected.minimal
+    )
+    assert session.of(QNN).rejected.said == "finalising the graph failed"
+    assert [trial.outcome for trial in session.of(QNN).probes["e"].trials][0] == "failed"
     assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
 
 
 def test_a_provider_that_starts_for_no_graph_keeps_its_reason(model, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "starts_at_all", False)
     facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
-    assert facts.sessions[0].rejected is None and chain == (FAILED, FALLBACK)
+    assert facts.sessions[0].of(QNN).rejected is None and chain == (FAILED, FALLBACK)
 
 
 def test_a_refusal_names_the_part_that_is_rejected(model):

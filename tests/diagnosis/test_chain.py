@@ -1,0 +1,79 @@
+"""Every provider of the chain that was preferred and skipped is explained, each by its own evidence."""
+
+from __future__ import annotations
+
+from partita.diagnosis.session_index import index_session
+from partita.diagnosis.why import find_fallbacks, nodes_to_probe
+from partita.observations.facts import AssignedNode, NodeProbe, SessionFacts, Trial
+from partita.observations.log_pattern import LogPattern
+from partita.observations.records import ChainEntry
+from tests.partition_reports.samples import CPU, exported, session_facts
+
+TENSORRT, CUDA = "TensorrtExecutionProvider", "CUDAExecutionProvider"
+ON_TENSORRT, ON_CUDA, ON_CPU = "a/MatMul", "b/Add", "c/Det"
+CHAIN = tuple(ChainEntry(provider=name, status="active") for name in (TENSORRT, CUDA, CPU))
+NOT_IN_CUDA = f"CUDA kernel not found in registries for Op type: Det node name: {ON_CPU}"
+NO_GRAPH = "[TensorRT EP] some of it will not run"
+
+
+def three_providers(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> SessionFacts:
+    names = (ON_TENSORRT, ON_CUDA, ON_CPU)
+    session = session_facts(
+        of=CUDA,
+        patterns=(
+            LogPattern("no_kernel_op", r"CUDA kernel not found .*Op type: (?P<op>\S+) node name: (?P<node>\S+)"),
+        ),
+        graph=tuple(exported(name, (), ()) for name in names),
+        plan=(names,),
+        assigned=tuple(
+            AssignedNode(name, name.partition("/")[2], "", provider, number)
+            for number, (name, provider) in enumerate(zip(names, (TENSORRT, CUDA, CPU), strict=True))
+        ),
+        registered=(TENSORRT, CUDA, CPU),
+        log=log,
+    )
+    return session.with_provider(TENSORRT, patterns=(LogPattern("subgraph_rejected", r"(?P<why>\[TensorRT EP\] .*)"),))
+
+
+def test_a_node_on_the_last_provider_is_told_why_it_is_on_none_before() -> None:
+    on_cuda, on_cpu = find_fallbacks(index_session(three_providers()), "decode", CHAIN)
+    assert (on_cpu.node, on_cpu.wanted, on_cpu.reason, on_cpu.evidence) == (
+        ON_CPU,
+        TENSORRT,
+        "subgraph_rejected",
+        NO_GRAPH,
+    )
+    (skipped,) = on_cpu.skipped
+    assert (skipped.provider, skipped.reason, skipped.evidence) == (CUDA, "no_kernel_op", NOT_IN_CUDA)
+    assert skipped.remedy
+    assert (on_cuda.node, on_cuda.provider, on_cuda.skipped) == (ON_CUDA, CUDA, ())
+
+
+def test_a_line_of_one_provider_is_no_evidence_for_another() -> None:
+    (_, on_cpu) = find_fallbacks(index_session(three_providers(log=(NOT_IN_CUDA,))), "decode", CHAIN)
+    assert on_cpu.reason == "unexplained" and on_cpu.skipped[0].reason == "no_kernel_op"
+
+
+def test_a_provider_that_is_not_there_is_among_them() -> None:
+    chain = (
+        CHAIN[0],
+        ChainEntry(provider=CUDA, status="unavailable", reason="device_missing", evidence="no GPU", remedy="a GPU"),
+        CHAIN[2],
+    )
+    on_cpu = find_fallbacks(index_session(three_providers()), "decode", chain)[-1]
+    (skipped,) = on_cpu.skipped
+    assert (skipped.reason, skipped.evidence, skipped.remedy) == ("device_missing", "no GPU", "a GPU")
+
+
+def test_experiments_are_wanted_with_each_provider_that_was_skipped() -> None:
+    index = index_session(three_providers(log=()))
+    assert nodes_to_probe(index, CHAIN, CHAIN[0]) == (ON_CUDA, ON_CPU)
+    assert nodes_to_probe(index, CHAIN, CHAIN[1]) == (ON_CPU,)
+
+
+def test_experiments_with_one_provider_say_nothing_of_another() -> None:
+    trials = (Trial("as_is", "", "left", ""), Trial("type", "float16 in place of float32", "taken", ""))
+    session = three_providers(log=()).with_provider(CUDA, probes={ON_CPU: NodeProbe(ON_CPU, trials)})
+    on_cpu = find_fallbacks(index_session(session), "decode", CHAIN)[-1]
+    assert (on_cpu.reason, on_cpu.trials) == ("unexplained", ())
+    assert (on_cpu.skipped[0].reason, len(on_cpu.skipped[0].trials)) == ("no_kernel_type", 2)
