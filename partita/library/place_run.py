@@ -14,7 +14,7 @@ from partita.library.run_report import Asked, join
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
 from partita.package import read_manifest, sha256_of
-from partita.partition_reports.check.limits import repeated_phase
+from partita.partition_reports.check.measures import repeated_phase
 from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
 from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, Report
 from partita.runtime.advice import package_facts

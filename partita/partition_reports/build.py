@@ -84,7 +84,6 @@ def build_report(
         memory=build_memory(facts.memory),
         totals=build_totals(facts) if facts.finish_reason is not None else None,
         dry_run=played,
-        exceeded=exceeded(phases, limits) if limits is not None else (),
         timeline=find_timeline(indexes) if played is None else (),
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
@@ -93,6 +92,8 @@ def build_report(
         ),
         notes=(*facts.notes, *plan_notes(indexes)),
     )
+    if limits is not None:
+        report = report.model_copy(update={"exceeded": exceeded(report, limits)})
     return report.model_copy(update={"summary": summarise(report)})
 
 

@@ -10,9 +10,10 @@ import typer.main
 
 from partita.commands.report_app import report_app
 from partita.errors import ReportError, UsageError
+from partita.partition_reports.check.finding import find
 from partita.partition_reports.check.gate import Gate, check
 from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.check.requirements import FIELDS, Vocabulary, find, parse_requirement
+from partita.partition_reports.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.partition_reports.records import Bodies, Cache, CacheState
 from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
@@ -201,6 +202,49 @@ def test_speed_is_that_of_decode_and_must_be_known():
     }
     report = each_phase(report, lambda phase: {"tokens_per_second": None})
     assert "cannot be confirmed" in failures(Gate(min_tokens_per_second=0), report)["--min-tokens-per-second 0"]
+
+
+@pytest.mark.parametrize(
+    ("short", "text"),
+    [
+        (Gate(limits=Limits(3)), "cpu_nodes<=3"),
+        (Gate(limits=Limits(4)), "cpu_nodes<=4"),
+        (Gate(limits=Limits(None, 2)), "memcpy_nodes<=2"),
+        (Gate(limits=Limits(None, None, 1543)), "copy_bytes<=1543"),
+        (Gate(limits=Limits(None, None, 1544)), "copy_bytes<=1544"),
+        (Gate(max_unexplained=0), "unexplained<=0"),
+        (Gate(cache_in_place=True), "cache_in_place=1"),
+        (Gate(min_tokens_per_second=5.5), "decode_tokens_per_second>=5.5"),
+        (Gate(max_slowdown=0.1), "slowdown<=0.1"),
+    ],
+)
+def test_an_option_is_a_short_form_of_a_requirement(short, text):
+    written = Gate(requirements=(parse_requirement(text, WORDS),))
+    was, now = (check(mixed(), gate, "r.json", ("a.json", mixed())).outcomes[0] for gate in (short, written))
+    assert (
+        (was.requirement, was.holds, was.detail)
+        == (now.requirement, now.holds, now.detail)
+        == (text, now.holds, now.detail)
+    )
+    assert was.check.startswith("--") and now.check == f"--require {text}"
+
+
+def test_what_a_baseline_asks_for_can_be_asked_for_with_another_number():
+    gate = Gate(requirements=(parse_requirement("nodes_left<=1,new_reasons<=1", WORDS),))
+    assert failures(gate, moved(QUERY), mixed()) == {}
+    assert set(failures(gate, moved(QUERY, LAYER), mixed())) >= {"--require nodes_left<=1,new_reasons<=1"}
+    names = {outcome.check for outcome in check(moved(QUERY), gate, "r", ("a", mixed())).outcomes}
+    assert not {"--baseline: nodes", "--baseline: reasons"} & names and "--baseline: copies" in names
+
+
+def test_what_only_a_baseline_tells_needs_one():
+    with pytest.raises(UsageError, match="nodes_left needs --baseline"):
+        failures(Gate(requirements=(parse_requirement("nodes_left=0", WORDS),)))
+
+
+def test_a_measure_of_the_whole_report_is_asked_for_alone():
+    with pytest.raises(UsageError, match="cpu_nodes is that of a whole report; ask for it without phase"):
+        parse_requirement("phase=decode,cpu_nodes=0", WORDS)
 
 
 def test_a_report_without_a_node_passes_nothing():

@@ -12,47 +12,52 @@ from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, re
 
 
 @pytest.fixture(scope="module")
-def phases():
+def report():
     """4 nodes on the CPU and 3 Memcpy nodes in both phases; 512 bytes each, and 8 bytes of an input in decode."""
-    return report_of(mixed_facts(), GPU_CHAIN).phases
+    return report_of(mixed_facts(), GPU_CHAIN)
 
 
-def test_what_is_met_says_nothing(phases):
-    assert exceeded(phases, Limits()) == ()
-    assert exceeded(phases, Limits(4, 3, 3 * 512 + 8)) == ()
-    assert exceeded((), Limits(0, 0, 0)) == ()
+def of(report, *phases):
+    """The report with these phases."""
+    return report.model_copy(update={"phases": phases})
 
 
-def test_what_is_not_met_says_figures_and_nodes(phases):
-    nodes, copies, size = exceeded(phases, Limits(3, 2, 3 * 512 + 7))
+def test_what_is_met_says_nothing(report):
+    assert exceeded(report, Limits()) == ()
+    assert exceeded(report, Limits(4, 3, 3 * 512 + 8)) == ()
+    assert exceeded(of(report), Limits(0, 0, 0)) == ()
+
+
+def test_what_is_not_met_says_figures_and_nodes(report):
+    nodes, copies, size = exceeded(report, Limits(3, 2, 3 * 512 + 7))
     assert nodes.startswith(f"--max-cpu-nodes 3: 4 nodes on {CPU} in decode: model.rotary_emb/Gather (Gather), ")
     assert copies == "--max-copies 2: 3 Memcpy nodes in decode: Memcpy_token_0, Memcpy, Memcpy_token_1"
     assert size == "--max-copy-bytes-per-token 1543: 1,544 bytes in 4 copies per run of model.onnx (decode)"
 
 
-def test_the_phase_with_most_nodes_on_the_cpu_counts(phases):
-    prefill, decode = phases
+def test_the_phase_with_most_nodes_on_the_cpu_counts(report):
+    prefill, decode = report.phases
     fewer = decode.model_copy(update={"nodes": tuple(node for node in decode.nodes if node.provider == GPU)})
-    assert " 4 nodes on CPUExecutionProvider in prefill: " in exceeded((prefill, fewer), Limits(0))[0]
+    assert " 4 nodes on CPUExecutionProvider in prefill: " in exceeded(of(report, prefill, fewer), Limits(0))[0]
 
 
-def test_a_copy_of_unknown_size_is_not_within_a_limit(phases):
-    decode = phases[1]
+def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
+    decode = report.phases[1]
     unknown = decode.model_copy(
         update={
             "copies": (*decode.copies[1:], decode.copies[0].model_copy(update={"bytes_per_run": None})),
         }
     )
-    (sentence,) = exceeded((unknown,), Limits(max_copy_bytes_per_token=10**9))
+    (sentence,) = exceeded(of(report, unknown), Limits(max_copy_bytes_per_token=10**9))
     assert "the size of 1 copy is unknown: Memcpy_token_0" in sentence
-    (sentence,) = exceeded((unknown,), Limits(max_copy_bytes_per_token=0))
+    (sentence,) = exceeded(of(report, unknown), Limits(max_copy_bytes_per_token=0))
     assert "1,032 bytes in 4 copies" in sentence and "1 copy of unknown size" in sentence
 
 
-def test_many_nodes_are_named_up_to_a_point(phases):
-    decode = phases[1]
+def test_many_nodes_are_named_up_to_a_point(report):
+    decode = report.phases[1]
     nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{number}"}) for number in range(30))
-    (sentence,) = exceeded((decode.model_copy(update={"nodes": nodes}),), Limits(0))
+    (sentence,) = exceeded(of(report, decode.model_copy(update={"nodes": nodes})), Limits(0))
     assert "n19 (Gather) and 10 more" in sentence and "n20" not in sentence
 
 
