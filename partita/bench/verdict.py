@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from partita.bench.records import Contender, PhaseSpeed, Ratio, Why
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, human_bytes, listing, plural, short_provider
 
+Part = Literal["copies", "elsewhere", "own"]
+"""Where node time goes."""
 MOSTLY = 0.5
 """Part of decode outside the session runs from which that is what there is to say."""
 
@@ -121,34 +124,36 @@ def where_the_time_goes(entry: Contender) -> str:
             f"{whole_percent(1 - entry.node_share)} of its {why.phase} time passes outside its "
             f"{plural(why.nodes, 'node')}, in waiting for a device at the end of a run or in work around the nodes"
         )
-        return "; ".join(part for part in (said, around(why, "")) if part)
-    share, where = max(parts)
+        return "; ".join(part for part in (said, around(why, None)) if part)
+    share, where, part = max(parts)
     said = f"{whole_percent(share)} of the host's time in nodes of its {why.phase} runs is in {where}"
-    return "; ".join(part for part in (said, around(why, where)) if part)
+    return "; ".join(each for each in (said, around(why, part)) if each)
 
 
-def known_parts(why: Why) -> Iterator[tuple[float, str]]:
-    """Share and words of every part of the node time that is known."""
+def known_parts(why: Why) -> Iterator[tuple[float, str, Part]]:
+    """Share, words and kind of every part of the node time that is known."""
     if why.wait_share is not None and why.memcpy_nodes:
         size = why.memcpy_bytes_per_token
         moved = "" if size is None else f" ({human_bytes(round(size))} per token)"
         count = plural(why.memcpy_nodes, "Memcpy node")
-        yield why.wait_share, f"{count}{moved}, which wait for the device to finish what is queued, and copy"
+        yield why.wait_share, f"{count}{moved}, which wait for the device to finish what is queued, and copy", "copies"
     if why.elsewhere_share is not None and why.nodes_elsewhere:
         names = listing(short_provider(name) for name in why.elsewhere)
-        yield why.elsewhere_share, f"{plural(why.nodes_elsewhere, 'node')} on {names}"
+        yield why.elsewhere_share, f"{plural(why.nodes_elsewhere, 'node')} on {names}", "elsewhere"
     if why.own_share is not None:
-        yield why.own_share, f"its own {plural(why.nodes, 'node')}"
+        yield why.own_share, f"its own {plural(why.nodes, 'node')}", "own"
 
 
-def around(why: Why, said: str) -> str:
-    """What goes with the largest part: copies, nodes elsewhere and partitions, or that there are none."""
+def around(why: Why, told: Part | None) -> str:
+    """What goes with the largest part: copies, nodes elsewhere and partitions, or that there are none. `told`: the part
+    that was said already.
+    """
     if not why.copies and not why.nodes_elsewhere:
         return "nothing is copied and no node is elsewhere"
     parts = []
-    if why.nodes_elsewhere and " on " not in said:
+    if why.nodes_elsewhere and told != "elsewhere":
         parts.append(f"{plural(why.nodes_elsewhere, 'node')} elsewhere")
-    if why.copies and "Memcpy" not in said:
+    if why.copies and told != "copies":
         parts.append(plural(why.copies, "copy"))
     if why.partitions > 1:
         parts.append(plural(why.partitions, "partition"))

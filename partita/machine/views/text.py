@@ -90,7 +90,7 @@ def show_reasons(page: Page, report: MachineReport) -> None:
         return
     page.heading(f"Not usable: {plural(len(unusable), 'provider')}")
     for entry in sorted(unusable, key=is_absent):
-        page.line(sentence(entry))
+        page.line(sentence(entry, imported=report.onnxruntime.version is not None))
 
 
 def is_absent(entry: ProviderEntry) -> bool:
@@ -98,9 +98,9 @@ def is_absent(entry: ProviderEntry) -> bool:
     return entry.reason == "not_in_build"
 
 
-def sentence(entry: ProviderEntry) -> str:
-    """Reason, evidence and remedy. That a provider is not in the build is its own evidence."""
-    if is_absent(entry) and entry.evidence and entry.evidence.startswith("the installed ONNX Runtime contains"):
+def sentence(entry: ProviderEntry, *, imported: bool) -> str:
+    """Reason, evidence and remedy. That a provider is not in a build that can be `imported` is its own evidence."""
+    if is_absent(entry) and imported:
         return f"{entry.name}: not_in_build; {entry.remedy}"
     return f"{entry.name}: {entry.reason}: {entry.evidence}; {entry.remedy}"
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from partita.observations.text_format import short_provider
 from partita.partition_reports.diff.records import Change
 from partita.partition_reports.records import Report
-from partita.partition_reports.verdict import describe_cache
+from partita.partition_reports.summary import in_place
+from partita.partition_reports.verdict import say_cache
 
 Stated = dict[tuple[str, str], str]
 """Subject and name of what a report states -> in words."""
@@ -16,8 +17,17 @@ Stated = dict[tuple[str, str], str]
 def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
     """Everything around the nodes that is another one in `after`, in the order of a report."""
     ours, theirs = dict(state(before)), dict(state(after))
+    moved = (in_place(before.cache) is False) != (in_place(after.cache) is False)
     return tuple(
-        Change.model_validate({"subject": key[0], "name": key[1], "before": ours.get(key), "after": theirs.get(key)})
+        Change.model_validate(
+            {
+                "subject": key[0],
+                "name": key[1],
+                "before": ours.get(key),
+                "after": theirs.get(key),
+                "cache_moved": moved and key[0] == "cache",
+            }
+        )
         for key in dict.fromkeys((*ours, *theirs))
         if ours.get(key) != theirs.get(key)
     )
@@ -111,7 +121,10 @@ def chain(report: Report) -> Mapping[str, object]:
 
 def cache_state(report: Report) -> str:
     """Where the cache is and whether it stayed there."""
-    return describe_cache(report.cache).removeprefix("cache ") if report.cache is not None else ""
+    cache = report.cache
+    if cache is None:
+        return ""
+    return say_cache(cache) if cache.states else "no cache"
 
 
 def dry_run(report: Report) -> Mapping[str, object]:

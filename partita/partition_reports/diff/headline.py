@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from partita.observations.text_format import human_bytes, listing, plural, short_provider
-from partita.partition_reports.diff.records import Change, Figure, NodeChange, ReasonChange, ReportDiff
+from partita.partition_reports.diff.records import Figure, NodeChange, ReasonChange, ReportDiff
 
 NAMED = {
     ("environment", "onnxruntime"),
@@ -110,18 +110,13 @@ def say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
 
 def versions(diff: ReportDiff) -> Iterator[str]:
     """Versions and requests that changed: what matters most by name, the rest as a count."""
-    told = [change for change in diff.changes if (change.subject, change.name) in NAMED or is_cache_trouble(change)]
+    told = [change for change in diff.changes if (change.subject, change.name) in NAMED or change.cache_moved]
     for change in told:
         subject = f"{change.subject} " if change.subject in ("package", "model") else ""
         yield f"{subject}{change.name} {change.before or 'none'} -> {change.after or 'none'}"
     left = len(diff.changes) - len(told)
     if left:
         yield f"{plural(left, 'other change')} around it" if told else f"{plural(left, 'change')} around it"
-
-
-def is_cache_trouble(change: Change) -> bool:
-    """The cache stopped staying in place, or started to; that it is somewhere else is no trouble."""
-    return change.subject == "cache" and ("NOT" in (change.before or "")) != ("NOT" in (change.after or ""))
 
 
 def provider(name: str | None) -> str:

@@ -29,6 +29,8 @@ class Change(Record):
     before: str | None
     """Null where there was none."""
     after: str | None
+    cache_moved: bool = False
+    """The cache no longer stays in place, or does now; that it is elsewhere or was not looked at is no such change."""
 
 
 class NodeChange(Record):

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from partita.partition_reports.diff import context_diff
 from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.views import text as view
 from tests.partition_reports.changed import (
@@ -283,3 +284,15 @@ def test_a_long_list_is_cut_and_says_so():
     found = compare(more, each_node(more, lambda n: n.model_copy(update={"provider": CPU})))
     assert " and 494 more" in " ".join(rendered(found).split())
     assert len(rendered(found).splitlines()) < 120
+
+
+def test_a_cache_that_no_longer_stays_is_told_in_whatever_words(monkeypatch):
+    report = report_of(recorded_facts())
+    assert report.cache is not None
+    away = report.model_copy(update={"cache": report.cache.model_copy(update={"address_changes": 2})})
+    smaller = report.model_copy(update={"cache": report.cache.model_copy(update={"size_bytes": 1})})
+    monkeypatch.setattr(context_diff, "say_cache", lambda cache: f"{cache.size_bytes} {cache.address_changes}")
+    found = compare(report, away)
+    assert [change.cache_moved for change in found.changes] == [True] and "cache" in found.headline
+    found = compare(report, smaller)
+    assert [change.cache_moved for change in found.changes] == [False] and "cache" not in found.headline
