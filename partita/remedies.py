@@ -112,3 +112,8 @@ def is_lfs_pointer(path: Path) -> bool:
 def lfs_pull(path: Path) -> Remedy:
     """What to do about a pointer."""
     return LFS_PULL.filled(folder=path.parent)
+
+
+def flag(name: str) -> str:
+    """The option of the command line that an argument of this name is: `--max-length` for max_length."""
+    return f"--{name.replace('_', '-')}"

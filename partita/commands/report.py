@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,10 +15,8 @@ from partita.partition_reports import storage
 from partita.partition_reports.render.view import REPORT_VIEWS
 
 if TYPE_CHECKING:
+    from partita.library.checking import Wanted
     from partita.observations.records import Record
-    from partita.partition_reports.check.gate import Gate
-    from partita.partition_reports.check.requirements import Vocabulary
-    from partita.partition_reports.records import Report
     from partita.partition_reports.render.view import View
 
 BENCH_VIEWS = "partita.bench.views"
@@ -123,78 +119,21 @@ def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bo
     return DIFFERENT if exit_code and not found.same else 0
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """What the user wants to hold of a report. None: not asked."""
-
-    max_cpu_nodes: int | None
-    max_copies: int | None
-    max_copy_bytes_per_token: int | None
-    max_unexplained: int | None
-    cache_in_place: bool
-    min_tokens_per_second: float | None
-    require: tuple[str, ...]
-    baseline: Path | None
-    max_slowdown: float | None
-
-
-def check(file: Path, options: CheckOptions, *, as_json: bool) -> None:
-    """Hold a report against the options. Raises ReportCheckError after showing what does not hold."""
+def check(file: Path, wanted: Wanted, baseline: Path | None, *, as_json: bool) -> None:
+    """Hold a report against what is wanted of it. Raises ReportCheckError after showing what does not hold."""
+    from partita.library.checking import gate_of, vocabulary
     from partita.partition_reports.check import gate
     from partita.partition_reports.check.views import text as view
 
     report = storage.read(file)
-    asked = gate_of(options, vocabulary(report))
-    baseline = (str(options.baseline), storage.read(options.baseline)) if options.baseline is not None else None
-    result = gate.check(report, asked, str(file), baseline)
+    asked = gate_of(wanted, vocabulary(report), baseline=baseline is not None)
+    if asked == gate.Gate() and baseline is None:
+        raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
+    beside = None if baseline is None else (str(baseline), storage.read(baseline))
+    result = gate.check(report, asked, str(file), beside)
     if as_json:
         write_record(result)
     else:
         view.render(result, stdout_console())
     if not result.passed:
         raise ReportCheckError(view.summary(result))
-
-
-def gate_of(options: CheckOptions, words: Vocabulary) -> Gate:
-    """The options as a gate. Raises UsageError for one that makes no sense, and when nothing is asked."""
-    from partita.partition_reports.check.gate import Gate
-    from partita.partition_reports.check.limits import Limits, check_limits
-    from partita.partition_reports.check.requirements import parse_requirement
-
-    limits = Limits(options.max_cpu_nodes, options.max_copies, options.max_copy_bytes_per_token)
-    check_limits(limits, ())
-    for name in ("max_unexplained", "min_tokens_per_second", "max_slowdown"):
-        value = getattr(options, name)
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"--{name.replace('_', '-')} is {value}; it must be a number that is 0 or more")
-    if options.max_slowdown is not None and options.baseline is None:
-        raise UsageError("--max-slowdown needs --baseline: slower than what?")
-    asked = Gate(
-        limits=limits,
-        max_unexplained=options.max_unexplained,
-        cache_in_place=options.cache_in_place,
-        min_tokens_per_second=options.min_tokens_per_second,
-        requirements=tuple(parse_requirement(text, words) for text in options.require),
-        max_slowdown=options.max_slowdown,
-    )
-    if asked == Gate() and options.baseline is None:
-        raise UsageError("nothing to check: give --baseline, --require or a limit; --help lists them")
-    return asked
-
-
-def vocabulary(report: Report) -> Vocabulary:
-    """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
-    from partita.diagnosis.reasons.base import load_reasons
-    from partita.partition_reports.check.requirements import Vocabulary
-    from partita.providers.resolve import parse_chain
-
-    seen = [entry.provider for entry in report.chain]
-    seen += [entry.provider for phase in report.phases for entry in phase.providers]
-
-    def provider(name: str) -> str:
-        found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
-        if found is not None:
-            return found
-        return parse_chain(name, flag="--require")[0].ort_name
-
-    return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))

@@ -175,10 +175,11 @@ def check(
 ) -> None:
     """Hold a report against limits, for CI. Exit code 5 with one line for everything that does not hold."""
     from partita.commands import report as verb
+    from partita.library.checking import Wanted
 
     verb.check(
         file,
-        verb.CheckOptions(
+        Wanted(
             max_cpu_nodes=max_cpu_nodes,
             max_copies=max_copies,
             max_copy_bytes_per_token=max_copy_bytes_per_token,
@@ -186,9 +187,9 @@ def check(
             cache_in_place=require_cache_in_place,
             min_tokens_per_second=min_tokens_per_second,
             require=tuple(require or ()),
-            baseline=baseline,
             max_slowdown=max_slowdown,
         ),
+        baseline,
         as_json=as_json,
     )
 

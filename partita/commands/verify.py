@@ -14,7 +14,7 @@ from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.observations.text_format import NOT_KNOWN, plural
-from partita.package import StepError, Verification, check_files, read_manifest
+from partita.package import Manifest, StepError, Verification, check_files, read_manifest
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, words
 
@@ -24,23 +24,14 @@ def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
     target = read_chain_options(where)
     manifest = read_manifest(package)
     check_files(package, manifest, hashes=True)
-    return supervised(lambda: check(package, target, where.threads, as_json=as_json), target)
+    return supervised(lambda: check(package, manifest, target, where.threads, as_json=as_json), target)
 
 
-def check(package: Path, target: Target, threads: int | None, *, as_json: bool) -> int:
+def check(package: Path, manifest: Manifest, target: Target, threads: int | None, *, as_json: bool) -> int:
     """Replay and print."""
-    from partita.library.probing import package_refused
-    from partita.runtime.chain import ChainError
-    from partita.runtime.ort_errors import NoKernelError
-    from partita.runtime.pins import parse_pins
-    from partita.runtime.verify import replay
+    from partita.library.local import verify
 
-    pins = parse_pins(target.pins, target.chain)
-    told = partial(say_chain, target)
-    try:
-        result = replay(package, target.chain, threads=threads, options=target.options, pins=pins, told=told)
-    except (ChainError, NoKernelError) as error:
-        raise package_refused(error, audience=TERMINAL) from error
+    result = verify(package, manifest, target, threads, told=partial(say_chain, target), audience=TERMINAL)
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:

@@ -13,7 +13,7 @@ from partita.partition_reports.check.limits import Limits, check_limits
 from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
 from partita.partition_reports.records import Report
 from partita.providers.resolve import parse_chain
-from partita.runtime.sampling import flag
+from partita.remedies import flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Wanted:
 def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callable[[str], str] = flag) -> Gate:
     """What is wanted as a gate. `baseline`: there is a report to keep up with; `spell`: how a message writes a name.
 
-    Raises UsageError for what makes no sense, and when nothing is asked.
+    Raises UsageError for what makes no sense.
     """
     limits = Limits(wanted.max_cpu_nodes, wanted.max_copies, wanted.max_copy_bytes_per_token)
     check_limits(limits, ())
@@ -43,7 +43,7 @@ def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callabl
             raise UsageError(f"{spell(name)} is {value}; it must be a number that is 0 or more")
     if wanted.max_slowdown is not None and not baseline:
         raise UsageError(f"{spell('max_slowdown')} needs {spell('baseline')}: slower than what?")
-    asked = Gate(
+    return Gate(
         limits=limits,
         max_unexplained=wanted.max_unexplained,
         cache_in_place=wanted.cache_in_place,
@@ -51,9 +51,6 @@ def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callabl
         requirements=tuple(parse_requirement(text, words) for text in wanted.require),
         max_slowdown=wanted.max_slowdown,
     )
-    if asked == Gate() and not baseline:
-        raise UsageError(f"nothing to check: give {spell('baseline')}, requirements or a limit")
-    return asked
 
 
 def vocabulary(report: Report, spell: Callable[[str], str] = flag) -> Vocabulary:

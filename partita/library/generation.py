@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from partita.diagnosis.session_index import PHASES
-from partita.library.edge import one_tree
 from partita.library.engine import Engine, GenerateRequest
 from partita.library.sampling import Sampling
 from partita.partition_reports.timing import step_times
@@ -15,8 +15,7 @@ from partita.runtime.engine.recorder import Step
 from partita.runtime.text import TextStream
 
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
-CUT_SHORT = ("cache_full", "length", "stop")
-"""When rows ended differently, the reason that cut a row shortest of what was asked comes first."""
+Guard = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(slots=True)
@@ -106,8 +105,11 @@ class Generation:
     Ctrl-C and errors end it, and so does leaving it: `close` it, use it as a context manager, or just begin another.
     """
 
-    def __init__(self, engine: Engine, rows: Sequence[Row], request: GenerateRequest) -> None:
-        self._engine, self._rows, self._request = engine, tuple(rows), request
+    def __init__(
+        self, engine: Engine, rows: Sequence[Row], request: GenerateRequest, guard: Guard = nullcontext
+    ) -> None:
+        """Begin. `guard` is entered around every step. Raises GenerationError for prompts that cannot be taken."""
+        self._engine, self._rows, self._request, self._guard = engine, tuple(rows), request, guard
         self.begun = engine.begin(request)
         self.steps: list[Step] = []
         """As the engine recorded them."""
@@ -123,7 +125,7 @@ class Generation:
             raise StopIteration
         before = [len(row.pieces) for row in self._rows]
         try:
-            with one_tree():
+            with self._guard():
                 step = self._engine.step(self.begun.number)
         except BaseException as error:
             self.error = error

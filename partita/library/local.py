@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,6 +16,7 @@ from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_pack
 from partita.library.run_report import Asked, make_report
 from partita.package import Manifest, Verification, check_files
 from partita.partition_reports.records import Report
+from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
 from partita.runtime.engine.recorder import Step
@@ -135,8 +136,9 @@ class LocalEngine:
             return make_report(self.folder, self.manifest, facts, chain, asked)
 
     def verify(self) -> Verification:
-        """Replay the package's known answer, in sessions of its own."""
-        return verify(self.folder, self.manifest, self.target, self.threads, self.audience)
+        """Check the package's files, and replay its known answer in sessions of its own."""
+        check_files(self.folder, self.manifest, hashes=True)
+        return verify(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
 
     def close(self) -> None:
         """Free the sessions and everything that belongs to them. May be called twice."""
@@ -159,13 +161,26 @@ class LocalEngine:
 
 
 def verify(
-    folder: Path, manifest: Manifest, target: Target, threads: int | None, audience: Audience = QUIET
+    folder: Path,
+    manifest: Manifest,
+    target: Target,
+    threads: int | None,
+    *,
+    told: Callable[[Sequence[Resolution]], object] = len,
+    audience: Audience = QUIET,
 ) -> Verification:
-    """Check every file of the package against its hash, and replay its known answer."""
-    check_files(folder, manifest, hashes=True)
+    """Replay the known answer of a package whose files have been checked. `told` hears what became of the chain."""
     pins = parse_pins(target.pins, target.chain)
     try:
-        return replay(folder, target.chain, threads=threads, manifest=manifest, options=target.options, pins=pins)
+        return replay(
+            folder,
+            target.chain,
+            threads=threads,
+            manifest=manifest,
+            options=target.options,
+            pins=pins,
+            told=told,
+        )
     except (ChainError, NoKernelError) as error:
         raise package_refused(error, audience=audience) from error
 

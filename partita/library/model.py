@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from partita.library.asking import (
     prompt_rows,
 )
 from partita.library.audience import LOGGER
-from partita.library.edge import public
+from partita.library.edge import one_tree, public
 from partita.library.engine import Engine, GenerateRequest, ReportRequest, RowRequest
 from partita.library.generation import Generation, Row, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
@@ -190,7 +191,13 @@ class Model:
             options=told_options([answer.sampling for answer in last.answers]),
             probe_seconds=probe_seconds,
         )
-        return Report.of(self._open().report(request))
+        report = self._open().report(request)
+        if "partita.library.probing" in sys.modules:  # else the experiments are a child's, whom no Ctrl-C here reaches
+            from partita.library.probing import was_interrupted
+
+            if was_interrupted(report.notes):
+                raise KeyboardInterrupt
+        return Report.of(report)
 
     def close(self) -> None:
         """Free the sessions, or end the process that has them. May be called twice."""
@@ -265,7 +272,7 @@ class Model:
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
         )
         rows = [Row(prompt, tokenizer.stream(prompt, stops) if tokenizer else None) for prompt in ids]
-        generation = Generation(engine, rows, request)
+        generation = Generation(engine, rows, request, one_tree)
         if self._last is not None:
             self._last.close()
         self._last = generation

@@ -119,6 +119,8 @@ class Report(records.Report):
             max_slowdown,
         )
         asked = gate_of(wanted, vocabulary(self, str), baseline=baseline is not None, spell=str)
+        if asked == gate.Gate() and baseline is None:
+            raise UsageError("nothing to check: give requirements, a limit or a baseline")
         beside = None if baseline is None else ("the baseline", baseline)
         result = gate.check(self, asked, "the report", beside)
         if not result.passed:

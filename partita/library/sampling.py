@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from partita.runtime.sampling import Sampler, flag, make_sampler
+from partita.remedies import flag
+from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.suggested import Suggestion
 
 MAX_NEW_TOKENS = 128

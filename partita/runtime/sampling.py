@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import UsageError
+from partita.remedies import flag
 
 Logits = npt.NDArray[np.float32]
 """[vocab]."""
@@ -26,11 +27,6 @@ LOWEST = -2300
 """Below the exponent of every score but 0: float32 begins at 2**-149, and penalties span 2**-1074 to 2**1024."""
 NUCLEUS_GUESS = 256
 """The likeliest tokens that are sorted at first to find the nucleus; sorting a whole vocabulary takes milliseconds."""
-
-
-def flag(name: str) -> str:
-    """An option's name as the command line spells it."""
-    return f"--{name.replace('_', '-')}"
 
 
 def make_sampler(

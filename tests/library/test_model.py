@@ -177,6 +177,23 @@ def test_a_generation_that_nobody_reads_on_can_be_reported_and_followed(model):
     assert model.report().totals.finish_reason == "length"
 
 
+def test_ctrl_c_in_the_experiments_is_ctrl_c_and_a_report_without_them_can_be_had(model, monkeypatch):
+    monkeypatch.setattr("partita.library.local.probe_package", interrupted_experiments)
+    tokens(model)
+    with pytest.raises(KeyboardInterrupt):
+        model.report()
+    monkeypatch.undo()
+    assert model.report(probe_seconds=0).totals.finish_reason == "length"
+
+
+def interrupted_experiments(facts, chain, *_: object):
+    from dataclasses import replace
+
+    from partita.library.probing import INTERRUPTED_NOTE
+
+    return replace(facts, notes=(*facts.notes, INTERRUPTED_NOTE)), chain
+
+
 def test_a_later_generation_ends_an_earlier_one(model):
     first = model.generate(PROMPT, max_new_tokens=N)
     next(first)
