@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from rich.style import Style
 
 from partita.partition_reports.render import layout
-from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, PLAIN, ROWS, Page
+from partita.partition_reports.render.cutting import shown_blocks, shown_rows
+from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, PLAIN, Page
 from partita.partition_reports.sections.model import (
     Block,
     Command,
-    Fold,
     Group,
     Line,
     Pairs,
@@ -31,8 +31,6 @@ TONES: dict[Tone, Style] = {
 }
 COMMAND = Style(bold=True, color="cyan")
 INDENT = 2
-FINDINGS = 2
-"""Groups without a title, such as pieces of evidence of one reason, that are shown below each other."""
 
 
 def show_section(page: Page, section: Section) -> None:
@@ -42,19 +40,13 @@ def show_section(page: Page, section: Section) -> None:
 
 
 def show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
-    """Blocks below each other; what is folded away is left out, and of many untitled groups all but the first."""
-    shown = [block for block in blocks if not isinstance(block, Fold)]
-    findings = [block for block in shown if isinstance(block, Group) and not block.title]
+    """Blocks below each other, as far as a terminal shows them."""
+    shown = shown_blocks(blocks, "; explain and html show them")
     for number, block in enumerate(shown):
-        if block in findings[FINDINGS:]:
-            if block is findings[FINDINGS]:
-                left = len(findings) - FINDINGS
-                page.line(f"and {left} more with other evidence; explain and html show them", indent=indent, style=DIM)
-        else:
-            apart = number > 0 and (
-                isinstance(block, Table) or isinstance(shown[number - 1], Table) and not isinstance(block, Line)
-            )
-            show_block(page, block, indent, apart=apart)
+        apart = number > 0 and (
+            isinstance(block, Table) or isinstance(shown[number - 1], Table) and not isinstance(block, Line)
+        )
+        show_block(page, block, indent, apart=apart)
 
 
 def show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
@@ -92,8 +84,7 @@ def show_command(page: Page, command: Command, indent: int) -> None:
 
 def show_table(page: Page, table: Table) -> None:
     """The first rows of a table, and what the others come to."""
-    shown = table.rows if table.rest is None else table.rows[:ROWS]
-    rest = table.rest(ROWS) if table.rest is not None and len(table.rows) > ROWS else ""
+    rows, rest = shown_rows(table)
     if not table.obvious:
         page.line(table.caption, style=DIM)
-    page.table(table.columns, [[text_of(cell) for cell in row.cells] for row in shown], rest)
+    page.table(table.columns, [[text_of(cell) for cell in row.cells] for row in rows], rest)

@@ -16,8 +16,6 @@ from partita.partition_reports.render import layout
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.model import Column
 
-ROWS = 12
-"""Most rows of a table; the rest is summed up in one line."""
 FILE_COLUMNS = 100
 """Width of a view when it goes to a file."""
 BOLD = Style(bold=True)

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from partita.observations.text_format import clean
 from partita.partition_reports.records import Report
+from partita.partition_reports.render.cutting import LEFT_OUT, shown_blocks, shown_rows
 from partita.partition_reports.render.view import View
 from partita.partition_reports.sections.glance import Glance, glance
 from partita.partition_reports.sections.model import (
     Block,
     Command,
-    Fold,
     Group,
     Line,
     Pairs,
@@ -26,12 +26,8 @@ from partita.partition_reports.sections.model import (
 )
 from partita.partition_reports.sections.report import sections
 
-ROWS = 12
-"""Most rows of a table; the rest is summed up in one line."""
-FINDINGS = 2
 SHOWN = ("phases", "fallbacks")
 """Sections that are open; the others are folded."""
-LEFT_OUT = frozenset({"nodes"})
 SPECIAL = re.compile(r"[\\`*\[\]<>|~&@]|(?<=:)//|(?<=www)\.|^[#+-](?= )")
 """What Markdown or GitHub would act on."""
 
@@ -93,15 +89,10 @@ def write_section(section: Section) -> Iterator[str]:
 
 
 def write_blocks(blocks: Sequence[Block]) -> Iterator[str]:
-    """Blocks below each other; what is folded away is left out, as on a terminal."""
-    findings = [block for block in blocks if isinstance(block, Group) and not block.title]
-    for block in blocks:
-        if block in findings[FINDINGS:]:
-            if block is findings[FINDINGS]:
-                yield from (f"and {len(findings) - FINDINGS} more with other evidence", "")
-        elif not isinstance(block, Fold):
-            yield from write_block(block)
-            yield ""
+    """Blocks below each other, as far as a comment shows them."""
+    for block in shown_blocks(blocks):
+        yield from write_block(block)
+        yield ""
 
 
 def write_block(block: Block) -> Iterator[str]:
@@ -127,7 +118,7 @@ def write_block(block: Block) -> Iterator[str]:
 
 def write_table(table: Table) -> Iterator[str]:
     """The first rows, and what the others come to."""
-    shown = table.rows if table.rest is None else table.rows[:ROWS]
+    shown, rest = shown_rows(table)
     if not table.obvious:
         yield safe(table.caption)
         yield ""
@@ -135,9 +126,9 @@ def write_table(table: Table) -> Iterator[str]:
     yield from write_rows(
         [safe(column.title) for column in table.columns], [not column.number for column in table.columns], cells
     )
-    if table.rest is not None and len(table.rows) > ROWS:
+    if rest:
         yield ""
-        yield safe(table.rest(ROWS))
+        yield safe(rest)
 
 
 def write_rows(heads: Sequence[str], left: Sequence[bool], rows: Iterable[Sequence[str]]) -> Iterator[str]:
