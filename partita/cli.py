@@ -428,14 +428,13 @@ def place(
                 shapes=tuple(shape or ()),
                 values=tuple(values or ()),
                 runs=runs,
-                report=report,
-                as_json=as_json,
                 limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
                 dry_run=dry_run,
                 device=device,
                 graph_capture=graph_capture,
                 probe_seconds=probe_seconds,
-            )
+            ),
+            verb.Shown(report, as_json),
         )
     )
 

@@ -6,6 +6,7 @@ Ctrl-C.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from partita.commands.audience import TERMINAL, say_target
@@ -23,7 +24,16 @@ from partita.partition_reports import storage
 from partita.partition_reports.records import Report
 
 
-def run(options: PlaceOptions) -> int:
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What is to become of the report."""
+
+    report: Path | None = None
+    """A file for it; None: none."""
+    as_json: bool = False
+
+
+def run(options: PlaceOptions, shown: Shown) -> int:
     """Place the model, print and write the report; returns the exit code.
 
     Raises UsageError, PackageError, ReportError, ResourceError, and ProviderError when the chain cannot be honoured or
@@ -32,35 +42,33 @@ def run(options: PlaceOptions) -> int:
     check_options(options)
     target = read_chain_options(options.where)
     check_chain(options, target.asked_names)
-    sink = claim_report(options)
+    sink = claim_report(options, shown)
     say_target(target)
     if options.dry_run:
-        return finish(options, sink, *place_dry(options), None)
-    return supervised(lambda: place_here(options, sink, target), target)
+        return finish(shown, sink, *place_dry(options), None)
+    return supervised(lambda: place_here(options, shown, sink, target), target)
 
 
-def claim_report(options: PlaceOptions) -> Sink | None:
+def claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     """Where the report goes; None when nobody wants it in a file."""
-    if options.report is None:
+    if shown.report is None:
         return None
-    refuse_two_on_stdout(options.report, as_json=options.as_json)
+    refuse_two_on_stdout(shown.report, as_json=shown.as_json)
     given = [options.model, *(Path(text.rpartition("=")[2]) for text in options.values)]
-    if options.report.exists() and options.model.is_file():  # what is not there yet is not read, either
+    if shown.report.exists() and options.model.is_file():  # what is not there yet is not read, either
         given += data_files(options.model)
-    return claim_output(options.report, "report", read_by(options.where, *given), option="--report")
+    return claim_output(shown.report, "report", read_by(options.where, *given), option="--report")
 
 
-def place_here(options: PlaceOptions, sink: Sink | None, target: Target) -> int:
+def place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: Target) -> int:
     """Place the model in this process."""
     from partita.library.place_run import place
 
     report, error = place(options, target, audience=TERMINAL)
-    return finish(options, sink, report, was_interrupted(report.notes), error)
+    return finish(shown, sink, report, was_interrupted(report.notes), error)
 
 
-def finish(
-    options: PlaceOptions, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None
-) -> int:
+def finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None) -> int:
     """Write and print the report, then say what went wrong; the exit code.
 
     Raises `error`, why a run failed, or ProviderError for a limit.
@@ -70,9 +78,9 @@ def finish(
             note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
     if sink is not None:
         sink.write(storage.to_json(report))
-    if options.as_json:
+    if shown.as_json:
         write_stdout(storage.to_json(report))
-    elif options.report != STDOUT:
+    elif shown.report != STDOUT:
         from partita.partition_reports.views import text
 
         text.render(report, stdout_console())

@@ -20,7 +20,7 @@ MAX_PROBE_SECONDS = 3600
 
 @dataclass(frozen=True, slots=True)
 class PlaceOptions:
-    """Everything `partita place` was asked."""
+    """What decides how a model is placed."""
 
     model: Path
     """An ONNX file, or the folder of a package."""
@@ -30,8 +30,6 @@ class PlaceOptions:
     """`NAME=FILE.npy`, values of an input."""
     runs: int = RUNS
     """Session runs per phase."""
-    report: Path | None = None
-    as_json: bool = False
     limits: Limits = Limits()
     dry_run: bool = False
     device: str | None = None
@@ -55,7 +53,7 @@ class PlaceOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values, for a child process."""
-        return {**asdict(self), "model": str(self.model.resolve()), "report": None}
+        return {**asdict(self), "model": str(self.model.resolve())}
 
 
 def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
