@@ -86,13 +86,13 @@ def write_record(record: Record) -> None:
 
 def explain(file: Path, node: str, *, as_json: bool) -> None:
     """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
-    from partita.partition_reports import explaining
+    from partita.partition_reports.explain import node_explanation
     from partita.partition_reports.explain.views import text as view
 
-    found = explaining.find(storage.read(file), node)
+    found = node_explanation.find(storage.read(file), node)
     if as_json:
         write_record(found)
-    if isinstance(found, explaining.Matches):
+    if isinstance(found, node_explanation.Matches):
         if found.matches and not as_json:
             view.render_matches(found, stdout_console())
         raise UsageError(f"{file}: {view.say_no_single(found)}")

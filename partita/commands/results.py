@@ -23,7 +23,7 @@ from partita.observations.records import Record
 from partita.package import Manifest
 from partita.partition_reports.check.gate import GateResult
 from partita.partition_reports.diff.records import ReportDiff
-from partita.partition_reports.explaining import Explanation, Matches
+from partita.partition_reports.explain.node_explanation import Explanation, Matches
 
 
 class RefusedRow(Record):

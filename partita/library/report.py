@@ -10,12 +10,13 @@ from partita.errors import ReportCheckError, ReportError, UsageError
 from partita.files import check_writable, write_text
 from partita.library.checking import Wanted, gate_of, vocabulary
 from partita.library.edge import public
-from partita.partition_reports import explaining, records, storage
+from partita.partition_reports import records, storage
 from partita.partition_reports.check import gate
 from partita.partition_reports.check.gate import GateResult
 from partita.partition_reports.diff import compare as comparing
 from partita.partition_reports.diff.records import ReportDiff
-from partita.partition_reports.explaining import Explanation
+from partita.partition_reports.explain import node_explanation
+from partita.partition_reports.explain.node_explanation import Explanation
 
 NAMES = 5
 """Most nodes that an error lists."""
@@ -81,8 +82,8 @@ class Report(records.Report):
 
         Raises ArgumentError when that is no node, or several.
         """
-        found = explaining.find(self, node)
-        if isinstance(found, explaining.Matches):
+        found = node_explanation.find(self, node)
+        if isinstance(found, node_explanation.Matches):
             from partita.partition_reports.explain.views.text import say_no_single
 
             listed = ", ".join(match.node for match in found.matches[:NAMES])

@@ -25,8 +25,8 @@ from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.check.views import text as check_view
 from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.views import text as diff
+from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
 from partita.partition_reports.explain.views import text as explain
-from partita.partition_reports.explaining import Explanation, Matches, find
 from partita.partition_reports.views import brief, text
 from partita.runtime.chain import rows_of
 from tests.bench import test_contenders

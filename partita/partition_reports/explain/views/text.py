@@ -10,7 +10,7 @@ from rich.console import Console
 from partita.diagnosis.records import Fallback, Trial
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 from partita.partition_reports.diff.headline import provider as provider_name
-from partita.partition_reports.explaining import Cause, Explanation, Matches, Place
+from partita.partition_reports.explain.node_explanation import Cause, Explanation, Matches, Place
 from partita.partition_reports.records import Copy, RejectedPart
 from partita.partition_reports.render.terminal import BOLD, DIM, Page, terminal_view
 from partita.partition_reports.sections.model import Column

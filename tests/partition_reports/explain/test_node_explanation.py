@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from partita.diagnosis.records import FallbackCost, Trial
+from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
 from partita.partition_reports.explain.views import text as view
-from partita.partition_reports.explaining import Explanation, Matches, find
 from partita.partition_reports.records import Bodies, Disagreement, Probing, RejectedPart
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import CPU, GPU
