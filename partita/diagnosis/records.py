@@ -80,3 +80,8 @@ class Fallback(Record):
     """The other providers of the chain that were preferred to the one it is on, in order."""
     cost: FallbackCost | None = None
     """Null for a node of a refusal, which never ran, and for one in a body of control flow."""
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The reason of every provider that was preferred and skipped, the one wanted most first."""
+        return (self.reason, *(entry.reason for entry in self.skipped))

@@ -1,13 +1,25 @@
-"""Every provider of the chain that was preferred and skipped is explained, each by its own evidence."""
+"""Every provider of the chain that was preferred and skipped is explained, each by its own evidence, in every view."""
 
 from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+from rich.console import Console
 
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import AssignedNode, NodeProbe, SessionFacts, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
-from tests.partition_reports.samples import CPU, exported, session_facts
+from partita.partition_reports.check.finding import find
+from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
+from partita.partition_reports.diff.compare import compare
+from partita.partition_reports.explain.views import text as explain_view
+from partita.partition_reports.explaining import explain
+from partita.partition_reports.records import Report
+from partita.partition_reports.views import text as text_view
+from tests.partition_reports.samples import CPU, exported, report_of, run_facts, session_facts
 
 TENSORRT, CUDA = "TensorrtExecutionProvider", "CUDAExecutionProvider"
 ON_TENSORRT, ON_CUDA, ON_CPU = "a/MatMul", "b/Add", "c/Det"
@@ -77,3 +89,39 @@ def test_experiments_with_one_provider_say_nothing_of_another() -> None:
     on_cpu = find_fallbacks(index_session(session), "decode", CHAIN)[-1]
     assert (on_cpu.reason, on_cpu.trials) == ("unexplained", ())
     assert (on_cpu.skipped[0].reason, len(on_cpu.skipped[0].trials)) == ("no_kernel_type", 2)
+
+
+# --- in views, diff and check -----------------------------------------------------------------------------------------
+
+
+def printed(render: Callable[[Console], None]) -> str:
+    stream = io.StringIO()
+    render(Console(file=stream, width=200, force_terminal=False, color_system=None))
+    return stream.getvalue()
+
+
+def report(log: tuple[str, ...] = (NOT_IN_CUDA, NO_GRAPH)) -> Report:
+    return report_of(run_facts(three_providers(log=log)), CHAIN)
+
+
+def test_terminal_page_and_explanation_name_both_reasons() -> None:
+    texts = [printed(lambda console: text_view.render(report(), console))]
+    texts.append(printed(lambda console: explain_view.render(explain(report(), ON_CPU), console)))
+    for text in texts:
+        assert "not on CUDA" in text.replace("ExecutionProvider", "") and "no_kernel_op" in text, text
+        assert "subgraph_rejected" in text
+
+
+def test_a_reason_that_changes_for_the_second_provider_alone_is_a_difference() -> None:
+    diff = compare(report(log=(NOT_IN_CUDA,)), report(log=()))
+    (change,) = [change for change in diff.reasons if change.phase == "decode"]
+    assert (change.node, change.skipped, change.before, change.after) == (ON_CPU, CUDA, "no_kernel_op", "unexplained")
+    assert not diff.same
+
+
+def test_a_requirement_on_a_reason_counts_every_skipped_provider() -> None:
+    words = Vocabulary(lambda name: name, ("no_kernel_op", "unexplained"))
+    told = report()
+    for reason, nodes in (("no_kernel_op", 1), ("unexplained", 0)):
+        requirement = parse_requirement(f"reason={reason},nodes={nodes}", words)
+        assert all(holds for holds, _ in find(requirement, told)), reason

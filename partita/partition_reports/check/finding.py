@@ -135,12 +135,13 @@ class Chosen:
     """Those of the operator and module."""
     nodes: tuple[NodePlacement, ...]
     """Those of them on the provider, and with the reason."""
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, tuple[str, ...]]
+    """Of each node, for every provider that was preferred and skipped."""
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
         """Choose."""
-        reasons = {entry.node: entry.reason for entry in report.fallbacks if entry.phase == phase.name}
+        reasons = {entry.node: entry.codes for entry in report.fallbacks if entry.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
         base = tuple(node for node in phase.nodes if all(fits(node, entry, reasons) for entry in kinds))
@@ -176,7 +177,7 @@ class Chosen:
     def describe(self, node: NodePlacement) -> str:
         """A node, where it is, and why."""
         where = short_provider(node.provider) if node.provider else "an unknown provider"
-        why = f": {self.reasons[node.name]}" if node.name in self.reasons else ""
+        why = f": {', '.join(dict.fromkeys(self.reasons[node.name]))}" if node.name in self.reasons else ""
         return f"{node.name} ({node.op_type or 'unknown'} on {where}{why})"
 
 
@@ -185,13 +186,14 @@ def weight(nodes: Iterable[NodePlacement]) -> int:
     return sum(len(stands_for(node)) for node in nodes if node.replaces or "model_file" in node.sources)
 
 
-def fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, str]) -> bool:
+def fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, tuple[str, ...]]) -> bool:
     """The node is meant. What is not known is neither equal nor unequal to anything."""
+    if selector.field == "reason":
+        return (selector.value in reasons.get(node.name, ())) == selector.equal
     value = {
         "op": node.op_type,
         "module": node.module,
         "provider": node.provider,
-        "reason": reasons.get(node.name, ""),
     }[selector.field]
     if value is None:
         return False

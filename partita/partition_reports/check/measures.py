@@ -92,10 +92,10 @@ def count_copy_bytes(report: Report) -> Found:
 
 
 def count_unexplained(report: Report) -> Found:
-    """Nodes off the wanted provider for which no reason was found, in the phase that has most of them."""
+    """Nodes for which no reason was found why some preferred provider does not have them, in the phase with most."""
     per_phase: dict[str, list[str]] = {}
     for entry in report.fallbacks:
-        if entry.reason == "unexplained":
+        if "unexplained" in entry.codes:
             per_phase.setdefault(entry.phase, []).append(f"{entry.node} ({entry.op_type or 'unknown'})")
     none: tuple[str, list[str]] = ("all phases", [])
     phase, nodes = max(reversed(per_phase.items()), key=lambda item: len(item[1]), default=none)

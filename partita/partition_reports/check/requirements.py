@@ -20,7 +20,7 @@ SELECTORS = {
     "op": "nodes of this operator",
     "module": "nodes of this module, a part of its path: layers.0 or self_attn",
     "provider": "nodes on this provider, by any of its names",
-    "reason": "nodes off the wanted provider for this reason",
+    "reason": "nodes off a preferred provider for this reason",
 }
 """Fields that say which nodes are meant; they take = and != only."""
 COUNTED = {

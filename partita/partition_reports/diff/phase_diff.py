@@ -159,6 +159,27 @@ class BothPhases:
             was, now = before.get(key), self.reasons_after.get(key)
             if was is None or now is None or was.reason != now.reason:
                 yield self.reason_change(key, was, now, moved=key in moved)
+            if was is not None and now is not None:
+                yield from self.other_reasons(key, was, now, moved=key in moved)
+
+    def other_reasons(self, key: str, was: Fallback, now: Fallback, *, moved: bool) -> Iterator[ReasonChange]:
+        """Providers after the one wanted most that were skipped in both reports, and for another reason."""
+        before = {entry.provider: entry for entry in was.skipped}
+        for entry in now.skipped:
+            if entry.provider in before and before[entry.provider].reason != entry.reason:
+                yield ReasonChange(
+                    phase=self.name,
+                    node=self.name_of.get(key, now.node),
+                    change="changed",
+                    before=before[entry.provider].reason,
+                    after=entry.reason,
+                    provider=now.provider,
+                    moved=moved,
+                    skipped=entry.provider,
+                    evidence_kind=entry.evidence_kind,
+                    evidence=entry.evidence,
+                    remedy=entry.remedy,
+                )
 
     def reason_change(self, key: str, was: Fallback | None, now: Fallback | None, *, moved: bool) -> ReasonChange:
         """One reason."""

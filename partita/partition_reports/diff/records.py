@@ -76,6 +76,8 @@ class ReasonChange(Record):
     """Where the node is; where it was, when the reason is gone."""
     moved: bool
     """The node is also among those that moved."""
+    skipped: str = ""
+    """The preferred provider that the reasons are about, where it is not the one wanted most."""
     evidence_kind: str
     evidence: str
     remedy: str

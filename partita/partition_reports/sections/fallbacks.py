@@ -48,6 +48,8 @@ NAMED = 8
 """Families of nodes, or nodes of a cell, that are named."""
 HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "not known"}
 GroupKey = tuple[str, str]
+Aside = tuple[str, str, str, str]
+"""Provider, reason, evidence and remedy."""
 
 
 def section(report: Report) -> Section:
@@ -157,9 +159,9 @@ class Writer:
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
         """One reason that sent nodes to one provider."""
         (reason, provider), entries = group
-        findings: dict[tuple[str, str, str, str], list[Fallback]] = {}
+        findings: dict[tuple[str, str, str, str, tuple[Aside, ...]], list[Fallback]] = {}
         for entry in entries:
-            key = (entry.evidence_kind, without_name(entry), entry.remedy, entry.unprobed)
+            key = (entry.evidence_kind, without_name(entry), entry.remedy, entry.unprobed, asides(entry))
             findings.setdefault(key, []).append(entry)
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
@@ -189,7 +191,15 @@ class Writer:
         return Line(say_cost(costs, phase), f"cost{in_phases([phase.name])}")
 
     def finding(
-        self, kind: str, evidence: str, remedy: str, unprobed: str, members: Sequence[Fallback], *, alone: bool
+        self,
+        kind: str,
+        evidence: str,
+        remedy: str,
+        unprobed: str,
+        others: Sequence[Aside],
+        members: Sequence[Fallback],
+        *,
+        alone: bool,
     ) -> Group:
         """One piece of evidence, and the nodes that it holds for."""
         by_node: dict[str, list[Fallback]] = {}
@@ -205,6 +215,8 @@ class Writer:
             blocks.append(Line(remedy, "remedy", "good"))
         if unprobed:
             blocks.append(Line(unprobed, "not all experiments"))
+        for name, why, told, help_ in others:
+            blocks += [Line(f"{why}: {told}", f"not on {name} either"), Line(help_, f"remedy for {name}", "good")]
         nodes = self.nodes(by_node)
         blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
         blocks += experiments(members)
@@ -285,9 +297,27 @@ def say_harm(costs: Sequence[FallbackCost]) -> str:
     return listing(text for count, text in parts if count)
 
 
+def asides(entry: Fallback) -> tuple[Aside, ...]:
+    """Why a node is not on the other providers that were preferred to the one it is on."""
+    return tuple(
+        (
+            short_provider(each.provider),
+            f"{reason_title(each.reason)}, {each.evidence_kind}",
+            unnamed(each.evidence, entry.node),
+            each.remedy,
+        )
+        for each in entry.skipped
+    )
+
+
 def without_name(entry: Fallback) -> str:
     """The evidence with the node's own name taken out."""
-    return entry.evidence.replace(entry.node, NODE) if len(entry.node) > len("abc") else entry.evidence
+    return unnamed(entry.evidence, entry.node)
+
+
+def unnamed(text: str, node: str) -> str:
+    """`text` with the name of a node taken out, where it is long enough to be no word."""
+    return text.replace(node, NODE) if len(node) > len("abc") else text
 
 
 def per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
@@ -313,8 +343,9 @@ def experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     """The experiments of each node; those with the same outcome are shown once."""
     alike: dict[tuple[Trial, ...], list[Fallback]] = {}
     for entry in members:
-        if entry.trials:
-            alike.setdefault(entry.trials, []).append(entry)
+        for trials in (entry.trials, *(each.trials for each in entry.skipped)):
+            if trials:
+                alike.setdefault(trials, []).append(entry)
     firsts = [entries[0].node for entries in alike.values()]
     for trials, entries in alike.items():
         nodes = list(dict.fromkeys(entry.node for entry in entries))

@@ -157,7 +157,8 @@ def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
 def say_reason(change: ReasonChange) -> str:
     """What became of a reason."""
     if change.change == "changed":
-        return f"{change.before} -> {change.after}, on {provider(change.provider)}"
+        about = f"why not {provider(change.skipped)}: " if change.skipped else ""
+        return f"{about}{change.before} -> {change.after}, on {provider(change.provider)}"
     if change.change == "gone":
         return f"no longer {change.before}"
     return f"new: {change.after}, on {provider(change.provider)}"

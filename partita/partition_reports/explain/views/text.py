@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from partita.diagnosis.records import Fallback, Trial
+from partita.diagnosis.records import Fallback, Skipped, Trial
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 from partita.partition_reports.diff.headline import provider as provider_name
 from partita.partition_reports.explain.node_explanation import Cause, Explanation, Matches, Place
@@ -211,15 +211,20 @@ def show_reasons(page: Page, told: Explanation) -> None:
     """Each reason with evidence, remedy and cost; phases that say the same share it."""
     alike: dict[object, list[Fallback]] = {}
     for entry in told.fallbacks:
-        changes = tuple((trial.change, trial.outcome) for trial in entry.trials)
-        alike.setdefault((entry.node, entry.reason, entry.evidence, changes), []).append(entry)
+        changes = tuple((trial.change, trial.outcome) for each in (entry, *entry.skipped) for trial in each.trials)
+        others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
+        alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
     for entries in alike.values():
         first = entries[0]
         page.heading(f"Why not on {first.wanted} in {listing(entry.phase for entry in entries)}: {first.reason}")
         rows = [(f"evidence ({first.evidence_kind})", first.evidence), ("remedy", first.remedy)]
         rows += [(f"cost in {entry.phase}", say_cost(entry)) for entry in entries]
         page.pairs(rows)
-        show_trials(page, first)
+        show_trials(page, first, first.wanted)
+        for skipped in first.skipped:
+            page.heading(f"Why not on {skipped.provider} either: {skipped.reason}")
+            page.pairs([(f"evidence ({skipped.evidence_kind})", skipped.evidence), ("remedy", skipped.remedy)])
+            show_trials(page, skipped, skipped.provider)
     for block in told.graph_capture:
         page.line(f"CUDA graph capture: {block.why} ({provider_name(block.provider)})")
 
@@ -240,8 +245,8 @@ def say_cost(entry: Fallback) -> str:
     return f"{', '.join(parts)}; {word}: {cost.why}"
 
 
-def show_trials(page: Page, entry: Fallback) -> None:
-    """Experiments as a table: what was changed, and what the provider did."""
+def show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
+    """Experiments on `provider` as a table: what was changed, and what it did."""
     if not entry.trials:
         if entry.unprobed:
             page.line(f"no experiments: {entry.unprobed}")
@@ -249,7 +254,7 @@ def show_trials(page: Page, entry: Fallback) -> None:
     new = sum(not trial.cached for trial in entry.trials)
     page.console.print()
     page.line(
-        f"{plural(len(entry.trials), 'experiment')}: this node alone on {entry.wanted} ({new} in this run, "
+        f"{plural(len(entry.trials), 'experiment')}: this node alone on {provider} ({new} in this run, "
         f"{len(entry.trials) - new} known from before)"
     )
     quoted = list(dict.fromkeys(trial.said for trial in entry.trials if trial.said))
