@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import Factor, NodeProbe, Trial
+from partita.observations.facts import Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
 Code = Literal[
@@ -30,10 +30,7 @@ CODES: Mapping[Factor, Code] = {
 }
 """The reason that a single factor shows, in the order in which it is chosen when several would help."""
 IN_COMBINATION: tuple[Factor, ...] = ("type", "opset", "attribute", "input", "static_shape")
-AS_FUNCTION = "as the nodes of its function, not as itself"
-"""What is said of a node that the provider takes only because ONNX Runtime unfolds it."""
 MOST_NAMED = 3
-INSTEAD = " in place of "
 UNCHANGED: Mapping[str, str] = {
     "left": "it leaves it to another",
     "failed": "it fails over it",
@@ -71,16 +68,14 @@ def conclude(probe: NodeProbe | None) -> Conclusion | None:
 def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
     """The conclusion when something that was changed made the provider take the node."""
     for factor, code in CODES.items():
-        helped = [trial.change for trial in others if trial.factor == factor and helps(trial)]
+        helped = [trial for trial in others if trial.factor == factor and helps(trial)]
         if helped:
-            evidence = (
-                f"{preposition(choice(helped))} the provider takes this node, {without(first)}{rest(others, factor)}"
-            )
+            evidence = f"{choice(helped)} the provider takes this node, {without(first)}{rest(others, factor)}"
             return Conclusion(code, evidence)
     for trial in others:
         if trial.factor == "combined" and helps(trial):
             main: Factor = next((factor for factor in IN_COMBINATION if factor in trial.parts), "type")
-            change = preposition(trial.change)
+            change = with_change(trial.change, removes=trial.removes)
             evidence = f"{change} the provider takes this node, with no single change, {without(first)}"
             return Conclusion(CODES[main], evidence)
     return None
@@ -88,7 +83,7 @@ def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
 
 def helps(trial: Trial) -> bool:
     """Whether the changed node is taken, and not only what it is made of."""
-    return trial.outcome == "taken" and trial.said != AS_FUNCTION
+    return trial.outcome == "taken" and not trial.unfolded
 
 
 def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclusion | None:
@@ -103,9 +98,9 @@ def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclu
     return Conclusion("no_kernel_op", f"{opening(first)}; {summary(left)}{also}")
 
 
-def preposition(change: str) -> str:
+def with_change(change: str, *, removes: bool) -> str:
     """`with float16 in place of float32`, `without alpha=2`."""
-    return change if change.startswith("without ") else f"with {change}"
+    return change if removes else f"with {change}"
 
 
 def opening(first: Trial) -> str:
@@ -119,18 +114,20 @@ def without(first: Trial) -> str:
     return f"and as it is {UNCHANGED[first.outcome]}{said}"
 
 
-def choice(changes: Sequence[str]) -> str:
+def choice(trials: Sequence[Trial]) -> str:
     """Changes that help, those that take the place of the same thing together; only the first few are named."""
-    whole = [change for change in changes if INSTEAD not in change or " in " not in change.partition(INSTEAD)[2]]
-    together: dict[str, list[str]] = {}
-    for change in whole or changes:
-        what, _, instead = change.partition(INSTEAD)
-        together.setdefault(instead, []).append(what)
+    whole = [trial for trial in trials if trial.swap is None or not trial.swap.partly]
+    together: dict[tuple[str, str], list[str]] = {}
+    for trial in whole or trials:
+        swap = trial.swap
+        place = (swap.before, swap.where) if swap is not None else ("", "")
+        together.setdefault(place, []).append(swap.now if swap is not None else trial.change)
     parts = [
-        f"{alternatives(what)}{INSTEAD}{instead}" if instead else alternatives(what)
-        for instead, what in together.items()
+        str(Swap(alternatives(now), before, where)) if before else alternatives(now)
+        for (before, where), now in together.items()
     ]
-    return f"{parts[0]} (or {alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
+    told = f"{parts[0]} (or {alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
+    return with_change(told, removes=(whole or trials)[0].removes)
 
 
 def alternatives(names: Sequence[str]) -> str:

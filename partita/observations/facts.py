@@ -120,6 +120,24 @@ left out or made constant, or several of them."""
 
 
 @dataclass(frozen=True, slots=True)
+class Swap:
+    """One thing that a changed node has in place of another."""
+
+    now: str
+    """e.g. float32."""
+    before: str
+    """e.g. int64."""
+    where: str = ""
+    """When it is not everywhere: `in starts`, `as to`."""
+    partly: bool = False
+    """Some inputs of that type were left as they are."""
+
+    def __str__(self) -> str:
+        """`float32 in place of int64 in starts`."""
+        return " ".join(part for part in (self.now, "in place of", self.before, self.where) if part)
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One experiment: a model of one node, tried on the wanted provider alone."""
 
@@ -133,6 +151,12 @@ class Trial:
     """Known from an earlier run with the same ONNX Runtime, device and options."""
     parts: tuple[Factor, ...] = ()
     """What was changed together, of a combined one."""
+    swap: Swap | None = None
+    """The change, where one thing took the place of another."""
+    removes: bool = False
+    """The change leaves something out."""
+    unfolded: bool = False
+    """Taken, but only as the nodes of its function, and not as itself."""
 
 
 @dataclass(frozen=True, slots=True)

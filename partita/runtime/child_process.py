@@ -45,6 +45,10 @@ class ChildOutcome:
     """Why there is no result: it `was killed by SIGABRT`, `ended with exit code 1`, `gave no answer within 30 s`; None
     when there is one."""
     seconds: float
+    late: bool = False
+    """It was stopped because it gave no answer in time."""
+    signal: int | None = None
+    """What killed it, as a number; None when nothing did, or when it was late."""
 
 
 def run_children(
@@ -182,6 +186,8 @@ class Child:
             log=clean_lines(read_end(self.paths[2])),
             ended=why if result is None else None,
             seconds=time.perf_counter() - self.began,
+            late=self.timed_out,
+            signal=-self.process.returncode if self.process.returncode < 0 and not self.timed_out else None,
         )
 
 

@@ -11,7 +11,7 @@ from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import CODES, conclude, fullest, unprobed_nodes
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
-from partita.observations.facts import Factor, NodeProbe, Outcome, ProbingFacts, RejectedPart, Trial
+from partita.observations.facts import Factor, NodeProbe, Outcome, ProbingFacts, RejectedPart, Swap, Trial
 from partita.observations.records import ChainEntry
 from partita.partition_reports.probing import find_rejected, state_probing
 from tests.diagnosis.test_reasons import GATHER, context
@@ -38,7 +38,10 @@ def probe(*trials: Trial, unprobed: str = "") -> NodeProbe:
 
 
 def changed(factor: Factor, outcome: Outcome, change: str = "something else", *parts: Factor) -> Trial:
-    return Trial(factor, change, outcome, "", parts=parts)
+    now, _, before = change.partition(" in place of ")
+    before, place, where = before.partition(" in ")
+    swap = Swap(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
+    return Trial(factor, change, outcome, "", parts=parts, swap=swap, removes=change.startswith("without "))
 
 
 def code(*trials: Trial, unprobed: str = "") -> str | None:

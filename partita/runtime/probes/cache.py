@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from partita.files import replace
 from partita.observations.facts import Outcome
@@ -22,11 +22,20 @@ from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build
 
-FORMAT = 2
+FORMAT = 3
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
 KIND = "probes"
 """Of what Partita keeps."""
 MOST_ANSWERS = 20_000
+
+
+class Known(NamedTuple):
+    """An answer that was given before."""
+
+    outcome: Outcome
+    said: str
+    unfolded: bool = False
+    """Taken as the nodes of the operator's function, and not as itself."""
 
 
 class Cache:
@@ -35,15 +44,15 @@ class Cache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.answers = read(path) if path is not None else {}
-        self.new: dict[str, tuple[Outcome, str]] = {}
+        self.new: dict[str, Known] = {}
 
-    def get(self, key: str) -> tuple[Outcome, str] | None:
+    def get(self, key: str) -> Known | None:
         """A known answer."""
         return self.new.get(key) or self.answers.get(key)
 
-    def put(self, key: str, outcome: Outcome, said: str) -> None:
+    def put(self, key: str, outcome: Outcome, said: str, *, unfolded: bool = False) -> None:
         """Remember an answer."""
-        self.new[key] = (outcome, said)
+        self.new[key] = Known(outcome, said, unfolded)
 
     def save(self) -> None:
         """Write new answers beside those that others have written meanwhile."""
@@ -56,16 +65,16 @@ class Cache:
             replace(self.path, json.dumps({"format": FORMAT, "answers": kept}))
 
 
-def read(path: Path) -> dict[str, tuple[Outcome, str]]:
+def read(path: Path) -> dict[str, Known]:
     """The answers in a file; none when it cannot be read, or is not ours."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         if raw["format"] != FORMAT:
             return {}
-        answers = {str(key): (value[0], str(value[1])) for key, value in raw["answers"].items()}
+        answers = {str(key): Known(value[0], str(value[1]), bool(value[2])) for key, value in raw["answers"].items()}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return {}
-    return {key: answer for key, answer in answers.items() if answer[0] in get_args(Outcome)}
+    return {key: answer for key, answer in answers.items() if answer.outcome in get_args(Outcome)}
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:

@@ -14,11 +14,11 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from partita.diagnosis.probe_verdict import AS_FUNCTION
+from partita.observations.facts import Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
 from partita.runtime.probes.cases import COMPANY, NODE
@@ -41,7 +41,18 @@ CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
 """Where in ONNX Runtime a kernel of its CPU provider complains. Headers there serve other providers, too."""
 STARTUP = "start"
 CAST = "InsertedPrecisionFreeCast"
+AS_FUNCTION = "as the nodes of its function, not as itself"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of one model."""
+
+    outcome: Outcome
+    said: str
+    unfolded: bool = False
+    """Taken as the nodes of its function, and not as itself."""
 
 
 def main() -> None:
@@ -69,10 +80,10 @@ def experiment(request: Mapping[str, Any], out: TextIO) -> None:
         # The first model also starts the provider, which may take long on a GPU.
         set_alarm(request["start_seconds"] if first else request["model_seconds"])
         try:
-            outcome, said = try_model(Path(request["folder"]) / name, resolution, request["one_node"])
+            found = try_model(Path(request["folder"]) / name, resolution, request["one_node"])
         except Exception as error:  # noqa: BLE001 - not the provider's doing, so it must not be read as its crash
-            outcome, said = "invalid", f"the experiment itself failed: {type(error).__name__}: {error}"
-        say(out, {"model": name, "outcome": outcome, "said": said})
+            found = Found("invalid", f"the experiment itself failed: {type(error).__name__}: {error}")
+        say(out, {"model": name, **asdict(found)})
         first = False
     set_alarm(0)
 
@@ -105,7 +116,7 @@ def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
     return settled
 
 
-def try_model(path: Path, resolution: Resolution, one_node: bool) -> tuple[str, str]:
+def try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
     """Open one model: the outcome, and what was said."""
     from partita.runtime.session import NativeFailureError, Opening, open_native
 
@@ -135,9 +146,7 @@ def legal_elsewhere(path: Path) -> bool:
     return True
 
 
-def failed(
-    failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]
-) -> tuple[str, str]:
+def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, *, legal: Callable[[], bool]) -> Found:
     """A session that could not be opened: nobody has a kernel, the model is not legal, or the provider failed.
 
     `legal`: whether ONNX Runtime accepts the model without the provider.
@@ -148,30 +157,33 @@ def failed(
     kind, text = type(failure.error).__name__, LOADING.sub("", one_line(str(failure)))
     told = reason_in(failure.log, resolution.provider.node_patterns)
     if kind == NOBODY:
-        return "left", told or text
+        return Found("left", told or text)
     illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
     if illegal and not legal():
-        return "invalid", text
+        return Found("invalid", text)
     if one_node and (told or CPU_KERNEL.search(str(failure))):
-        return "left", told or text  # what failed came after the provider had left the node: the CPU's kernel, or none
+        # What failed came after the provider had left the node: the CPU's kernel, or none.
+        return Found("left", told or text)
     said = [
         one_line(match["text"]) for line in failure.log if (match := HEAD.match(line)) and match["severity"] in "EF"
     ]
     more = next((line for line in said if line not in text and text not in line), "")
-    return "failed", f"{text}; {more}" if more else text
+    return Found("failed", f"{text}; {more}" if more else text)
 
 
-def opened(session: Session, resolution: Resolution, one_node: bool) -> tuple[str, str]:
+def opened(session: Session, resolution: Resolution, one_node: bool) -> Found:
     """A session that was opened: the wanted provider has every node, or some are left to the CPU provider."""
     name = resolution.provider.ort_name
     if name not in session.registered:
-        return "failed", f"ONNX Runtime left {name} out of the session"
+        return Found("failed", f"ONNX Runtime left {name} out of the session")
     if not one_node:
-        return "taken", ""
+        return Found("taken", "")
     said = left_to_cpu(session, resolution.provider.compiles, name)
     if said is None:
-        return "taken", AS_FUNCTION if unfolded(session, resolution.provider.compiles) else ""
-    return "left", reason_in(session.log, resolution.provider.node_patterns) or said
+        if unfolded(session, resolution.provider.compiles):
+            return Found("taken", AS_FUNCTION, unfolded=True)
+        return Found("taken", "")
+    return Found("left", reason_in(session.log, resolution.provider.node_patterns) or said)
 
 
 def unfolded(session: Session, compiles: bool) -> bool:

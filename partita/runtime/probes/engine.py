@@ -302,7 +302,17 @@ def run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) ->
 
 def trial(variation: Variation, answer: Answer) -> Trial:
     """One experiment as a fact."""
-    return Trial(variation.factor, variation.change, answer.outcome, answer.said, answer.cached, variation.parts)
+    return Trial(
+        variation.factor,
+        variation.change,
+        answer.outcome,
+        answer.said,
+        answer.cached,
+        variation.parts,
+        variation.swap,
+        variation.removes,
+        answer.unfolded,
+    )
 
 
 def bisect_run(

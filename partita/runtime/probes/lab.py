@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,6 @@ PATIENCE = 3.0
 LEAST_SECONDS = 0.5
 """With less left, no child is started."""
 START_FILE = "start.onnx"
-ALARM, OUT_OF_TIME = "SIGALRM", "gave no answer"
-"""How a child ends that was late with one model, and one that was stopped because the whole budget was spent."""
 LONGEST_SAID = 400
 
 
@@ -46,6 +45,8 @@ class Answer:
     outcome: Outcome
     said: str
     cached: bool = False
+    unfolded: bool = False
+    """Taken as the nodes of the operator's function, and not as itself."""
 
 
 class Lab:
@@ -73,7 +74,7 @@ class Lab:
         for key in dict.fromkeys(keys):
             known = self.cache.get(key)
             if known is not None:
-                answers[key] = Answer(known[0], known[1], cached=True)
+                answers[key] = Answer(known.outcome, known.said, cached=True, unfolded=known.unfolded)
                 self.cached += 1
         waiting = {key: model for key, model in zip(keys, models, strict=True) if key not in answers}
         if waiting:
@@ -99,9 +100,9 @@ class Lab:
                 for key, answer in found.items():
                     self.keep(key, answer, answers)
                 ended_over = begun if begun in files and files[begun] not in found else None
-                if outcome.ended is not None and OUT_OF_TIME in outcome.ended:
+                if outcome.late:
                     break  # the budget is spent, which says nothing of the model that was being tried, or of the start
-                if ended_over is not None and ALARM in (outcome.ended or ""):
+                if ended_over is not None and late_with_one(outcome):
                     late[ended_over] = crash(outcome, START_SECONDS if not found else MODEL_SECONDS)
                 elif ended_over is not None and not found:
                     self.keep(files[ended_over], crash(outcome, START_SECONDS), answers)
@@ -126,7 +127,7 @@ class Lab:
         found, begun = read_answers(folder / "answers", {START_FILE: START_FILE, file: file})
         if file in found:
             return found[file]
-        if begun != file or OUT_OF_TIME in (outcome.ended or ""):
+        if begun != file or outcome.late:
             return None
         return crash(outcome, MODEL_SECONDS * PATIENCE)
 
@@ -137,7 +138,7 @@ class Lab:
         if answer.outcome == "crashed":
             self.crashes += 1
         if answer.outcome != "timed_out":
-            self.cache.put(key, answer.outcome, answer.said)
+            self.cache.put(key, answer.outcome, answer.said, unfolded=answer.unfolded)
 
     def run_child(self, folder: Path, models: Sequence[str], one_node: bool, *, patience: float = 1.0) -> ChildOutcome:
         """One child that tries these models. `patience`: how many times longer than usual each may take."""
@@ -185,7 +186,8 @@ def read_answers(path: Path, files: Mapping[str, str]) -> tuple[dict[str, Answer
         if "begun" in line:
             begun = str(line["begun"])
         elif "model" in line:
-            found[files[line["model"]]] = Answer(line["outcome"], str(line["said"])[:LONGEST_SAID])
+            answer = Answer(line["outcome"], str(line["said"])[:LONGEST_SAID], unfolded=line["unfolded"])
+            found[files[line["model"]]] = answer
     return found, begun
 
 
@@ -200,11 +202,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def late_with_one(outcome: ChildOutcome) -> bool:
+    """Whether the child was ended by its own alarm, over the model that it was at."""
+    return outcome.signal is not None and outcome.signal == getattr(signal, "SIGALRM", None)
+
+
 def crash(outcome: ChildOutcome, seconds: float) -> Answer:
     """What a child's end says of the model that it was at, which had so many seconds."""
     last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     ended = outcome.ended or "ended"
-    if ALARM in ended:
+    if late_with_one(outcome):
         return Answer("timed_out", f"no answer within {seconds:g} s{last}")
     return Answer("crashed", f"its process {ended}{last}")
 
@@ -212,7 +219,7 @@ def crash(outcome: ChildOutcome, seconds: float) -> Answer:
 def why_unusable(outcome: ChildOutcome, path: Path) -> str:
     """Why a child could not try anything."""
     told = next((str(line["unusable"]) for line in read_lines(path) if "unusable" in line), "")
-    if not told and ALARM in (outcome.ended or ""):
+    if not told and late_with_one(outcome):
         told = f"the provider did not start within {START_SECONDS:g} s in the process of the experiments"
     last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     return told or f"the process of the experiments {outcome.ended or 'said nothing'} while it started{last}"

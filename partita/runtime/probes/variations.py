@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from partita import dtypes
-from partita.observations.facts import Factor
+from partita.observations.facts import Factor, Swap
 from partita.runtime.probes.cases import Case, Feed, case_model, reads, size_of, zeros
 from partita.runtime.probes.schemas import Schema, Slot, find_schema, history
 from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, tensor_type
@@ -44,6 +44,20 @@ class Variation:
     case: Case
     parts: tuple[Factor, ...] = ()
     """Of a combined one."""
+    swap: Swap | None = None
+    """The change, where one thing takes the place of another."""
+    removes: bool = False
+    """The change leaves something out."""
+
+    @classmethod
+    def swapped(cls, factor: Factor, swap: Swap, case: Case) -> Variation:
+        """One thing in place of another."""
+        return cls(factor, str(swap), case, swap=swap)
+
+    @classmethod
+    def without(cls, factor: Factor, what: str, case: Case) -> Variation:
+        """Something left out."""
+        return cls(factor, f"without {what}", case, removes=True)
 
 
 def as_it_is(case: Case) -> Variation:
@@ -91,7 +105,8 @@ def starting_points(case: Case) -> Iterator[Variation]:
 def joined(before: Variation, after: Variation) -> Variation:
     """Two changes together; the case of the second has both."""
     change = " and ".join(part for part in (before.change, after.change) if part)
-    return Variation("combined", change, after.case, (*before.parts, after.factor))
+    removes = before.removes if before.change else after.removes
+    return Variation("combined", change, after.case, (*before.parts, after.factor), removes=removes)
 
 
 def schema_of(case: Case) -> Schema | None:
@@ -126,7 +141,7 @@ def other_types(case: Case, schema: Schema | None) -> Iterator[Variation]:
         if old is None:
             continue
         changes = (
-            Variation("type", swap(old, new), replace(case, feeds=feeds))
+            Variation.swapped("type", types(old, new), replace(case, feeds=feeds))
             for new in candidates(old)
             if (feeds := tuple(changed_feed(case, schema, feed, old, new) for feed in case.feeds)) != case.feeds
         )
@@ -157,7 +172,9 @@ def one_variable(case: Case, schema: Schema | None) -> Iterator[Variation]:
             for feed in feeds:
                 changed = changed.with_feed(changed_feed(case, schema, feed, old, new))
             if changed.feeds != case.feeds:
-                yield Variation("type", f"{swap(old, new)} in {listed_inputs(case, schema, names)}", changed)
+                yield Variation.swapped(
+                    "type", types(old, new, f"in {listed_inputs(case, schema, names)}", partly=True), changed
+                )
 
 
 def listed_inputs(case: Case, schema: Schema, names: Sequence[str]) -> str:
@@ -173,13 +190,15 @@ def other_output_types(case: Case) -> Iterator[Variation]:
             for new in candidates(attribute.i)[:MOST_TYPES]:
                 node = copy_node(case.node)
                 node.attribute[position].i = new
-                yield Variation("type", f"{swap(attribute.i, new)} as {attribute.name}", replace(case, node=node))
+                yield Variation.swapped(
+                    "type", types(attribute.i, new, f"as {attribute.name}"), replace(case, node=node)
+                )
         elif attribute.name in VALUE_ATTRIBUTES and attribute.HasField("t") and not attribute.t.external_data:
             for new in candidates(attribute.t.data_type)[:MOST_TYPES]:
                 node = copy_node(case.node)
                 node.attribute[position].t.CopyFrom(cast(attribute.t, new))
-                change = f"{swap(attribute.t.data_type, new)} as {attribute.name}"
-                yield Variation("type", change, replace(case, node=node))
+                change = types(attribute.t.data_type, new, f"as {attribute.name}")
+                yield Variation.swapped("type", change, replace(case, node=node))
 
 
 def candidates(old: int) -> tuple[int, ...]:
@@ -249,7 +268,7 @@ def other_versions(case: Case) -> Iterator[Variation]:
     for since in islice((*older, *newer), MOST_VERSIONS):
         changed = at_version(case, since)
         if changed is not None:
-            yield Variation("opset", f"{node.op_type} of opset {since} in place of {current.since}", changed)
+            yield Variation.swapped("opset", Swap(f"{node.op_type} of opset {since}", str(current.since)), changed)
 
 
 def at_version(case: Case, since: int) -> Case | None:
@@ -312,11 +331,11 @@ def other_attributes(case: Case, schema: Schema | None) -> Iterator[Variation]:
             kept = [entry for entry in node.attribute if entry.name != attribute.name]
             del node.attribute[:]
             node.attribute.extend(kept)
-            change = f"without {attribute.name}={shown(attribute)}"
-            yield Variation("attribute", change, replace(case, node=node))
+            change = f"{attribute.name}={shown(attribute)}"
+            yield Variation.without("attribute", change, replace(case, node=node))
             fewer = required_outputs(node, schema)
             if fewer is not None:
-                yield Variation("attribute", f"{change} and its optional outputs", replace(case, node=fewer))
+                yield Variation.without("attribute", f"{change} and its optional outputs", replace(case, node=fewer))
 
 
 def fewer_operands(case: Case) -> Iterator[Variation]:
@@ -334,7 +353,7 @@ def fewer_operands(case: Case) -> Iterator[Variation]:
             attribute.s = f"{first},{second}->{kept}".encode()
     left = set(reads(node))
     feeds = tuple(feed for feed in case.feeds if feed.name in left)
-    yield Variation("attribute", f"2 operands in place of {len(terms)}", replace(case, node=node, feeds=feeds))
+    yield Variation.swapped("attribute", Swap("2 operands", str(len(terms))), replace(case, node=node, feeds=feeds))
 
 
 def required_outputs(node: onnx.NodeProto, schema: Schema | None) -> onnx.NodeProto | None:
@@ -399,9 +418,8 @@ def other_inputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
                 changed.input.pop()
             left = set(reads(changed))  # bodies read, too
             feeds = tuple(feed for feed in case.feeds if feed.name in left)
-            yield Variation(
-                "input", f"without the optional input {slot.name}", replace(case, node=changed, feeds=feeds)
-            )
+            fewer = replace(case, node=changed, feeds=feeds)
+            yield Variation.without("input", f"the optional input {slot.name}", fewer)
     yield from fewer_outputs(case, schema)
     yield from bare(case, schema)
     for position, name in enumerate(node.input):
@@ -424,7 +442,7 @@ def filled(case: Case) -> Iterator[Variation]:
         for feed in case.feeds
     )
     if feeds != case.feeds:
-        yield Variation("input", "1 in place of a size of 0", replace(case, feeds=feeds))
+        yield Variation.swapped("input", Swap("1", "a size of 0"), replace(case, feeds=feeds))
 
 
 def fewer_outputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
@@ -436,7 +454,7 @@ def fewer_outputs(case: Case, schema: Schema | None) -> Iterator[Variation]:
             while node.output and not node.output[-1]:
                 node.output.pop()
             if node.output:
-                yield Variation("input", f"without the optional output {slot.name}", replace(case, node=node))
+                yield Variation.without("input", f"the optional output {slot.name}", replace(case, node=node))
 
 
 def bare(case: Case, schema: Schema | None) -> Iterator[Variation]:
@@ -466,7 +484,7 @@ def bare(case: Case, schema: Schema | None) -> Iterator[Variation]:
             names.pop()
     left = set(reads(node))
     feeds = tuple(feed for feed in case.feeds if feed.name in left)
-    yield Variation("input", "without any optional input or output", replace(case, node=node, feeds=feeds))
+    yield Variation.without("input", "any optional input or output", replace(case, node=node, feeds=feeds))
 
 
 def input_name(schema: Schema | None, position: int) -> str:
@@ -503,7 +521,7 @@ def other_ranks(case: Case) -> Iterator[Variation]:
             else feed
             for feed in case.feeds
         )
-        yield Variation("input", f"{rank} dimensions in place of {len(sizes)}", replace(case, feeds=feeds))
+        yield Variation.swapped("input", Swap(f"{rank} dimensions", str(len(sizes))), replace(case, feeds=feeds))
 
 
 def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
@@ -513,9 +531,9 @@ def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
     return tuple(size.dim_value for size in kind.tensor_type.shape.dim)
 
 
-def swap(old: int, new: int) -> str:
+def types(old: int, new: int, where: str = "", *, partly: bool = False) -> Swap:
     """`float32 in place of int64`."""
-    return f"{type_name(new)} in place of {type_name(old)}"
+    return Swap(type_name(new), type_name(old), where, partly)
 
 
 def type_name(element: int) -> str:

@@ -53,7 +53,7 @@ with Path(request["answers"]).open("a") as out:
             time.sleep(60)
         poisoned = b"poison" in text
         said = "no kernel" if b"left" in text else ""
-        say(out, {"model": name, "outcome": "left" if said else "taken", "said": said})
+        say(out, {"model": name, "outcome": "left" if said else "taken", "said": said, "unfolded": False})
     set_alarm(0)
 """
 

@@ -76,7 +76,11 @@ def test_two_runs_at_a_time_keep_what_the_other_found(folder):
     two.put("node:b", "left", "no kernel")
     one.save()
     two.save()
-    assert Cache(path).get("node:a") == ("taken", "") and Cache(path).get("node:b") == ("left", "no kernel")
+    assert Cache(path).get("node:a") == ("taken", "", False) and Cache(path).get("node:b") == (
+        "left",
+        "no kernel",
+        False,
+    )
 
 
 def test_the_folder_holds_nothing_but_the_answers(folder):
@@ -118,14 +122,14 @@ def test_a_damaged_or_foreign_file_is_as_good_as_none_and_is_replaced(folder, co
     path.write_bytes(content)
     assert Cache(path).get("node:a") is None
     filled(path)
-    assert Cache(path).get("node:a") == ("taken", "")
+    assert Cache(path).get("node:a") == ("taken", "", False)
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(folder, tmp_path):
     (tmp_path / "file").write_text("in the way")
     for path in (tmp_path / "file" / "answers.json", tmp_path):
         cache = filled(path)
-        assert cache.get("node:a") == ("taken", ""), "it is still known in this run"
+        assert cache.get("node:a") == ("taken", "", False), "it is still known in this run"
         assert Cache(path).get("node:a") is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"], "nothing half-written is left"
 
@@ -142,7 +146,7 @@ def test_a_full_disk_leaves_the_old_answers_and_no_rubbish(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     cache.save()
     assert [entry.name for entry in folder.iterdir()] == ["answers.json"]
-    assert Cache(path).get("node:a") == ("taken", "") and Cache(path).get("node:c") is None
+    assert Cache(path).get("node:a") == ("taken", "", False) and Cache(path).get("node:c") is None
 
 
 def test_the_oldest_answers_go_first(folder, monkeypatch):

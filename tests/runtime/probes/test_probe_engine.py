@@ -194,7 +194,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
     monkeypatch.setattr(scripted, "try_all", interrupted)
     facts = facts_of(model, "b")
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
-    assert Cache(tmp_path / "answers.json").get("node:a") == ("taken", "")
+    assert Cache(tmp_path / "answers.json").get("node:a") == ("taken", "", False)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
     assert after.notes[-1] == "experiments on nodes that fell back were interrupted, so none is in the report"
 

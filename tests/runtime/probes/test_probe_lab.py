@@ -253,21 +253,21 @@ def failure(kind: str, text: str, *log: str) -> NativeFailureError:
     ],
 )
 def test_whose_fault_it_is_that_a_model_cannot_be_opened(kind, text, outcome):
-    found, said = child.failed(failure(kind, text), CUDA, one_node=True, legal=lambda: False)
-    assert found == outcome and said
+    found = child.failed(failure(kind, text), CUDA, one_node=True, legal=lambda: False)
+    assert found.outcome == outcome and found.said
 
 
 def test_a_kernel_that_breaks_after_the_provider_left_the_node_is_not_the_providers(model):
     broken = failure("RuntimeException", "Exception during initialization: transformer_memcpy.cc:253", NOT_FOUND)
-    outcome, said = child.failed(broken, CUDA, one_node=True, legal=lambda: False)
-    assert outcome == "left" and said.startswith("CUDA kernel not found")
+    found = child.failed(broken, CUDA, one_node=True, legal=lambda: False)
+    assert found.outcome == "left" and found.said.startswith("CUDA kernel not found")
     whole = child.failed(broken, CUDA, one_node=False, legal=lambda: False)
-    assert whole[0] == "failed", "in a graph the line may be about another node"
+    assert whole.outcome == "failed", "in a graph the line may be about another node"
 
 
 def test_a_finding_names_no_temporary_file():
     text = "Load model from /tmp/partita-k9/partita-sr/11.onnx failed:Node (probe) Op (X) [TypeInferenceError] Input 4"
-    assert child.failed(failure("Fail", text), CUDA, one_node=True, legal=lambda: False) == (
+    assert child.failed(failure("Fail", text), CUDA, one_node=True, legal=lambda: False) == child.Found(
         "invalid",
         "Node (probe) Op (X) [TypeInferenceError] Input 4",
     )
@@ -292,8 +292,8 @@ def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(tmp_path, mo
 
 def test_a_complaint_of_the_provider_that_reads_like_a_bad_model_is_the_providers():
     broken = failure("InvalidArgument", "activation LeakyRelu is not supported")
-    assert child.failed(broken, CUDA, one_node=True, legal=lambda: True)[0] == "failed"
-    assert child.failed(broken, CUDA, one_node=True, legal=lambda: False)[0] == "invalid"
+    assert child.failed(broken, CUDA, one_node=True, legal=lambda: True).outcome == "failed"
+    assert child.failed(broken, CUDA, one_node=True, legal=lambda: False).outcome == "invalid"
 
 
 class Opened:

@@ -211,7 +211,8 @@ def show_reasons(page: Page, told: Explanation) -> None:
     """Each reason with evidence, remedy and cost; phases that say the same share it."""
     alike: dict[object, list[Fallback]] = {}
     for entry in told.fallbacks:
-        changes = tuple((trial.change, trial.outcome) for each in (entry, *entry.skipped) for trial in each.trials)
+        every: tuple[Fallback | Skipped, ...] = (entry, *entry.skipped)
+        changes = tuple((trial.change, trial.outcome) for each in every for trial in each.trials)
         others = tuple((each.provider, each.reason, each.evidence) for each in entry.skipped)
         alike.setdefault((entry.node, entry.reason, entry.evidence, others, changes), []).append(entry)
     for entries in alike.values():
