@@ -191,6 +191,8 @@ class VerifyResult(Record):
     reference: str | None
     tolerance: float | None
     near_ties: int
+    not_run: tuple[str, ...] = ()
+    """Graphs that the known answer does not reach: its prompt is shorter than their chunk."""
     steps: tuple[StepResult, ...]
 
 
