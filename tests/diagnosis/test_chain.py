@@ -15,8 +15,8 @@ from partita.observations.records import ChainEntry
 from partita.partition_reports.check.finding import find
 from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
 from partita.partition_reports.diff.compare import compare
+from partita.partition_reports.explain.node_explanation import explain
 from partita.partition_reports.explain.views import text as explain_view
-from partita.partition_reports.explaining import explain
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import text as text_view
 from tests.partition_reports.samples import CPU, exported, report_of, run_facts, session_facts
