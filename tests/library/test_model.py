@@ -106,6 +106,15 @@ def test_messages_go_through_the_chat_template(model):
     )
 
 
+def test_each_row_has_its_own_conversation(pair):
+    with partita.load(pair, providers="cpu") as model:
+        said = [[{"role": "user", "content": text}] for text in ("the list", "the given item")]
+        together = model.chat(said, max_new_tokens=3).run()
+        assert together.tokens == model.chat(["the list", "the given item"], max_new_tokens=3).run().tokens
+        with pytest.raises(partita.GenerationError, match="1 prompt for a package of batch size 2"):
+            model.chat(said[0])
+
+
 def test_what_it_is(model, package):
     assert model.providers == ("CPUExecutionProvider",) and model.chain[0].status == "active"
     assert (model.batch_size, model.max_length, model.folder) == (1, 64, package)
