@@ -142,12 +142,13 @@ def measure(name: str, attention: str) -> dict[str, Any]:
 
     from partita.export import weights
     from partita.export.checkpoint import Checkpoint
-    from partita.export.drafts import Draft, Work
+    from partita.export.drafts import Draft
     from partita.export.fake_model import build_fake_model
     from partita.export.options import ExportOptions
     from partita.export.progress import Silent
     from partita.export.ways import usual
     from partita.export.weight_files import TensorInfo
+    from partita.export.work import Work
     from partita.process import peak_rss_bytes
 
     model_type, settings = CONFIGS[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from partita.errors import UnsupportedModelError
@@ -17,27 +16,17 @@ from partita.export.operators import Form
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
-from partita.export.progress import Progress, stage
+from partita.export.progress import stage
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
 from partita.export.target import Target
 from partita.export.tracing import FixedLengthError, Traced, trace
 from partita.export.ways import Way
+from partita.export.work import Work, tell
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
-
-
-@dataclass(slots=True)
-class Work:
-    """State handed from stage to stage."""
-
-    options: ExportOptions
-    progress: Progress
-    folder: Path
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -180,12 +169,6 @@ def unread_states(item: Traced) -> list[str]:
     """States that a graph is given and does not read."""
     used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
     return [state.past for state in item.states if state.past not in used]
-
-
-def tell(work: Work, note: str) -> None:
-    """Add a note for the user, once."""
-    if note not in work.notes:
-        work.notes.append(note)
 
 
 def spec(options: ExportOptions, way: Way, max_length: int, length: int | None) -> TraceSpec:

@@ -36,6 +36,8 @@ class ExportOptions:
     verify: bool = True
     force: bool = False
     opset: int | None = None
+    exporter: str = "native"
+    """Name of a file in `export/exporters/`."""
 
     @property
     def computing(self) -> Precision:

@@ -10,21 +10,17 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from partita.dtypes import EXACT
-from partita.errors import PartitaError, ResourceError, UnsupportedModelError
+from partita.errors import PartitaError, ResourceError
 from partita.export.checkpoint import open_checkpoint
-from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
-from partita.export.config_values import named
-from partita.export.drafts import Draft, Work
-from partita.export.fake_model import build_fake_model
+from partita.export.exporters import Attempts, exporter
 from partita.export.options import ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
 from partita.export.target import Smoke, Target
-from partita.export.ties import untie
-from partita.export.ways import AUTO, every_way
 from partita.export.weights import translate_space
+from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
 
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
@@ -68,52 +64,49 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
     options = work.options
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(options.checkpoint)
-        length = max_length(options, checkpoint)
+        max_length(options, checkpoint)
         stops = stop_tokens(runtime.reader, checkpoint.folder)
-    with stage(work.progress, "build model", work.seconds):
-        try:
-            fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
-        except UnsupportedModelError as error:
-            raise named(error, checkpoint.folder, checkpoint.config) from error
-        work.notes += [*untie(fake, checkpoint), *beyond_vocabulary(stops, fake.vocab_size)]
-    draft = Draft(work, checkpoint, fake, length, target)
-    choosing = Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
-    return _first_that_runs(draft, runtime, choosing)
+    attempts = exporter(options.exporter).attempts(checkpoint, work, target)
+    return _first_that_runs(attempts, work, runtime, stops)
 
 
-def _first_that_runs(draft: Draft, runtime: Runtime, choosing: Choices) -> Summary:
-    """Write the best lowering that opens, runs, and computes what it should. Raises what was wrong if there is none."""
+def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: frozenset[int]) -> Summary:
+    """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
     failed: list[NotRunningError | TargetParityError] = []
-    while (way := choosing.best()) is not None:
+    while (exported := attempts.best()) is not None:
+        for note in beyond_vocabulary(stops, exported.contract.vocab_size):
+            tell(work, note)
         try:
-            return write(draft.graphs(way), runtime, choosing)
+            return write(exported, work, runtime, attempts)
         except (NotRunningError, TargetParityError) as error:
             failed.append(error)
-            choosing.set_aside(way, error.detail, ran=isinstance(error, TargetParityError))
-            draft.work.notes.append(f"--attention {way} was tried and left: {error.detail}")
-            _empty(draft)
+            attempts.set_aside(exported, error.detail, ran=isinstance(error, TargetParityError))
+            work.notes.append(f"{exported.label} was tried and left: {error.detail}")
+            _empty(work)
     wrong = next((error for error in failed if isinstance(error, TargetParityError)), None)
     if wrong is not None:
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
-    raise nothing_runs(draft.work.options.checkpoint, stopped, choosing.left_out(), _instead(draft, runtime, choosing))
+    raise nothing_runs(work.options.checkpoint, stopped, attempts.left_out(), _instead(attempts, work, runtime))
 
 
-def _instead(draft: Draft, runtime: Runtime, choosing: Choices) -> str:
-    """What to do about a lowering that was asked for and does not run, as the end of a sentence: others are tried."""
-    others = [] if choosing.wanted == AUTO else [way for way in every_way() if way.attention != choosing.wanted]
-    for way in others:
+def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
+    """What to do about a way that was asked for and does not run, as the end of a sentence: others are tried."""
+    for other in attempts.others():
         try:
-            write(draft.graphs(way), runtime, choosing.instead(way))
+            exported = other.best()
+            if exported is None:
+                continue
+            write(exported, work, runtime, other)
         except PartitaError:
             continue
         finally:
-            _empty(draft)
-        return f"; --attention {way} runs there, and --attention auto finds it"
-    return "; name another --target" + (" or --precision" if draft.work.options.computing is not EXACT else "")
+            _empty(work)
+        return f"; {exported.label} runs there, and --attention auto finds it"
+    return "; name another --target" + (" or --precision" if work.options.computing is not EXACT else "")
 
 
-def _empty(draft: Draft) -> None:
-    """Remove what was written of a lowering that is not taken."""
-    for path in draft.work.folder.iterdir():
+def _empty(work: Work) -> None:
+    """Remove what was written of graphs that are not taken."""
+    for path in work.folder.iterdir():
         path.unlink()

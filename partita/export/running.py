@@ -15,9 +15,9 @@ from pathlib import Path
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export import bf16_twin, known_answer
 from partita.export.companions import Reader
-from partita.export.drafts import Work, tell
 from partita.export.progress import stage
 from partita.export.target import Smoke, Target
+from partita.export.work import Work, tell
 from partita.package import Manifest, SmokeRecord, Verification
 
 Replay = Callable[[Path, Manifest], Verification]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,7 +168,7 @@ def planned_bytes(models: Iterable[ir.Model]) -> int:
     return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
 
 
-def write_data(models: list[ir.Model], folder: Path, stage: Stage) -> DataFile:
+def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
     """Write every large initializer of `models` to `folder`/model.onnx.data and point the graphs at it.
 
     Raises ResourceError when the disk is full.

@@ -1,0 +1,146 @@
+"""Partita's own exporter: transformers' modelling code, traced once for each way of writing it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from partita.contract import Contract, GraphFile
+from partita.dtypes import EXACT
+from partita.errors import UnsupportedModelError
+from partita.export import weights
+from partita.export.checkpoint import Checkpoint
+from partita.export.choosing import Choices, Choosing, Unasked
+from partita.export.config_values import named
+from partita.export.drafts import Draft, Graphs
+from partita.export.exporters.base import Exported, Exporter
+from partita.export.fake_model import build_fake_model
+from partita.export.options import max_length
+from partita.export.progress import stage
+from partita.export.target import Target
+from partita.export.ties import untie
+from partita.export.ways import AUTO, Way, every_way
+from partita.export.work import Work
+from partita.package import TargetRecord, Verification
+
+REPORT = "; nothing was written, please report this model"
+
+
+@dataclass(slots=True)
+class Traces:
+    """Ways to write one draft, in the order of what its target says."""
+
+    draft: Draft
+    choosing: Choices
+    tried: dict[str, Way] = field(default_factory=dict)
+    """By the label of what was made."""
+
+    @property
+    def target(self) -> Target | None:
+        """The provider that the package is for."""
+        return self.choosing.target
+
+    def best(self) -> Exported | None:
+        """The graphs of the way to try next."""
+        way = self.choosing.best()
+        if way is None:
+            return None
+        made = exported(self.draft.graphs(way))
+        self.tried[made.label] = way
+        return made
+
+    def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
+        """Do not try a way again."""
+        self.choosing.set_aside(self.tried[tried.label], detail, ran=ran)
+
+    def left_out(self) -> list[str]:
+        """Every way that was not taken, with its reason."""
+        return self.choosing.left_out()
+
+    def reason(self, taken: Exported) -> str:
+        """Why it is this way."""
+        return self.choosing.reason(self.tried[taken.label])
+
+    def record(self, result: Verification | None) -> TargetRecord | None:
+        """What the manifest keeps of the target."""
+        return None if self.choosing.target is None else self.choosing.record(result)
+
+    def others(self) -> Sequence[Traces]:
+        """The other lowerings, where one was asked for."""
+        wanted = self.choosing.wanted
+        ways = [] if wanted == AUTO else [way for way in every_way() if way.attention != wanted]
+        return [Traces(self.draft, self.choosing.instead(way)) for way in ways]
+
+
+def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
+    """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
+    options = work.options
+    length = max_length(options, checkpoint)
+    with stage(work.progress, "build model", work.seconds):
+        try:
+            fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
+        except UnsupportedModelError as error:
+            raise named(error, checkpoint.folder, checkpoint.config) from error
+        work.notes += untie(fake, checkpoint)
+    draft = Draft(work, checkpoint, fake, length, target)
+    return Traces(
+        draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
+    )
+
+
+def exported(graphs: Graphs) -> Exported:
+    """Traced graphs as they are handed over."""
+    draft, first = graphs.draft, graphs.traced[0]
+    models = tuple(item.model for item in graphs.traced)
+    return Exported(
+        label=f"--attention {graphs.way}",
+        attention=graphs.chosen.name,
+        checkpoint=draft.checkpoint,
+        models=models,
+        contract=Contract(
+            files=graph_files(graphs),
+            states=first.states,
+            appends_chunks=first.spec.batch == 1 or graphs.chosen.appends_in_batches or not draft.fake.probed.layers,
+            batch_size=first.spec.batch,
+            max_length=draft.max_length,
+            vocab_size=draft.fake.vocab_size,
+            weight_bytes=weights.planned_bytes(models),
+            rereads_at=draft.fake.rereads_at,
+        ),
+        parameters=weights.parameter_count(models),
+        original_parameters=draft.fake.parameters,
+        answer=lambda: draft.known_answer(graphs.phases),
+        unused=tuple(graphs.unused),
+        passes=graphs.passes,
+        caution=caution(graphs),
+    )
+
+
+def graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
+    """What the contract says of each graph."""
+    return tuple(
+        GraphFile(
+            file=file,
+            phase=phase,
+            sequence_length=length,
+            nodes=len(list(item.model.graph)),
+            inputs=item.inputs,
+            outputs=item.outputs,
+        )
+        for (file, phase, length), item in zip(graphs.phases, graphs.traced, strict=True)
+    )
+
+
+def caution(graphs: Graphs) -> str:
+    """What is known to go wrong with a model like this one, and what to do, as the end of a sentence."""
+    if not graphs.draft.fake.probed.length_as_tensor:
+        return (
+            "; its code needs the number of cached tokens as a plain number, which a graph does not have, so that it "
+            "cannot be exported yet; nothing was written"
+        )
+    if any(item.routed for item in graphs.traced) and graphs.draft.work.options.computing is not EXACT:
+        return f" (rounding may make its router choose other experts; fp32 tells whether it is that){REPORT}"
+    return REPORT
+
+
+EXPORTER = Exporter("native", "transformers' own modelling code, traced", attempts)

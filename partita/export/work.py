@@ -1,0 +1,27 @@
+"""What every stage of an export is handed: what was asked for, how far it is, and what there is to tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partita.export.options import ExportOptions
+from partita.export.progress import Progress
+
+
+@dataclass(slots=True)
+class Work:
+    """State handed from stage to stage."""
+
+    options: ExportOptions
+    progress: Progress
+    folder: Path
+    """Where the package is made."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def tell(work: Work, note: str) -> None:
+    """Add a note for the user, once."""
+    if note not in work.notes:
+        work.notes.append(note)
