@@ -209,6 +209,8 @@ class _Writer:
                 self._append_weight(part.source)
             offset, length = self.placed[part.key]
         elif tensor.nbytes < INLINE_BYTES:
+            if isinstance(tensor, ir.ExternalTensor):  # of another exporter's file, where the graph is not going to be
+                value.const_value = ir.tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
             return
         else:
             offset, length = self._append_constant(tensor.tobytes())

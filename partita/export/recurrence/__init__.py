@@ -5,10 +5,7 @@ because such functions are where faster kernels are plugged in (`use_kernel_func
 named here take their place while a model is traced: written for training, the originals loop over the tokens, or start
 from a state of zeros in every step. What is not named here is traced as it is.
 
-A file has `FUNCTIONS`, the names that transformers gives the function, and forms of it:
-`contrib` for any number of tokens, as one `com.microsoft::LinearAttention`; `standard` for a fixed number, in standard
-operators. `READS_STATE` says that it goes on from the state that the layer has read last: the model's own code is then
-shown none, and takes its path for several tokens always.
+A file has `RECURRENCE`, a `base.Recurrence`.
 """
 
 from __future__ import annotations
@@ -16,23 +13,24 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from partita.export.operators import Form
+from partita.export.recurrence.base import Recurrence
 
-Recurrence = Callable[..., Any]
+__all__ = ["Recurrence", "read_states", "recurrences", "replaced", "used_by"]
 
 
-def recurrences() -> dict[str, ModuleType]:
-    """Name of a transformers function -> the file that knows it."""
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "linear_attention")
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return {function: module for module in modules for function in module.FUNCTIONS}
+def recurrences() -> dict[str, Recurrence]:
+    """Name of a transformers function -> what is known of it."""
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if info.name != "base")
+    found = [importlib.import_module(f"{__name__}.{name}").RECURRENCE for name in names]
+    assert all(isinstance(entry, Recurrence) for entry in found)
+    return {function: entry for entry in found for function in entry.functions}
 
 
 def used_by(model: torch.nn.Module) -> tuple[str, ...]:
@@ -44,7 +42,7 @@ def used_by(model: torch.nn.Module) -> tuple[str, ...]:
 def read_states(model: torch.nn.Module) -> bool:
     """Whether a recurrence of `model` reads its state itself."""
     known = recurrences()
-    return any(getattr(known[name], "READS_STATE", False) for name in used_by(model))
+    return any(known[name].reads_state for name in used_by(model))
 
 
 @contextmanager
@@ -53,10 +51,10 @@ def replaced(model: torch.nn.Module, form: Form) -> Iterator[None]:
     known = recurrences()
     with ExitStack() as stack:
         for module in modelling_code(model):
-            for name, file in known.items():
+            for name, recurrence in known.items():
                 if hasattr(module, name):
                     stack.callback(setattr, module, name, getattr(module, name))
-                    setattr(module, name, getattr(file, form))
+                    setattr(module, name, recurrence.written(form))
         yield
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from partita.export.recurrence.linear_attention import linear_attention
+from partita.export.linear_attention import linear_attention
+from partita.export.recurrence.base import Recurrence
 
-FUNCTIONS = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
 CHUNK = 64
 NORM_EPSILON = 1e-6
 """Of the norm of queries and keys, as in transformers (`l2norm` in its modelling code)."""
@@ -142,3 +142,10 @@ def inverted(system: torch.Tensor) -> torch.Tensor:
         inverse = inverse - inverse @ (system * corners.to(system.dtype)) @ inverse
         half *= 2
     return inverse
+
+
+RECURRENCE = Recurrence(
+    functions=("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"),
+    contrib=contrib,
+    standard=standard,
+)

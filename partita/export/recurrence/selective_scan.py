@@ -16,9 +16,8 @@ import torch
 
 from partita.errors import UnsupportedModelError
 from partita.export.hooks import last_state
-from partita.export.recurrence.linear_attention import linear_attention
-
-FUNCTIONS = ("mamba_selective_scan",)
+from partita.export.linear_attention import linear_attention
+from partita.export.recurrence.base import Recurrence
 
 
 def contrib(
@@ -108,3 +107,10 @@ def finished(
     if z is not None:
         output = output * torch.nn.functional.silu(z)
     return (output, state.to(hidden_states.dtype)) if with_state else output
+
+
+RECURRENCE = Recurrence(
+    functions=("mamba_selective_scan",),
+    contrib=contrib,
+    standard=standard,
+)

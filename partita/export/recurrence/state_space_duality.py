@@ -16,10 +16,9 @@ from typing import Any
 import torch
 
 from partita.export.hooks import last_state
-from partita.export.recurrence.linear_attention import linear_attention
+from partita.export.linear_attention import linear_attention
+from partita.export.recurrence.base import Recurrence
 
-FUNCTIONS = ("mamba2_chunk_scan",)
-READS_STATE = True
 CHUNK = 64
 
 
@@ -131,3 +130,11 @@ def finished(
         output = output + tokens * D.to(torch.float32)[..., None]
     output = output.contiguous()
     return (output, state) if with_state else output
+
+
+RECURRENCE = Recurrence(
+    functions=("mamba2_chunk_scan",),
+    contrib=contrib,
+    standard=standard,
+    reads_state=True,
+)

@@ -1,0 +1,118 @@
+"""Another exporter is one file: what is written, verified and published needs no more than what it hands over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import ParityError, UsageError
+from partita.export import exporters
+from partita.export.pipeline import ExportOptions, export
+from partita.library.exporting import replay, smoke
+from partita.package import check_files, read_manifest
+from tests.conftest import TinyCheckpoint
+
+ANOTHER = '''"""An exporter that this test adds: it traces nothing, and hands over graphs that lie in a folder."""
+
+import onnx_ir as ir
+
+from partita.contract import Contract
+from partita.export import known_answer
+from partita.export.exporters.base import Exported, Exporter
+from partita.package import read_manifest
+
+
+class Found:
+    target = None
+
+    def __init__(self, checkpoint, work):
+        self.checkpoint, self.work, self.tried = checkpoint, work, []
+
+    def best(self):
+        if self.tried:
+            return None
+        folder = self.work.options.out.parent / "ready"
+        graph = read_manifest(folder).graph
+        models = tuple(ir.load(folder / file.file) for file in graph.files)
+        fields = {name: getattr(graph, name) for name in Contract.model_fields}
+        return Exported(
+            label="the graphs in ready",
+            attention="theirs",
+            checkpoint=self.checkpoint,
+            models=models,
+            contract=Contract(**fields),
+            parameters=7,
+            original_parameters=7,
+            answer=lambda: known_answer.compute(self.checkpoint, graph.vocab_size, graph.max_length, 8),
+            unused=("a tower",),
+            passes={},
+            caution="; ask those who wrote it",
+        )
+
+    def set_aside(self, tried, detail, *, ran):
+        self.tried.append(detail)
+
+    def left_out(self):
+        return self.tried
+
+    def reason(self, taken):
+        return f"{taken.label}, as they are"
+
+    def record(self, result):
+        return None
+
+    def others(self):
+        return ()
+
+
+EXPORTER = Exporter("another", "graphs that are there", lambda checkpoint, work, target: Found(checkpoint, work))
+'''
+
+
+@pytest.fixture
+def another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    folder = tmp_path / "exporters"
+    folder.mkdir()
+    (folder / "another.py").write_text(ANOTHER)
+    monkeypatch.setattr(exporters, "__path__", [*exporters.__path__, str(folder)])
+    request.addfinalizer(lambda: sys.modules.pop("partita.export.exporters.another", None))
+
+
+def options(checkpoint: Path, out: Path, **more: Any) -> ExportOptions:
+    return ExportOptions(str(checkpoint), out, max_length=64, **more)
+
+
+@pytest.mark.usefixtures("another")
+def test_graphs_of_another_exporter_are_written_verified_and_published(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path
+) -> None:
+    """Its graphs have their weights in files of their own, as any ONNX file has."""
+    checkpoint = tiny_checkpoint("llama")
+    ours = export(options(checkpoint, tmp_path / "ready"), replay=replay, smoke=smoke)
+    theirs = export(options(checkpoint, tmp_path / "out", exporter="another"), replay=replay, smoke=smoke)
+
+    manifest = read_manifest(tmp_path / "out")
+    check_files(tmp_path / "out", manifest, hashes=True)
+    assert (manifest.verification.status, manifest.graph.attention) == ("verified", "theirs")
+    assert manifest.graph.states == ours.manifest.graph.states and manifest.graph.files == ours.manifest.graph.files
+    assert (manifest.source.parameters, manifest.source.unused) == (7, ("a tower",))
+    assert theirs.attention_reason == "the graphs in ready, as they are"
+
+
+@pytest.mark.usefixtures("another")
+def test_what_it_knows_to_go_wrong_ends_the_error(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """The graphs of one checkpoint are no export of another."""
+    export(options(tiny_checkpoint("llama"), tmp_path / "ready"), replay=replay)
+    other = tiny_checkpoint("llama", tied=True)
+    with pytest.raises(ParityError, match="does not compute what the model computes: .*; ask those who wrote it"):
+        export(options(other, tmp_path / "out", exporter="another"), replay=replay)
+    assert not (tmp_path / "out").exists()
+
+
+def test_exporters_are_found_by_their_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    assert exporters.names() == ("native",)
+    with pytest.raises(UsageError, match="optimum: no such exporter; choose one of native"):
+        export(options(tiny_checkpoint("llama"), tmp_path / "out", exporter="optimum"), replay=replay)
