@@ -44,7 +44,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "dtypes",
         "package",
         "providers",
-        "partition_reports",
         "machine",
         "diagnosis",
         "observations",

@@ -1,0 +1,184 @@
+"""Partita with every sentence of its own reworded: `python -m tests.reworded`, and what it then decides, as JSON.
+
+An import hook changes the vowels of every string in the source that reads like prose, by an amount that depends on the
+file and line: whoever writes a sentence in one place and looks for it in another finds it no longer. Patterns for what
+others say, type annotations and docstrings stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import re
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import CodeType, ModuleType
+
+PROSE = re.compile(r"(?:^|[\s(,;:])[a-z]{2,}[\s,;:]+(?:\S+\s+)*?[a-z]{2,}(?:$|[\s),.;:])")
+"""Two words of small letters, at least."""
+MARKUP = re.compile(r"[<>\\]|\(\?|^\s*(import|from) ")
+"""HTML, regular expressions and programs are no prose."""
+VOWELS = "aeiou"
+PATTERN_CALLS = frozenset({"compile", "search", "match", "fullmatch", "sub", "findall", "finditer", "LogPattern"})
+ROOMS = ("observations", "diagnosis", "partition_reports", "providers", "runtime", "library", "commands", "bench")
+
+
+def reworded(text: str, shift: int) -> str:
+    """Other vowels in every word; what stands in braces or looks like an option, a path or a name stays."""
+    table = str.maketrans(VOWELS, VOWELS[shift:] + VOWELS[:shift])
+    return re.sub(r"(?<![-{\w./_])[a-z]{2,}(?![\w./_}=-])", lambda word: word[0].translate(table), text)
+
+
+class Reword(ast.NodeTransformer):
+    """Rewords one file. `changed` counts the strings."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.changed = 0
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        """A string that reads like prose."""
+        text = node.value
+        if not isinstance(text, str) or not PROSE.search(text) or MARKUP.search(text):
+            return node
+        self.changed += 1
+        shift = zlib.crc32(f"{self.name}:{node.lineno}:{node.col_offset}".encode()) % (len(VOWELS) - 1) + 1
+        return ast.copy_location(ast.Constant(reworded(text, shift)), node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """What others say is not ours to reword."""
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return node if called in PATTERN_CALLS else self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:  # noqa: N802
+        """Nor are the log lines in the example of a reason."""
+        return node if node.arg == "example" else self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """`Literal["..."]` is a type."""
+        return node if getattr(node.value, "id", "") == "Literal" else self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        """Docstrings are read by nobody who runs it, except typer, which shows them."""
+        return node if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Loads one module, reworded."""
+
+    count = 0
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compiled from changed source, and never cached."""
+        tree = Reword(fullname)
+        changed = ast.fix_missing_locations(tree.visit(ast.parse(Path(self.path).read_bytes())))
+        Loader.count += tree.changed
+        return compile(changed, self.path, "exec", dont_inherit=True)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Puts the loader in for the rooms that say something."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Only ours."""
+        if not name.startswith(tuple(f"partita.{room}" for room in ROOMS)):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = Loader(name, spec.loader.path)
+        return spec
+
+
+def masked(value: object) -> object:
+    """Without what is said: a string with a blank in it says something."""
+    if isinstance(value, str):
+        return "…" if " " in value.strip() else value
+    if isinstance(value, dict):
+        return {masked(key) if isinstance(key, str) else key: masked(entry) for key, entry in value.items()}
+    return [masked(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def decisions() -> dict[str, object]:
+    """What is decided about recorded and hand-made runs: every field of the records that is no sentence."""
+    from partita.diagnosis.precedence import explain
+    from partita.diagnosis.reasons.base import load_reasons
+    from partita.partition_reports.check.gate import Gate, check
+    from partita.partition_reports.check.limits import Limits
+    from partita.partition_reports.diff.compare import compare
+    from partita.partition_reports.explain.node_explanation import find
+    from tests.partition_reports.reports import REPORTS
+
+    reports = {name: make() for name, make in REPORTS.items()}
+    found: dict[str, object] = {name: report.model_dump(mode="json") for name, report in reports.items()}
+    found["reasons"] = [
+        [reason.code, *((finding.kind, finding.ground) for finding in reason.findings(reason.example))]
+        for reason in load_reasons()
+    ]
+    found["explained"] = [explain(reason.example)[0].code for reason in load_reasons()]
+    gate = Gate(limits=Limits(0, 0, 0), max_unexplained=0, cache_in_place=True, min_tokens_per_second=1.0)
+    for (one, before), (other, after) in zip(reports.items(), list(reports.items())[1:], strict=False):
+        found[f"{one}-{other}"] = compare(before, after).model_dump(mode="json")
+    for name, report in reports.items():
+        nodes = [entry.node for entry in report.fallbacks][:3]
+        found[f"nodes-{name}"] = [find(report, query).model_dump(mode="json") for query in (*nodes, "a", "nowhere")]
+        found[f"gate-{name}"] = check(report, gate, name, (name, report)).model_dump(mode="json")
+    return found
+
+
+def exit_codes(folder: Path) -> list[tuple[str, int]]:
+    """How verbs end, told by the code alone."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    from partita.cli import run
+    from tests.partition_reports.reports import RECORDED
+
+    report, model = folder / "report.json", folder / "model.onnx"
+    report.write_bytes(gzip.decompress((RECORDED / "webgpu.json.gz").read_bytes()))
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], name="relu")], "g", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), model)
+    found = []
+    for line in (
+        "--nonsense",
+        "report show missing.json",
+        f"report check {report}",
+        f"report check {report} --max-cpu-nodes 0",
+        f"report check {report} --require nodes>0",
+        f"report check {report} --require nodes",
+        f"report explain {report} nowhere",
+        f"place {model} --provider cpu --probe-seconds 0",
+        f"place {model} --provider cuda --probe-seconds 0",
+        f"place {model} --provider nonsense",
+        f"place {report} --provider cpu",
+        "verify missing",
+        "export missing out",
+        "generate missing hello",
+    ):
+        found.append((line.replace(str(folder), ""), run(line.split())))
+    return found
+
+
+def main() -> None:
+    """Print how many strings were reworded, and what was decided."""
+    if sys.argv[1:] == ["reworded"]:
+        sys.meta_path.insert(0, Finder())
+    said = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(said), redirect_stderr(said):
+        found = {"decided": masked(decisions()), "ended": exit_codes(Path(folder))}
+    sys.stdout.write(json.dumps({**found, "changed": Loader.count, "said": said.getvalue()}))
+
+
+if __name__ == "__main__":
+    main()
