@@ -59,7 +59,7 @@ class Reword(ast.NodeTransformer):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         return node if called in PATTERN_CALLS else self.generic_visit(node)
 
-    def visit_keyword(self, node: ast.keyword) -> ast.AST:  # noqa: N802
+    def visit_keyword(self, node: ast.keyword) -> ast.AST:
         """Nor are the log lines in the example of a reason."""
         return node if node.arg == "example" else self.generic_visit(node)
 
