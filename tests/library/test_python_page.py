@@ -1,4 +1,4 @@
-"""The examples of docs/python.md are run, in one go, and print what they say."""
+"""The examples of docs/python.md and of the README are run, in one go, and print what they say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.test_examples import VISION
 
 PAGE = REPOSITORY / "docs" / "python.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+README = REPOSITORY / "README.md"
+
+
+def blocks_of(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+BLOCKS = blocks_of(PAGE)
 PRINTS = re.compile(r"# prints (.*)$", re.MULTILINE)
 LINES = 10
 
@@ -32,7 +39,8 @@ def test_the_examples_work(
     onnx.save(parser.parse_model(VISION), tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for block in BLOCKS:
+    first, *others = BLOCKS  # exports the package that all others load
+    for block in (first, *blocks_of(README), *others):
         exec(compile(block, str(PAGE), "exec"), names)
         printed = capsys.readouterr()
         assert all(text in printed.out for text in PRINTS.findall(block)), printed.out
