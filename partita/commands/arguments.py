@@ -95,9 +95,7 @@ MaxCopyBytesOption = Annotated[
 ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
 ProbeSecondsOption = Annotated[
     float,
-    typer.Option(
-        metavar="SECONDS", help="Longest time for experiments on nodes that fell back, for the report; 0: none."
-    ),
+    typer.Option(metavar="SECONDS", help="Time budget for experiments on nodes that fell back; 0 disables them."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 

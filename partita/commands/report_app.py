@@ -95,7 +95,7 @@ def report_markdown(
 def explain(
     file: ReportArgument,
     node: Annotated[
-        str, typer.Argument(metavar="NODE", help="Its name, or a part that only it has.", show_default=False)
+        str, typer.Argument(metavar="NODE", help="Node name, or any unique part of it.", show_default=False)
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -114,7 +114,7 @@ def diff(
     ],
     after: Annotated[Path, typer.Argument(metavar="B", help="The later report.", show_default=False, parser=read_path)],
     force: Annotated[
-        bool, typer.Option("--force", help="Compare reports of different models, too, which is else exit code 1.")
+        bool, typer.Option("--force", help="Compare reports of different models (otherwise exit code 1).")
     ] = False,
     exit_code: Annotated[
         bool,
@@ -164,7 +164,7 @@ def check(
         typer.Option(
             metavar="A",
             parser=read_path,
-            help="A report: no node may have left its provider, no reason, copy or byte be new.",
+            help="Baseline report: fail if a node left its provider, or on new reasons, copies or bytes.",
         ),
     ] = None,
     max_slowdown: Annotated[

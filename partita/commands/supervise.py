@@ -156,7 +156,7 @@ def ended_by(number: int, chain: Sequence[Provider]) -> int:
     if number == signal.SIGINT:
         return INTERRUPTED
     if number == signal.SIGKILL:
-        raise ResourceError("the run was killed with SIGKILL, as the system does when memory runs out; free some")
+        raise ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
     if number not in CRASHES:
         return 128 + number
     name = signal.Signals(number).name

@@ -32,16 +32,16 @@ CODES: Mapping[Factor, Code] = {
 IN_COMBINATION: tuple[Factor, ...] = ("type", "opset", "attribute", "input", "static_shape")
 MOST_NAMED = 3
 UNCHANGED: Mapping[str, str] = {
-    "left": "it leaves it to another",
-    "failed": "it fails over it",
-    "crashed": "it crashes over it",
+    "left": "it does not claim it",
+    "failed": "it fails on it",
+    "crashed": "it crashes on it",
     "timed_out": "it gives no answer",
 }
 TOLD: Mapping[str, str] = {
-    "left": "alone, it is left to another provider",
-    "failed": "alone, it makes the provider fail",
-    "crashed": "alone, it crashes the provider",
-    "timed_out": "alone, it keeps the provider busy without end",
+    "left": "tested in isolation, the provider does not claim it",
+    "failed": "tested in isolation, it makes the provider fail",
+    "crashed": "tested in isolation, it crashes the provider",
+    "timed_out": "tested in isolation, it never returns",
 }
 
 
@@ -59,7 +59,9 @@ def conclude(probe: NodeProbe | None) -> Conclusion | None:
         return None
     first, *others = probe.trials
     if first.outcome == "taken":
-        return Conclusion("not_claimed", "alone, with the same types, shapes and attributes, the provider takes it")
+        return Conclusion(
+            "not_claimed", "tested in isolation, with the same types, shapes and attributes, the provider accepts it"
+        )
     if first.outcome == "invalid":
         return None
     return decided(first, others) or undecided(probe, first, others)
@@ -70,13 +72,13 @@ def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
     for factor, code in CODES.items():
         helped = [trial for trial in others if trial.factor == factor and helps(trial)]
         if helped:
-            evidence = f"{choice(helped)} the provider takes this node, {without(first)}{rest(others, factor)}"
+            evidence = f"{choice(helped)} the provider accepts this node{without(first)}{rest(others, factor)}"
             return Conclusion(code, evidence)
     for trial in others:
         if trial.factor == "combined" and helps(trial):
             main: Factor = next((factor for factor in IN_COMBINATION if factor in trial.parts), "type")
             change = with_change(trial.change, removes=trial.removes)
-            evidence = f"{change} the provider takes this node, with no single change, {without(first)}"
+            evidence = f"{change} the provider accepts this node, with no single change{without(first)}"
             return Conclusion(CODES[main], evidence)
     return None
 
@@ -94,7 +96,7 @@ def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclu
         return None
     left = [trial for trial in others if trial.outcome == "left"]
     broken = sum(trial.outcome in ("failed", "crashed") for trial in others)
-    also = f"; {plural(broken, 'change')} ended in an error" if broken else ""
+    also = f"; {plural(broken, 'variation')} ended in an error" if broken else ""
     return Conclusion("no_kernel_op", f"{opening(first)}; {summary(left)}{also}")
 
 
@@ -111,7 +113,7 @@ def opening(first: Trial) -> str:
 def without(first: Trial) -> str:
     """What becomes of the node without a change."""
     said = f" ({first.said})" if first.said else ""
-    return f"and as it is {UNCHANGED[first.outcome]}{said}"
+    return f"; unchanged, {UNCHANGED[first.outcome]}{said}"
 
 
 def choice(trials: Sequence[Trial]) -> str:
@@ -142,13 +144,13 @@ def alternatives(names: Sequence[str]) -> str:
 def rest(others: Sequence[Trial], factor: Factor) -> str:
     """How much of other kinds was tried, and did not help."""
     useless = [trial for trial in others if trial.factor != factor and trial.outcome not in ("taken", "invalid")]
-    return f"; {plural(len(useless), 'change')} of other kinds did not help" if useless else ""
+    return f"; {plural(len(useless), 'other variation')} made no difference" if useless else ""
 
 
 def summary(tried: Sequence[Trial]) -> str:
     """How much was tried in vain."""
     if not tried:
-        return "nothing about it could be changed"
+        return "nothing about it could be varied"
     names: dict[Factor, str] = {
         "static_shape": "fixed sizes",
         "type": "other types",
@@ -158,7 +160,7 @@ def summary(tried: Sequence[Trial]) -> str:
         "combined": "several at once",
     }
     kinds = [name for factor, name in names.items() if any(trial.factor == factor for trial in tried)]
-    return f"so it is with {plural(len(tried), 'change')}: {listing(kinds)}"
+    return f"{plural(len(tried), 'variation')} ({listing(kinds)}) made no difference"
 
 
 def fullest(probes: Mapping[str, NodeProbe], names: Sequence[str]) -> NodeProbe | None:

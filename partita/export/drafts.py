@@ -157,7 +157,7 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     if len(wanted) == 1:
         return wanted, traced
     if len(kept) < len(wanted):
-        tell(work, "the model goes on from its states one token at a time, so prompts are read token by token")
+        tell(work, "its recurrent state advances one token per step, so prompts are prefilled one token at a time")
         (_, _, length), item = kept[-1]
         return [("model.onnx", "any", length)], [item]
     chunk = wanted[0][2]

@@ -81,7 +81,7 @@ def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: fr
         except (NotRunningError, TargetParityError) as error:
             failed.append(error)
             attempts.set_aside(exported, error.detail, ran=isinstance(error, TargetParityError))
-            work.notes.append(f"{exported.label} was tried and left: {error.detail}")
+            work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             _empty(work)
     wrong = next((error for error in failed if isinstance(error, TargetParityError)), None)
     if wrong is not None:

@@ -210,9 +210,9 @@ def exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> t
     except UserError as error:
         if shapes is None or error.error_type is not UserErrorType.CONSTRAINT_VIOLATION:
             raise
-        raise FixedLengthError("the model's code takes a fixed number of tokens for granted") from error
+        raise FixedLengthError("the model's code specialises on one number of tokens") from error
     if guard := broken_guard(wrapper.granted, spec.max_length):
-        raise FixedLengthError(f"the model's code takes a fixed number of tokens for granted ({guard})")
+        raise FixedLengthError(f"the model's code specialises on one number of tokens ({guard})")
     return program
 
 

@@ -78,7 +78,7 @@ class Report(records.Report):
 
     @public
     def explain(self, node: str) -> Explanation:
-        """Everything about one node, by its name or a part that only it has.
+        """Everything about one node, by its name or any unique part of it.
 
         Raises ArgumentError when that is no node, or several.
         """

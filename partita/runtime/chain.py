@@ -390,7 +390,7 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     anew = export_anew(path, reasons, chain[0].provider.ort_name)
     written = ",".join(resolution.provider.name for resolution in chain)
     return ChainError(
-        f"{path}: not all on {names}: {plural(len(rows), 'node')} would run on the CPU provider: {shown}{more}",
+        f"{path}: {names} cannot run {plural(len(rows), 'node')}: {shown}{more}",
         remedy=replace(ALLOW_CPU.filled(chain=written), otherwise=anew),
         path=path,
         chain=chain,

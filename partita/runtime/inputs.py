@@ -172,8 +172,7 @@ def settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
     """Note what a symbolic size is. Raises UsageError when it is something else already."""
     if sizes.setdefault(name, size) != size:
         raise UsageError(
-            f"{given}: {name} would be {size}, and it is {sizes[name]} by another option; one symbolic size has one "
-            "value"
+            f"{given}: conflicting values for the symbolic size {name}: {size} here, {sizes[name]} by another option"
         )
 
 

@@ -81,13 +81,13 @@ def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
     others = [changed(other, "left") for other in CODES if other != factor]
     shown = conclude(probe(changed("as_is", as_is, ""), *others, changed(factor, "taken", "float16 in place of int8")))
     assert shown is not None and shown.code == expected
-    assert "with float16 in place of int8 the provider takes this node" in shown.evidence
-    assert "4 changes of other kinds did not help" in shown.evidence
+    assert "with float16 in place of int8 the provider accepts this node" in shown.evidence
+    assert "4 other variations made no difference" in shown.evidence
 
 
 def test_what_is_left_out_is_told_as_such():
     shown = conclude(probe(LEFT, changed("attribute", "taken", "without alpha=2")))
-    assert shown is not None and shown.evidence.startswith("without alpha=2 the provider takes this node")
+    assert shown is not None and shown.evidence.startswith("without alpha=2 the provider accepts this node")
     shown = conclude(probe(LEFT, changed("combined", "taken", "without a=1 and all sizes fixed", "attribute", "type")))
     assert shown is not None and shown.evidence.startswith("without a=1 and all sizes fixed the provider")
 
@@ -128,14 +128,16 @@ def test_several_changes_together_name_the_first_that_matters():
 def test_when_nothing_helps_the_provider_lacks_the_operator():
     shown = conclude(probe(LEFT, changed("type", "left"), changed("type", "invalid"), changed("opset", "left")))
     assert shown is not None and shown.code == "no_kernel_op"
-    assert "so it is with 2 changes: other types and other opsets" in shown.evidence, "what is not legal does not count"
+    assert "2 variations (other types and other opsets) made no difference" in shown.evidence, (
+        "what is not legal does not count"
+    )
 
 
 def test_a_change_that_ends_in_an_error_is_not_counted_as_left():
     shown = conclude(probe(LEFT, changed("type", "left"), changed("type", "crashed"), changed("input", "failed")))
     assert shown is not None and shown.code == "no_kernel_op"
-    assert "with 1 change: other types; 2 changes ended in an error" in shown.evidence
-    assert "nothing about it could be changed" in (conclude(probe(LEFT)) or shown).evidence
+    assert "1 variation (other types) made no difference; 2 variations ended in an error" in shown.evidence
+    assert "nothing about it could be varied" in (conclude(probe(LEFT)) or shown).evidence
 
 
 @pytest.mark.parametrize(("outcome", "says"), [("failed", "makes the provider fail"), ("crashed", "crashes")])
@@ -314,7 +316,7 @@ def test_a_node_over_which_the_whole_graph_fails_has_the_cause_that_experiments_
     failing = probe(changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap"))
     reason, finding = explain(context(skipped=gone, rejected=part, probe=failing))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed")
-    assert "the whole graph because of this node: without mode=wrap the provider takes" in finding.evidence
+    assert "the whole graph because of this node: without mode=wrap the provider accepts" in finding.evidence
     assert explain(context(node=DET, skipped=gone, rejected=part))[0].code == "subgraph_rejected"
 
 

@@ -143,7 +143,7 @@ def test_a_lowering_that_it_computes_wrongly_is_set_aside_and_the_next_asked_abo
     assert provider.replayed == ["gqa", "primitives"]
     assert summary.manifest.graph.attention == "primitives" and summary.manifest.verification.status == "verified"
     assert "gqa disagrees: first difference" in summary.attention_reason
-    assert any(note.startswith("--attention gqa was tried and left: first difference") for note in summary.notes)
+    assert any(note.startswith("--attention gqa was tried and rejected: first difference") for note in summary.notes)
     target = summary.manifest.target
     assert target is not None and [bool(entry.disagrees) for entry in target.asked] == [True, False, False]
     assert sorted(path.name for path in summary.out.iterdir()) == sorted(

@@ -13,8 +13,8 @@ from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
 REMEDY = (
-    "name a provider that has the kernel first, or write the operation with other operators, a package with another "
-    "attention lowering"
+    "put a provider that implements it first in --provider, or express it with other operators (a package: export it "
+    "with another --attention)"
 )
 
 
@@ -22,7 +22,7 @@ def find(context: Context) -> Iterator[Finding]:
     """Experiments that found nothing the provider takes, a line that says so, or what it said as it failed alone."""
     said = said_of_operator(context, "no_kernel_op")
     if said:
-        yield Finding("probed", "alone_said", f"alone, it makes the provider fail: {said}", REMEDY)
+        yield Finding("probed", "alone_said", f"tested in isolation, it makes the provider fail: {said}", REMEDY)
     yield from (replace(found, remedy=REMEDY) for found in alone(context, "no_kernel_op"))
     yield from lines(context, "no_kernel_op")
 

@@ -50,7 +50,7 @@ def count_cpu_nodes(report: Report) -> Found:
         held=f"at most {len(names)} in a phase",
         broken=f"{plural(len(names), 'node')} on {CPU} in {phase.name}: {name_some(names)}",
         most=len(names) + len(unknown),
-        unsure=f"cannot be confirmed in {phase.name}: nobody says where these run: {name_some(unknown)}",
+        unsure=f"unknown in {phase.name}: no source names a provider for {name_some(unknown)}",
     )
 
 

@@ -44,7 +44,7 @@ def placement(diff: ReportDiff) -> Iterator[str]:
     yield from movements(diff.moved)
     if not diff.moved:
         yield "no node moved"
-    for verb, nodes in (("came", diff.came), ("went", diff.gone)):
+    for verb, nodes in (("added", diff.came), ("removed", diff.gone)):
         for count, phases in by_count(nodes):
             yield f"{plural(count, 'node')} {verb} in {phases}"
     others = [change for change in diff.reasons if not change.moved]

@@ -163,7 +163,7 @@ def test_nodes_that_came_and_went():
     fewer = each_phase(mixed(), lambda phase: {"nodes": phase.nodes[:-1]})
     assert {change.node for change in compare(mixed(), fewer).gone} == {"lm_head/MatMul"}
     assert {change.node for change in compare(fewer, mixed()).came} == {"lm_head/MatMul"}
-    assert "1 node went in prefill and decode" in compare(mixed(), fewer).headline
+    assert "1 node removed in prefill and decode" in compare(mixed(), fewer).headline
 
 
 def test_a_changed_reason_shows_its_evidence():

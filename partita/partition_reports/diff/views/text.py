@@ -37,8 +37,8 @@ def render(diff: ReportDiff, console: Console) -> None:
     show_sides(page, diff)
     show_changes(page, diff)
     show_nodes(page, "Moved", diff.moved, lambda node: f"{provider(node.before)} -> {provider(node.after)}")
-    show_nodes(page, "Came", diff.came, lambda node: f"on {provider(node.after)}")
-    show_nodes(page, "Went", diff.gone, lambda node: f"was on {provider(node.before)}")
+    show_nodes(page, "Added", diff.came, lambda node: f"on {provider(node.after)}")
+    show_nodes(page, "Removed", diff.gone, lambda node: f"was on {provider(node.before)}")
     show_other_names(page, diff)
     show_reasons(page, diff.reasons)
     show_copies(page, diff.copies)
@@ -58,7 +58,7 @@ def show_changes(page: Page, diff: ReportDiff) -> None:
     """Versions, options and states that are others."""
     if not diff.changes:
         return
-    page.heading("Changed around it")
+    page.heading("Environment and request")
     # Another version is always another build, and what it was built with is a long text.
     another_version = any(change.name == "onnxruntime" for change in diff.changes)
     rows = [
@@ -121,7 +121,7 @@ def show_other_names(page: Page, diff: ReportDiff) -> None:
     renamed = [change for change in diff.renamed if change.before == change.after]
     if not (renamed or diff.fused_otherwise):
         return
-    page.heading("Same place, other form")
+    page.heading("Same provider, renamed or fused differently")
     if renamed:
         names = list(dict.fromkeys(say_node(change) for change in renamed))
         page.line(f"{plural(len(names), 'node')} matched under another number: {name_some(names, NAMES)}")

@@ -62,7 +62,7 @@ def say_no_single(found: Matches) -> str:
     if found.matches:
         return (
             f"{plural(len(found.matches), 'node')} have {found.query!r} in their name; "
-            "give one in full, or a part that only it has"
+            "give one in full, or any unique part of it"
         )
     if not found.query:
         return "the name of the node is empty; give one, or a part of it"
