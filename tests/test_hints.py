@@ -125,7 +125,8 @@ def test_many_inputs_without_sizes_are_few_words_and_a_command_that_works(tmp_pa
 def test_sizes_that_contradict_name_the_option_that_they_come_from(gather, tmp_path, capsys):
     np.save(tmp_path / "x.npy", np.zeros(3, np.int64))
     error = failed(capsys, 2, "place", gather, "-e", "cpu", "--shape", "n=2", "--input", f"ids={tmp_path / 'x.npy'}")
-    assert f"--input ids={tmp_path / 'x.npy'}: n would be 3, and it is 2" in error
+    named = f"--input ids={tmp_path / 'x.npy'}"
+    assert f"{named}: conflicting values for the symbolic size n: 3 here, 2 by another option" in error
 
 
 def test_a_manifest_without_graphs_is_damaged(package, tmp_path, capsys):

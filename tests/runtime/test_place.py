@@ -368,7 +368,7 @@ def test_values_that_do_not_fit_are_one_line(tmp_path, text, says):
 def test_values_of_another_shape_and_sizes_given_twice():
     with pytest.raises(UsageError, match="--input x=3: x is float32"):
         input_shapes(ports(x=("n", 2)), [], {"x": (3,)})
-    with pytest.raises(UsageError, match="--input x=3: n would be 3, and it is 4 by another option"):
+    with pytest.raises(UsageError, match="--input x=3: conflicting values for the symbolic size n: 3 here, 4 by another"):
         input_shapes(ports(x=("n",)), ["n=4"], {"x": (3,)})
     assert input_shapes(ports(x=("n",), y=("n",)), [], {"x": (3,)}) == {"x": (3,), "y": (3,)}
 

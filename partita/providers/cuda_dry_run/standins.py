@@ -196,12 +196,12 @@ def marker_if_loaded(soname: str) -> str | None:
 
 
 def default_cache() -> Path:
-    """Folder for builds: among what Partita keeps, or one that goes with this process where nothing is to be kept.
+    """Folder for builds: among what Partita keeps, or one that goes with this process where nothing is or can be kept.
 
     Raises ProviderError when there is no place for them.
     """
     kept = cache_folder(KIND)
-    if kept is not None:
+    if kept is not None and can_be_written(kept):
         return kept
     try:
         return Path(_of_this_process().name)
@@ -209,6 +209,15 @@ def default_cache() -> Path:
         raise ProviderError(
             f"no folder to keep the stand-ins in ({error}); set {CACHE_VARIABLE} to a folder"
         ) from error
+
+
+def can_be_written(folder: Path) -> bool:
+    """Whether the folder is there, or can be made, and takes files. A cache that does not is no reason to fail."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 @functools.cache
