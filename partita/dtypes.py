@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["float", "integer", "other"]
+Kind = Literal["float", "integer", "complex", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ ALL = _table(
         ("float64", 11, "DOUBLE", 64, "float", "F64"),
         ("uint32", 12, "UINT32", 32, "integer", "U32"),
         ("uint64", 13, "UINT64", 64, "integer", "U64"),
-        ("complex64", 14, "COMPLEX64", 64, "other", "C64"),
-        ("complex128", 15, "COMPLEX128", 128, "other", None),
+        ("complex64", 14, "COMPLEX64", 64, "complex", "C64"),
+        ("complex128", 15, "COMPLEX128", 128, "complex", None),
         ("bfloat16", 16, "BFLOAT16", 16, "float", "BF16"),
         ("float8e4m3fn", 17, "FLOAT8E4M3FN", 8, "float", "F8_E4M3"),
         ("float8e4m3fnuz", 18, "FLOAT8E4M3FNUZ", 8, "float", None),

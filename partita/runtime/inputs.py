@@ -131,7 +131,8 @@ def check_kind(port: ModelPort) -> None:
     if port.kind != "tensor":
         raise UsageError(f"input {port.name!r} is a {port.kind}: only inputs that are tensors can be generated")
     element = dtypes.find(port.dtype)
-    if element is None or (element.storage is None and port.dtype != STRING):
+    numbers = element is not None and element.storage is not None and element.kind != "complex"
+    if not numbers and port.dtype != STRING:
         raise UsageError(f"input {port.name!r} is a tensor of {port.dtype}, for which no values can be generated")
 
 

@@ -252,7 +252,7 @@ def test_a_bad_size_is_a_usage_error(text, says):
 def test_sizes_that_contradict_each_other():
     both = ports(x=("n", 2), y=("n",))
     for texts in (["n=1", "x=2,2"], ["x=1,2", "y=2"], ["n=1", "n=2"]):
-        with pytest.raises(UsageError, match="one symbolic size has one value"):
+        with pytest.raises(UsageError, match="conflicting values for the symbolic size"):
             input_shapes(both, texts)
     with pytest.raises(UsageError, match="given twice"):
         input_shapes(both, ["x=1,2", "x=1,2"])
@@ -368,7 +368,7 @@ def test_values_that_do_not_fit_are_one_line(tmp_path, text, says):
 def test_values_of_another_shape_and_sizes_given_twice():
     with pytest.raises(UsageError, match="--input x=3: x is float32"):
         input_shapes(ports(x=("n", 2)), [], {"x": (3,)})
-    with pytest.raises(UsageError, match="--input x=3: conflicting values for the symbolic size n: 3 here, 4 by another"):
+    with pytest.raises(UsageError, match="--input x=3: conflicting values .* n: 3 here, 4 by another option"):
         input_shapes(ports(x=("n",)), ["n=4"], {"x": (3,)})
     assert input_shapes(ports(x=("n",), y=("n",)), [], {"x": (3,)}) == {"x": (3,), "y": (3,)}
 

@@ -34,8 +34,8 @@ REASON = Reason(
     condition="the wanted provider has no kernel for the operator. Probed: nothing that was changed about the node "
     "made the provider take it. Only logged: no kernel was found for the node as it is, and whether operator, version "
     "or type is missing is not known, because there was no experiment or not all of them were made",
-    needs="experiments: the node alone is left to another provider, and so it is with other types, opsets, "
-    "attributes, inputs and fixed sizes, as far as they are legal; or a native log line that names the node and not "
+    needs="experiments: tested in isolation, the node is not claimed, whatever its types, opset, attributes, inputs "
+    "and sizes, as far as they are legal; or a native log line that names the node and not "
     "the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An experiment that finds "
     "the cause goes before such a line",
     remedy=f"{REMEDY}; where it is only logged, another opset or precision may do: give --probe-seconds more time to "
