@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import REPOSITORY, require
 from tests.export.breadth import recipes
+from tests.export.breadth.__main__ import arguments
 from tests.export.breadth.goals import LEAST, LEAST_MULTIMODAL, NAMED, complaints
 from tests.export.breadth.page import page
 from tests.export.breadth.records import LOWERINGS, Outcome, Results, all_types, causal_types, multimodal_types
@@ -143,6 +144,17 @@ def test_results_are_read_back_and_shown(tmp_path: Path) -> None:
     assert f"| a | verified 2e-06 | refused | gqa: {rows}; onnx24: a\\|b |" in text
     assert "| b | not equal | not equal | first difference; transformers itself: generate fails |" in text
     assert "torch 2" in text and "transformers unknown" in text
+
+
+def test_an_interrupted_run_goes_on_with_the_types_that_are_missing(tmp_path: Path) -> None:
+    """A whole run takes hours: results are kept all along, and it need not begin anew."""
+    require("torch")
+    done, *others = all_types()
+    kept = tmp_path / "results.json"
+    Results({}, "2026-01-01", (Outcome(done, "gqa", "verified", 2e-6),)).write(kept)
+    assert arguments(["--read", str(kept), "--missing"]).types == others
+    with pytest.raises(SystemExit):
+        arguments(["--missing"])
 
 
 def test_the_page_lists_the_installed_types() -> None:

@@ -39,9 +39,15 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for one type and lowering")
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--read", type=Path, help="earlier results; only the types that are named are run anew")
+    parser.add_argument("--missing", action="store_true", help="go on with --read: run the types that it has not")
     parser.add_argument("--docs", type=Path, help="write the page there")
     parser.add_argument("--check", action="store_true", help="fail when the results are not what they have to be")
     chosen = parser.parse_args(given)
+    if chosen.missing:
+        if chosen.read is None or chosen.types:
+            parser.error("--missing goes with --read, and names the types itself")
+        known = {outcome.model_type for outcome in Results.read(chosen.read).outcomes}
+        chosen.types = [name for name in all_types() if name not in known]
     unknown = sorted(set(chosen.types) - set(all_types()))
     if unknown:
         parser.error(f"no types of this transformers that could be exported: {', '.join(unknown)}")
