@@ -55,7 +55,7 @@ def found() -> Iterator[dict[str, Outcome]]:
     yield {
         outcome.model_type: outcome
         for name, types in by_lowering.items()
-        for outcome in run(types, [name], jobs=2, limit_seconds=120)
+        for outcome in run(types, [name], jobs=2)
     }
 
 
@@ -93,7 +93,7 @@ def test_a_hang_and_a_broken_recipe_are_results() -> None:
     require("torch")
     (hung,) = run_type("llama", ["gqa"], limit_seconds=0.001)
     assert hung.status == "hung"
-    broken = run_type("no_such_type", ["gqa", "onnx24"], limit_seconds=120)
+    broken = run_type("no_such_type", ["gqa", "onnx24"], limit_seconds=300)
     assert [entry.status for entry in broken] == ["crashed", "crashed"]
     assert "no_such_type" in broken[0].reason
 
