@@ -52,11 +52,7 @@ def found() -> Iterator[dict[str, Outcome]]:
     require("torch")
     by_lowering = {name: [kind for kind, chosen in QUICK.items() if chosen == name] for name in LOWERINGS}
     by_lowering["gqa"].append(REFUSED)
-    yield {
-        outcome.model_type: outcome
-        for name, types in by_lowering.items()
-        for outcome in run(types, [name], jobs=2)
-    }
+    yield {outcome.model_type: outcome for name, types in by_lowering.items() for outcome in run(types, [name], jobs=2)}
 
 
 @pytest.mark.slow
