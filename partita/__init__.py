@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from partita.library.placing import PlacementError, place
     from partita.library.report import CheckFailedError, Report
     from partita.library.sampling import Sampling
+    from partita.library.supporting import support
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ _HOMES = {
     "library.placing": "PlacementError place",
     "library.report": "CheckFailedError Report",
     "library.sampling": "Sampling",
+    "library.supporting": "support",
 }
 _OFFERED = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -91,6 +93,7 @@ __all__ = [
     "load",
     "place",
     "providers",
+    "support",
 ]
 
 
@@ -128,6 +131,6 @@ class _CallableRoom(ModuleType):
         return signature(_find(self.__name__.rpartition(".")[2]))
 
 
-for _room in ("export", "providers"):
+for _room in ("export", "providers", "support"):
     import_module(f"{__name__}.{_room}")
     sys.modules[f"{__name__}.{_room}"].__class__ = _CallableRoom

@@ -20,7 +20,7 @@ exception is translated at one boundary and kept as ``__cause__``; ``--debug`` s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
 
 from partita.remedies import Remedy
 
@@ -31,21 +31,24 @@ INTERRUPTED = 130
 class PartitaError(Exception):
     """Anything Partita can explain to its user. ``exit_code`` is what the command line ends with.
 
-    `remedy`: what to do about it, which ends the message; None where the message says so itself, or nothing helps.
-    `problem`: the message without it.
+    `said`: what is wrong. `where`: the file or folder it is about, which begins the message. `remedy`: what to do about
+    it, which ends the message; None where the message says so itself, or nothing helps. `problem`: the message without
+    the remedy. What a class has beside the first it takes by name and keeps under that name: see `library.crossing`.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
-    def __init__(self, message: str, *, remedy: Remedy | None = None) -> None:
-        super().__init__(message if remedy is None else f"{message}; {remedy}")
-        self.problem, self.remedy = message, remedy
+    def __init__(self, said: str, *, where: Path | None = None, remedy: Remedy | None = None) -> None:
+        self.said, self.where, self.remedy = said, where, None if remedy is None else remedy.bound()
+        self.problem = said if where is None else f"{where}: {said}"
+        help_text = "" if remedy is None else str(remedy)
+        super().__init__(f"{self.problem}; {help_text}" if help_text else self.problem)
 
 
 class UsageError(PartitaError):
     """An option or argument whose value makes no sense."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code = 2
 
 
 class CheckpointError(PartitaError):
@@ -77,6 +80,21 @@ class GenerationError(PartitaError):
 
 
 @dataclass(frozen=True, slots=True)
+class Refusing:
+    """A provider of a chain that does not run a node, and why."""
+
+    provider: str
+    """ONNX Runtime's name."""
+    reason: str
+    """A reason code."""
+    evidence_kind: str
+    evidence: str
+    remedy: str
+    available: bool = True
+    """It is there and was asked; else the reason is the same for every node, and says nothing of this one."""
+
+
+@dataclass(frozen=True, slots=True)
 class RefusedNode:
     """A node that would not run on the providers of a chain."""
 
@@ -93,6 +111,21 @@ class RefusedNode:
     evidence_kind: str
     evidence: str
     remedy: str
+    available: bool = True
+    """Whether the provider wanted most is there at all; else the reason is the same for every node."""
+    skipped: tuple[Refusing, ...] = ()
+    """The other providers of the chain, in order."""
+
+    @property
+    def refusing(self) -> tuple[Refusing, ...]:
+        """Every provider of the chain, in order, and why it does not run the node."""
+        first = Refusing(self.wanted, self.reason, self.evidence_kind, self.evidence, self.remedy, self.available)
+        return (first, *self.skipped)
+
+    @property
+    def asked(self) -> tuple[Refusing, ...]:
+        """Those that are there; the first where none is."""
+        return tuple(entry for entry in self.refusing if entry.available) or self.refusing[:1]
 
 
 class ProviderError(PartitaError):
@@ -100,25 +133,37 @@ class ProviderError(PartitaError):
     the cause.
     """
 
-    exit_code: ClassVar[int] = 3
+    exit_code = 3
 
-    def __init__(self, message: str, *, remedy: Remedy | None = None, nodes: tuple[RefusedNode, ...] = ()) -> None:
-        super().__init__(message, remedy=remedy)
+    def __init__(
+        self,
+        said: str,
+        *,
+        where: Path | None = None,
+        remedy: Remedy | None = None,
+        nodes: tuple[RefusedNode, ...] = (),
+    ) -> None:
+        super().__init__(said, where=where, remedy=remedy)
         self.nodes = nodes
 
 
 class ParityError(PartitaError):
     """The exported graph does not compute what its model computes."""
 
-    exit_code: ClassVar[int] = 4
+    exit_code = 4
 
 
 class ReportCheckError(PartitaError):
     """A report does not meet the limits it was checked against."""
 
-    exit_code: ClassVar[int] = 5
+    exit_code = 5
 
 
 def public_type(error: Exception) -> str:
     """Name of the nearest class of this file, which everyone knows. Raises StopIteration for an error that is none."""
-    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
+    return public_class(error).__name__
+
+
+def public_class(error: Exception) -> type[PartitaError]:
+    """The nearest class of this file. Raises StopIteration for an error that is none."""
+    return next(kind for kind in type(error).__mro__ if kind.__module__ == __name__ and issubclass(kind, PartitaError))

@@ -50,9 +50,7 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
         if module and distributions(module):
             return _explain(module, seen)
         if module and foreign and isinstance(seen, ModuleNotFoundError):
-            return InstallationError(
-                f"the Python module {module} is not installed, and what was asked for needs it", remedy=UNKNOWN
-            )
+            return InstallationError(f"the Python module {module} is required and not installed", remedy=UNKNOWN)
         seen = seen.__cause__
     return None
 
@@ -70,7 +68,7 @@ def module_of(error: BaseException) -> str:
 def _explain(module: str, error: BaseException) -> InstallationError:
     if found(module):
         said = " ".join(str(error).split())
-        return InstallationError(f"{module} is installed and does not load ({said})", remedy=repair(module))
+        return InstallationError(f"{module} is installed but does not load ({said})", remedy=repair(module))
     return InstallationError(not_installed(missing_beside(module)), remedy=remedy(module))
 
 

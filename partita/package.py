@@ -271,7 +271,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
         if hashes and sha256_of(path) != record.sha256:
             refuse_replaced(folder, manifest)
-            told = "altered since export, its SHA-256 is not the recorded one"
+            told = "altered since export, its SHA-256 does not match the manifest"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
         told = f"verified, but its manifest does not list {KNOWN_ANSWER}"

@@ -1,17 +1,19 @@
 """What to do about something, as data: words, and the command line or the options that do it.
 
 Every remedy of the house is a constant of its module, with blanks in braces for what only the moment knows, so that a
-test can find each of them and try it. Whoever shows one quotes it for the shell here, and nowhere else. Knows what a
-file's permissions say of who may read it; knows nothing of models or providers.
+test can find each of them and try it. Whoever shows one has it written here, quoted for a shell or as a call in
+Python, and nowhere else. Knows what a file's permissions say of who may read it; knows nothing of models or providers.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from partita.spelling import Reader, arguments, as_call, reader
 
 SPECIAL = frozenset('"$`\\!%\n')
 """Characters that mean something to a shell inside double quotes."""
@@ -31,6 +33,8 @@ class Remedy:
     """What to add to the command line that was given."""
     otherwise: Remedy | None = None
     """Something else that helps as well."""
+    reader: Reader | None = field(default=None, compare=False)
+    """For whom it is written as text; None: whoever reads where that is done."""
 
     def filled(self, **blanks: object) -> Remedy:
         """With its blanks filled in; a tuple makes several words of one. Raises KeyError when a blank is left."""
@@ -39,18 +43,39 @@ class Remedy:
             tuple(filled_word for word in self.command for filled_word in fill(word, blanks)),
             tuple(filled_word for word in self.options for filled_word in fill(word, blanks)),
             self.otherwise.filled(**blanks) if self.otherwise is not None else None,
+            self.reader,
         )
 
+    def bound(self) -> Remedy:
+        """The same for whoever reads now, wherever it is written as text later."""
+        return self if self.reader is not None else replace(self, reader=reader())
+
     def __str__(self) -> str:
-        """All of it on one line, quoted for a shell: `let it be read: chmod u+r 'my model'`."""
-        own = ": ".join(part for part in (self.text, shell(self.command or self.options)) if part)
-        return own if self.otherwise is None else f"{own}, or {self.otherwise}"
+        """All of it on one line: `let it be read: chmod u+r 'my model'`, `try it: providers='cpu'` in Python."""
+        return self.written(self.reader or reader())
+
+    def written(self, to: Reader) -> str:
+        """The same for this reader."""
+        own = ": ".join(part for part in (self.text, self.words(to)) if part)
+        return own if self.otherwise is None else f"{own}, or {self.otherwise.written(to)}"
+
+    def words(self, to: Reader) -> str:
+        """The command, or the options, alone."""
+        if to == "shell":
+            return shell(self.command or self.options)
+        return command_line(self.command, to) if self.command else arguments(self.options)
 
 
 def fill(word: str, blanks: Mapping[str, object]) -> tuple[str, ...]:
     """The words that one word with blanks becomes."""
     several = blanks.get(word[1:-1]) if word[:1] == "{" and word[-1:] == "}" else None
     return several if isinstance(several, tuple) else (word.format(**blanks),)
+
+
+def command_line(words: Sequence[str], to: Reader | None = None) -> str:
+    """A command line for its reader: for a program the call that does the same, where there is one."""
+    call = as_call(words) if (to or reader()) == "python" else None
+    return shell(words) if call is None else call
 
 
 def shell(words: Iterable[str]) -> str:
@@ -112,8 +137,3 @@ def is_lfs_pointer(path: Path) -> bool:
 def lfs_pull(path: Path) -> Remedy:
     """What to do about a pointer."""
     return LFS_PULL.filled(folder=path.parent)
-
-
-def flag(name: str) -> str:
-    """The option of the command line that an argument of this name is: `--max-length` for max_length."""
-    return f"--{name.replace('_', '-')}"

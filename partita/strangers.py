@@ -22,7 +22,7 @@ LARGEST_JSON_BYTES = 256 << 20
 
 EXPORT = Remedy("export it first", ("partita", "export", "{checkpoint}", "{out}"))
 EXPORT_HUB = Remedy("if it is a model of the hub, export it first", ("partita", "export", "{checkpoint}", "{out}"))
-EXPORT_ANY = Remedy("name a package; a checkpoint becomes one with", ("partita", "export", "CHECKPOINT", "{out}"))
+EXPORT_ANY = Remedy("name a package; export a checkpoint with", ("partita", "export", "CHECKPOINT", "{out}"))
 PLACE = Remedy("see where it runs with", ("partita", "place", "{path}"))
 SHOW = Remedy("see it with", ("partita", "report", "show", "{path}"))
 NAME = Remedy("name {path} instead")

@@ -29,7 +29,22 @@ MARKUP = re.compile(r"[<>\\]|\(\?|^\s*(import|from) ")
 """HTML, regular expressions and programs are no prose."""
 VOWELS = "aeiou"
 PATTERN_CALLS = frozenset({"compile", "search", "match", "fullmatch", "sub", "findall", "finditer", "LogPattern"})
-ROOMS = ("observations", "diagnosis", "partition_reports", "providers", "runtime", "library", "commands", "bench")
+ROOMS = (
+    *("observations", "diagnosis", "partition_reports", "providers", "runtime", "library", "commands", "bench"),
+    *(
+        "support",
+        "machine",
+        "export",
+        "cli",
+        "errors",
+        "remedies",
+        "extras",
+        "strangers",
+        "files",
+        "package",
+        "spelling",
+    ),
+)
 
 
 def reworded(text: str, shift: int) -> str:

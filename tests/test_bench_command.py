@@ -354,7 +354,7 @@ def test_packages_that_cannot_be_compared(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ("bench", package, "--provider", "cpu", *QUICK)
-    fails(capsys, 2, "is there twice", *words, "--against", package)
+    fails(capsys, 2, "is listed twice", *words, "--against", package)
     larger = exported(tiny_checkpoint("llama", vocab_size=320))
     fails(capsys, 2, "packages of one model can be compared", *words, "--against", larger)
     fails(capsys, 1, "no such folder", *words, "--against", tmp_path / "absent")

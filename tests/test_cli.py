@@ -343,7 +343,7 @@ def test_verify_finds_a_flipped_byte(own_package: Path, capsys: pytest.CaptureFi
     data = bytearray((own_package / WEIGHTS).read_bytes())
     data[len(data) // 2] ^= 1
     (own_package / WEIGHTS).write_bytes(data)
-    fails(capsys, 1, "SHA-256 is not the recorded one", "verify", own_package)
+    fails(capsys, 1, "SHA-256 does not match the manifest", "verify", own_package)
 
 
 def test_verify_disagrees_with_exit_code_4(own_package: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def test_every_protocol_has_the_words_with_their_meaning(shell: str):
     assert (done.returncode, done.stderr) == (0, "")
     assert "--precision" in done.stdout
     if shell != "bash":
-        assert "Type of weights" in done.stdout
+        assert "Data type of weights" in done.stdout
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

@@ -18,7 +18,7 @@ from partita import cli
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, require
 
 PREFIX = "Example: "
-PAGES = ("README.md", "docs/exporting.md", "docs/running.md")
+PAGES = ("README.md", "docs/exporting.md", "docs/reports.md", "docs/running.md")
 OF_THE_PLACEMENT = {3, 5}
 """Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""
 VISION = """<ir_version: 10, opset_import: ["": 21]>
@@ -42,7 +42,7 @@ def written() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         text = (REPOSITORY / page).read_text("utf-8")
         for block in re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            for line in block.splitlines():
+            for line in (part for whole in block.splitlines() for part in whole.split(" || ")):
                 if line.startswith("partita ") or "| partita " in line:
                     yield page, line
 
@@ -70,6 +70,9 @@ def place_of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(parser.parse_model(VISION), folder / "model.onnx")
     given = ["generate", str(package), "Return the", "--max-new-tokens", "4", "--provider", "cpu", "--report"]
     for name in ("run.json", "last-week.json", "today.json"):
+        assert cli.run([*given, str(folder / name)]) == 0
+    given = ["place", str(folder / "model.onnx"), "--shape", "x=1,3,224,224", "--provider", "cpu", "--report"]
+    for name in ("main.json", "now.json"):
         assert cli.run([*given, str(folder / name)]) == 0
     return folder
 

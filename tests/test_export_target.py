@@ -60,7 +60,7 @@ def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
     (reason,) = [line for line in out.splitlines() if line.startswith("  attention ")]
     assert "onnx24 (auto: cuda takes " in reason and "gqa takes " in reason and "not GroupQueryAttention (2)" in reason
     (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
-    assert line.startswith("  target      cuda (--target), asked over stand-ins") and line.endswith("not run on it")
+    assert line.startswith("  target      cuda (--target), asked over stand-ins") and line.endswith("not run there")
 
 
 def test_without_a_target_the_best_provider_here_is_asked(exporting: Export) -> None:
@@ -84,7 +84,7 @@ def test_a_target_that_cannot_be_asked(exporting: Export) -> None:
     """It is an error, unless the user takes the documented default."""
     refused(exporting("--target", "directml"), 3, "directml", "not_in_build", "--target-default", "--attention gqa")
     code, out, _ = exporting("--target", "directml", "--target-default")
-    assert code == 0 and "the default for directml, which could not be asked: not_in_build" in out
+    assert code == 0 and "the default for directml, which could not be queried: not_in_build" in out
 
 
 @pytest.mark.parametrize(

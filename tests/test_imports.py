@@ -21,7 +21,8 @@ from tests.conftest import REPOSITORY
 # What each room may import of our own, besides itself. A room is a folder or a file directly under partita/. Everything
 # may import the package root, which holds the version. Imports inside functions and under TYPE_CHECKING count too.
 MAY_IMPORT: dict[str, set[str]] = {
-    "remedies": set(),
+    "spelling": set(),
+    "remedies": {"spelling"},
     "errors": {"remedies"},
     "strangers": {"remedies", "errors"},
     "process": set(),
@@ -32,19 +33,30 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contract": set(),
     "dtypes": set(),
     "paths": set(),
-    "package": {"contract", "dtypes", "strangers", "remedies", "errors"},
+    "package": {"contract", "dtypes", "strangers", "remedies", "spelling", "errors"},
     "observations": {"remedies"},
     "diagnosis": {"observations", "remedies"},
-    "partition_reports": {"dtypes", "diagnosis", "observations", "files", "strangers", "remedies", "errors"},
+    "partition_reports": {
+        "dtypes",
+        "diagnosis",
+        "observations",
+        "files",
+        "strangers",
+        "remedies",
+        "spelling",
+        "errors",
+    },
     "bench": {"partition_reports", "observations", "remedies", "errors"},
     "machine": {"partition_reports", "observations", "remedies", "errors"},
-    "providers": {"paths", "observations", "extras", "remedies", "errors"},
+    "support": {"dtypes", "partition_reports", "observations", "remedies", "spelling", "errors"},
+    "providers": {"paths", "observations", "extras", "remedies", "spelling", "errors"},
     "runtime": {
         "paths",
         "dtypes",
         "package",
         "providers",
         "machine",
+        "support",
         "diagnosis",
         "observations",
         "process",
@@ -53,6 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "extras",
         "strangers",
         "remedies",
+        "spelling",
         "errors",
         "contract",
     },
@@ -66,6 +79,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "extras",
         "strangers",
         "remedies",
+        "spelling",
         "errors",
     },
     "library": {
@@ -78,6 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "partition_reports",
         "bench",
         "machine",
+        "support",
         "diagnosis",
         "observations",
         "process",
@@ -86,9 +101,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "extras",
         "strangers",
         "remedies",
+        "spelling",
         "errors",
     },
     "commands": {
+        "spelling",
         "dtypes",
         "library",
         "export",
@@ -98,6 +115,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "partition_reports",
         "bench",
         "machine",
+        "support",
         "diagnosis",
         "observations",
         "process",
@@ -110,6 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "demo",
     },
     "cli": {
+        "spelling",
         "commands",
         "library",
         "export",
@@ -135,8 +154,7 @@ ROOT_OFFERS = ("library", "errors")
 
 # Who may import a library; a name that ends with / is a folder.
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    # session.py opens sessions; ort_registry.py asks what ONNX Runtime offers, and runs in a child that may crash.
-    "onnxruntime": ("runtime/session.py", "runtime/ort_buffers.py", "runtime/ort_registry.py"),
+    "onnxruntime": ("runtime/ort/",),
     "torch": ("export/",),
     "onnxscript": ("export/",),
     # Errors and sections carry rows; only the edge sets them in type, and no child process loads what it needs for it.
@@ -144,6 +162,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "commands/",
         "bench/views/",
         "machine/views/",
+        "support/views/",
         "partition_reports/render/",
         "partition_reports/views/",
         "partition_reports/check/views/",
@@ -304,7 +323,7 @@ PLANTED = {
     "unknown room": ({"helpers.py": "X = 1"}, "helpers.py:1: helpers is in no layer"),
     "onnxruntime": (
         {"runtime/a.py": "def f():\n    import onnxruntime as ort"},
-        "runtime/a.py:3: imports onnxruntime, which only runtime/session.py and ",
+        "runtime/a.py:3: imports onnxruntime, which only runtime/ort/ may",
     ),
     "torch": ({"runtime/a.py": "from torch.nn import Module"}, "runtime/a.py:2: imports torch"),
     "cycle": (
@@ -332,8 +351,8 @@ def test_checker_finds_a_missing_docstring(tmp_path):
 
 def test_checker_accepts_what_is_allowed(tmp_path):
     files = {
-        "cli.py": "from partita.export import a\nimport partita.runtime.session\nprint('x')",
-        "runtime/session.py": "import onnxruntime\nfrom partita.providers import x",
+        "cli.py": "from partita.export import a\nimport partita.runtime.ort.session\nprint('x')",
+        "runtime/ort/session.py": "import onnxruntime\nfrom partita.providers import x",
         "export/a.py": "import torch\nfrom partita import __version__, errors",
         "partition_reports/views/text.py": "print('x')",
     }
@@ -343,8 +362,13 @@ def test_checker_accepts_what_is_allowed(tmp_path):
 def plant(folder: Path, files: dict[str, str]) -> Path:
     """A package tree that keeps every rule, plus `files`, each under a module docstring."""
     root = folder / "partita"
-    rooms = ("", "export/", "runtime/", "providers/", "partition_reports/", "partition_reports/views/")
-    empty = {**{f"{room}__init__.py": "" for room in rooms}, "errors.py": "", "cli.py": "", "runtime/session.py": ""}
+    rooms = ("", "export/", "runtime/", "runtime/ort/", "providers/", "partition_reports/", "partition_reports/views/")
+    empty = {
+        **{f"{room}__init__.py": "" for room in rooms},
+        "errors.py": "",
+        "cli.py": "",
+        "runtime/ort/session.py": "",
+    }
     for name, source in {**empty, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -360,7 +384,7 @@ def test_importing_the_command_line_loads_nothing_heavy():
 
 CHILDREN = ("runtime.probes.child", "runtime.provider_child", "library.place_child", "library.host")
 """Modules that run as processes of their own, and what they import when they work."""
-AT_WORK = ("runtime.chain", "runtime.place", "runtime.session", "runtime.probes.engine", "partition_reports.build")
+AT_WORK = ("runtime.chain", "runtime.place", "runtime.ort.session", "runtime.probes.engine", "partition_reports.build")
 
 
 def test_no_child_process_loads_what_sets_text_in_type():

@@ -125,6 +125,8 @@ def test_an_error_is_json_as_well_and_the_line_on_stderr_is_the_same(
     assert (told["schema"], error["kind"], error["exit_code"]) == ("partita.error/1", kind, code)
     assert f"partita: {error['message']}" == err.splitlines()[0]
     assert error["remedy"] is None or error["message"].endswith(error["remedy"])
+    assert (error["remedies"] == []) == (error["remedy"] is None)
+    assert all(each["text"] in error["message"] for each in error["remedies"])
     assert getattr(errors, kind).exit_code == code
 
 

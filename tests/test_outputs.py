@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import partita.cli
-from partita.cli import run
-from partita.commands.report_app import report_app
+from partita.cli import VERBS, run
+from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError
 from partita.files import STDIN, claim, write_text
 from tests.conftest import Exported, TinyCheckpoint
@@ -36,6 +35,9 @@ WRITTEN = {
     "report html out",
     "report trace out",
     "report markdown out",
+    "support out",
+    "support markdown",
+    "support html",
 }
 READ = {
     "generate package",
@@ -52,6 +54,7 @@ READ = {
     "report check baseline",
     "report trace file",
     "report markdown file",
+    "support model",
 }
 
 
@@ -61,7 +64,8 @@ PATHS = (Path, Path | None, list[Path] | None)
 def path_parameters() -> set[str]:
     """`verb parameter` of everything on the command line that is a path."""
     found = set()
-    for prefix, app in (("", partita.cli.app), ("report ", report_app)):
+    assert report_app in [verb.app for verb in VERBS]
+    for prefix, app in [("report " if verb.app is report_app else "", verb.app) for verb in VERBS]:
         for command in app.registered_commands:
             assert command.callback is not None
             name = prefix + (command.name or command.callback.__name__)
@@ -190,6 +194,10 @@ WRITERS = [
     Writer("report html", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report markdown", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report trace", "--out", lambda f: [f.report], lambda f: [f.report]),
+    *(
+        Writer("support", option, lambda f: ["--model", f.model, "--provider", "cpu"], lambda f: [f.model, f.data])
+        for option in ("--out", "--markdown", "--html")
+    ),
 ]
 
 

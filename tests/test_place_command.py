@@ -64,7 +64,8 @@ def test_ctrl_c_during_the_experiments_of_a_dry_run_keeps_the_report(tmp_path, s
     )
     assert code == 130, err
     assert "nodes on CUDAExecutionProvider" in out and "Traceback" not in err
-    assert any("were interrupted" in note for note in json.loads(report.read_text())["notes"])
+    written = json.loads(report.read_text())
+    assert written["interrupted"] == ["experiments"] and any("were interrupted" in note for note in written["notes"])
     assert not list(temporary.glob("partita-*"))
 
 
@@ -73,18 +74,19 @@ def press_ctrl_c(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "says"),
+    ("where", "cut_short", "says"),
     [
-        ("partita.runtime.probes.engine.probe_run", "experiments on nodes that fell back were interrupted"),
-        ("partita.runtime.session.Binding.run", "run 1 of 3 was interrupted"),
+        ("partita.runtime.probes.engine.probe_run", "experiments", "experiments on nodes that fell back were"),
+        ("partita.runtime.ort.session.Binding.run", "runs", "run 1 of 3 was interrupted"),
     ],
 )
-def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, capsys, where, says):
+def test_ctrl_c_after_the_model_is_open_keeps_the_report(tmp_path, monkeypatch, capsys, where, cut_short, says):
     monkeypatch.setattr(where, press_ctrl_c)
     model, report = whole_numbers(tmp_path / "m.onnx"), tmp_path / "r.json"
     assert run(["place", str(model), "--provider", "cpu", "--report", str(report)]) == 130
     assert "3 of 3 nodes" in capsys.readouterr().out.replace("All 3", "3 of 3")
-    assert any(note.startswith(says) for note in json.loads(report.read_text())["notes"])
+    written = json.loads(report.read_text())
+    assert written["interrupted"] == [cut_short] and any(note.startswith(says) for note in written["notes"])
 
 
 def test_values_of_inputs_are_given_as_files(tmp_path, capsys, stand_ins):

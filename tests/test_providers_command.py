@@ -19,7 +19,7 @@ from partita.machine.views.text import render
 from partita.providers.resolve import known_providers
 from partita.runtime import wheels
 from partita.runtime.machine import describe_machine
-from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.wheels import Wheel, environment_findings, owns_runtime, runtime_wheels
 from tests.conftest import REPOSITORY, require
 
@@ -184,7 +184,7 @@ def test_plugins_without_a_host_and_files_of_another_version_are_found(monkeypat
     monkeypatch.setattr(wheels, "runtime_wheels", lambda: ())
     (finding,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
     assert finding.reason == "not_in_build" and 'pip install "partita[cpu]"' in finding.remedy
-    assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 has no ONNX Runtime")
+    assert finding.evidence.startswith("onnxruntime-qnn 2.7.0 needs an ONNX Runtime")
     monkeypatch.setattr(wheels, "plugin_wheels", lambda providers: {})
     (none,) = environment_findings(providers, imported_version=None, import_error="ModuleNotFoundError")
     assert none.evidence == "no ONNX Runtime is installed"

@@ -35,7 +35,7 @@ from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
 from tests.remedy_of import alternatives, remedy_of
 
 MAKER = "Remedy"
-INSIDE = frozenset({"partita/remedies.py:filled"})
+INSIDE = frozenset({"partita/remedies.py:filled", "partita/observations/records.py:remedy_of"})
 """Functions that make a remedy out of another one."""
 BLANKS: dict[str, Any] = {
     "checkpoint": "owner/name",

@@ -134,7 +134,7 @@ def test_the_command_of_a_report_mends_what_it_is_for(
 
     before = placed(package)
     assert {entry.op_type for entry in before.fallbacks} == {"GroupQueryAttention"}
-    action = next(top_actions(before, by_reason(before.fallbacks)))
+    action = next(top_actions(before, by_reason(before)))
     words = [str(checkpoint) if word == CHECKPOINT else word for word in action.words]
     assert cli.run([*words[1:], "--max-length", "64"]) == 0
     assert placed(Path(words[3])).fallbacks == ()
@@ -143,4 +143,14 @@ def test_the_command_of_a_report_mends_what_it_is_for(
 def test_recorded_reports_have_a_command_where_something_fell_back() -> None:
     for name in ("webgpu", "openvino", "cuda_dry_run"):
         report = recorded(name)
-        assert list(top_actions(report, by_reason(report.fallbacks))), name
+        assert list(top_actions(report, by_reason(report))), name
+
+
+@pytest.mark.parametrize("reason", [reason.code for reason in load_reasons()])
+def test_a_provider_may_be_missing_for_any_reason(reason: str) -> None:
+    """A provider that fails over one graph has the reason of a node, with steps that name checkpoint and package."""
+    report = recorded("webgpu")
+    first = report.chain[0].model_copy(update={"status": "unavailable", "reason": reason})
+    missing = report.model_copy(update={"chain": (first, *report.chain[1:])})
+    for action in top_actions(missing, by_reason(missing)):
+        assert not any("{" in word for word in (action.title, *action.words))

@@ -18,9 +18,11 @@ from partita.partition_reports.records import json_schema
 GROUNDS: dict[Ground, str] = {
     "pin": "a pin covers the node",
     "line": "a log line names the node",
+    "vague_line": "a log line names the node, and not what of it",
     "blank_line": "a log line with a blank in place of the name",
     "graph_line": "a log line about the graph",
     "alone": "experiments on the node alone",
+    "together": "experiments on the node alone, several changes together",
     "alone_said": "what the provider said as it failed over the node alone",
     "part": "the smallest part that the provider does not open",
     "budget": "a budget, and nothing else in the way",
@@ -65,11 +67,12 @@ the log nor a pin tells the cause:
 - **One node alone.** The node becomes a model of its own, with the types, sizes and constants that it has in the
   graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
-  compiles gets a Neg before the node, because some take no partition of a single node.
+  compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
 - **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
   element types, as other opsets have the operator, without each attribute that can go, and with other inputs: an
   optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several
-  things do, it is the first in this order. When no single change helps, several are made together.
+  things do, it is the first in this order. When no single change helps, several are made together, at most 36 of
+  such combinations; the evidence says how many were left out.
 - **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
   provider does not open. If that is a single node, experiments follow on it.
 - **In a child process.** A provider that crashes or hangs over an experiment ends the child, not the report: the
@@ -79,9 +82,9 @@ the log nor a pin tells the cause:
   missing, and the report names the nodes. Every operator has its first experiment before any has its second. A hang
   is given up after 20 seconds, the start of the provider after 60.
 - **Known answers are kept**, per build of ONNX Runtime, provider, options and device, as JSON in the user's cache
-  folder (`~/.cache/partita/probes`, `$XDG_CACHE_HOME/partita/probes`, `%LOCALAPPDATA%\\partita\\probes`).
-  `PARTITA_CACHE_DIR=<folder>` keeps them elsewhere, `PARTITA_CACHE_DIR=` nowhere. The folder can be deleted at any
-  time.
+  folder (`~/.cache/partita/probes`, `$XDG_CACHE_HOME/partita/probes`, `~/Library/Caches/partita/probes` on macOS,
+  `%LOCALAPPDATA%\\partita\\probes` on Windows). `PARTITA_CACHE_DIR=<folder>` keeps them elsewhere,
+  `PARTITA_CACHE_DIR=` nowhere. The folder can be deleted at any time.
 
 What they cannot show: what a provider does with a node because of its neighbours (then the node alone is taken, and
 the reason is `not_claimed`), whether the node's results are right or fast, and what depends on the values of large

@@ -153,6 +153,57 @@ class Contender(Record):
     turns: tuple[Turn, ...]
 
 
+Spender = Literal["outside_runs", "outside_nodes", "copies", "own_nodes", "nodes_elsewhere"]
+"""Where time goes: outside the session runs (feeding, sampling); in runs and outside of nodes (waiting for a device at
+the end, work around nodes); in Memcpy nodes; in nodes on the contender's own provider; in nodes on others.
+"""
+
+
+class TimeVerdict(Record):
+    """What takes most of a contender's time, as far as it is known."""
+
+    spender: Spender | None
+    """Null when it is not known."""
+    share: float | None = None
+    """Of decode time outside the runs, of the time of runs outside nodes, else of the node time."""
+    unknown_because: str = ""
+    """Why `spender` is null."""
+
+
+class PhaseVerdict(Record):
+    """Who is faster in one phase."""
+
+    phase: Literal["prefill", "decode"]
+    faster: str | None
+    """Name of the contender or of the baseline; null where the spread of the rounds does not allow to say so."""
+    ratio: float
+    """How many times as fast as the baseline the contender is: `ratios` of the contender, repeated here."""
+    ratio_low: float
+    ratio_high: float
+    standing: Literal["differs", "within_noise", "too_few_rounds"]
+    tokens_per_second: Spread
+    baseline_tokens_per_second: Spread
+
+
+class Verdict(Record):
+    """What came of one contender, as data; `verdict` says the same in sentences."""
+
+    contender: str
+    baseline: str | None
+    """Null when it is compared with none."""
+    kind: Literal["compared", "alone", "failed"]
+    same_tokens: bool | None = None
+    """As the baseline; with other tokens its speed is that of another answer. Null when nothing can be compared."""
+    repeats: bool | None = None
+    """Every round gave the same tokens; null when there were fewer than two."""
+    phases: tuple[PhaseVerdict, ...] = ()
+    """The one that decides first: decode, or prefill where nothing was decoded."""
+    same_provider: str | None = None
+    """The provider that both ran on alone, with one package: the ratio is then none of two providers. Else null."""
+    time: TimeVerdict | None = None
+    """Where the time of decode goes; null where that is no question, as on the CPU provider alone."""
+
+
 class Bench(Record):
     """The same prompt on several providers, and on several packages."""
 
@@ -160,7 +211,9 @@ class Bench(Record):
     created: str
     partita_version: str
     verdict: tuple[str, ...]
-    """One sentence per contender but the baseline, and for the baseline where it is alone."""
+    """One sentence per contender but the baseline, and for the baseline where it is alone: `verdicts` for people."""
+    verdicts: tuple[Verdict, ...] = ()
+    """The same as data; empty in a result that was written without."""
     environment: Environment | None
     package: PackageFacts
     others: tuple[PackageFacts, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
-from partita.bench.verdict import times
+from partita.bench.words import times
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
@@ -31,7 +31,7 @@ def work(bench: Bench) -> Section:
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
     told = (
         f"{plural(bench.prompt_tokens, 'prompt token')}, {bench.max_new_tokens} new ones, greedy, "
-        f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens do not end it"
+        f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens are ignored"
     )
     pairs: list[tuple[str, tuple[str, ...]]] = [
         ("package" if len(packages) == 1 else "packages", tuple(map(describe, packages))),

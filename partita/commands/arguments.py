@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.exceptions import Exit
 
+if TYPE_CHECKING:
+    from partita.library.chain import ChainOptions
+
 HELP = {"help_option_names": ["-h", "--help"]}
 USAGE = 2
 """Exit code of a command line that makes no sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """How this command line was started; the object that typer's context carries to the verb."""
+
+    own_process: bool
+    """Nothing else is in this process."""
 
 
 def read_path(text: str) -> Path:
@@ -48,7 +60,9 @@ def complete(kind: str) -> Callable[[str], list[Any]]:
 
 PackageArgument = Annotated[
     Path,
-    typer.Argument(metavar="PACKAGE", help="Folder that `partita export` wrote.", show_default=False, parser=read_path),
+    typer.Argument(
+        metavar="PACKAGE", help="Package folder written by `partita export`.", show_default=False, parser=read_path
+    ),
 ]
 ProviderOption = Annotated[
     str | None,
@@ -57,7 +71,7 @@ ProviderOption = Annotated[
         "-e",
         metavar="CHAIN",
         autocompletion=complete("chains"),
-        help="Execution providers in order, comma-separated; these and no others may run a node. Default: the best "
+        help="Execution providers in order of preference, comma-separated; no others may run a node. Default: the best "
         "usable one, then cpu.",
     ),
 ]
@@ -67,13 +81,13 @@ ProviderOptionsOption = Annotated[
         "--provider-option",
         metavar="PROVIDER.NAME=VALUE",
         autocompletion=complete("provider_options"),
-        help="Option of a provider: cuda.device_id=1.",
+        help="Provider option, e.g. cuda.device_id=1.",
     ),
 ]
 ProviderLibraryOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--provider-library", metavar="NAME=PATH", parser=read_pair, help="Library file of a plugin provider."
+        "--provider-library", metavar="NAME=PATH", parser=read_pair, help="Shared library of a plugin provider."
     ),
 ]
 PinOption = Annotated[
@@ -82,20 +96,22 @@ PinOption = Annotated[
         "--pin",
         metavar="PROVIDER:MODULE",
         autocompletion=complete("pins"),
-        help="Run a module there: cpu:lm_head or webgpu:layers.0-11.",
+        help="Pin a module to a provider: cpu:lm_head or webgpu:layers.0-11.",
     ),
 ]
 MaxCpuNodesOption = Annotated[
-    int | None, typer.Option(help="Exit code 3 when more nodes than this are on the CPU provider.")
+    int | None, typer.Option(help="Maximum number of nodes on the CPU provider; exit code 3 if exceeded.")
 ]
-MaxCopiesOption = Annotated[int | None, typer.Option(help="Exit code 3 when a step has more Memcpy nodes than this.")]
+MaxCopiesOption = Annotated[
+    int | None, typer.Option(help="Maximum number of Memcpy nodes per step; exit code 3 if exceeded.")
+]
 MaxCopyBytesOption = Annotated[
-    int | None, typer.Option(help="Exit code 3 when a decode step copies more bytes than this between devices.")
+    int | None, typer.Option(help="Maximum bytes copied between devices per decode step; exit code 3 if exceeded.")
 ]
-ThreadsOption = Annotated[int | None, typer.Option(help="Threads for one operator. Default: ONNX Runtime decides.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Intra-op threads. Default: ONNX Runtime decides.")]
 ProbeSecondsOption = Annotated[
     float,
-    typer.Option(metavar="SECONDS", help="Time budget for experiments on nodes that fell back; 0 disables them."),
+    typer.Option(metavar="SECONDS", help="Time budget for probing nodes that fell back; 0 disables probing."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 
@@ -105,3 +121,25 @@ def help_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise Exit(USAGE)
+
+
+def chain_options(
+    context: typer.Context,
+    provider: str | None,
+    options: list[str] | None,
+    libraries: list[str] | None,
+    pins: list[str] | None,
+    threads: int | None,
+) -> ChainOptions:
+    """What a verb that runs something was told about where."""
+    from partita.library.chain import ChainOptions
+
+    started = context.find_object(Started)
+    return ChainOptions(
+        provider,
+        tuple(options or ()),
+        tuple(libraries or ()),
+        tuple(pins or ()),
+        threads,
+        own_process=started is not None and started.own_process,
+    )

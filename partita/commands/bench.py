@@ -14,7 +14,8 @@ from pathlib import Path
 import partita
 from partita.bench.contenders import build_contenders, choose_baseline, complete_rounds, shown_rounds
 from partita.bench.records import Bench
-from partita.bench.verdict import give_verdict
+from partita.bench.verdict import judge
+from partita.bench.words import sentences
 from partita.commands.bench_child import Task
 from partita.commands.bench_entries import (
     Entry,
@@ -116,17 +117,19 @@ def build(
         notes.append(f"--baseline {asked} was not measured" + (f"; {baseline} takes its place" if baseline else ""))
     if interrupted:
         complete = len(complete_rounds(lanes))
-        partly = "" if complete else "; the figures are of the first one, as far as it came"
+        partly = "" if complete else "; the figures are of the first one, as far as it got"
         notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
     for subject in subjects:
         if subject.manifest.verification.status == "unverified":
             which = "this package" if len(subjects) == 1 else subject.name
             notes.append(f"{which} is unverified: {subject.manifest.verification.detail}")
+    verdicts = judge(contenders, baseline)
     package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
     return Bench(
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
-        verdict=give_verdict(contenders, baseline),
+        verdict=sentences(verdicts, contenders),
+        verdicts=verdicts,
         environment=next((found for racer in racers if (found := racer.environment()) is not None), None),
         package=package,
         others=tuple(others),

@@ -54,7 +54,7 @@ def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
     for text in options.chains:
         found = Lineup(text, parse_chain(text, libraries))
         if found.name in chains:
-            raise UsageError(f"{FLAG} {text}: {found.name} is there twice; name each chain once")
+            raise UsageError(f"{FLAG} {text}: {found.name} is listed twice; name each chain once")
         chains[found.name] = found
     return tuple(chains.values())
 
@@ -73,7 +73,7 @@ def default_chain(options: BenchOptions) -> Lineup:
     """What every verb runs on when no chain is named, and why."""
     target = read_chain_options(ChainOptions(threads=options.threads))
     names = ",".join(provider.name for provider in target.chain)
-    return Lineup(names, target.chain, f"provider {names}, by default: {target.source.removeprefix('default: ')}")
+    return Lineup(names, target.chain, f"provider {names}, by default: {target.by_default}")
 
 
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
@@ -86,7 +86,7 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequen
     """Name of the contender that --baseline means, of the first package. Raises UsageError when it means none."""
     if asked is None:
         return None
-    chain = parse_chain(asked, parse_libraries(libraries, all_names()), flag="--baseline")
+    chain = parse_chain(asked, parse_libraries(libraries, all_names()), argument="baseline")
     first = [entry for entry in entries if entry.subject is entries[0].subject]
     found = next((entry.name for entry in first if entry.chain == chain), None)
     if found is None:

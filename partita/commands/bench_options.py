@@ -64,6 +64,8 @@ def check_options(options: BenchOptions) -> None:
     if not 0 < options.timeout_seconds <= MAX_TOKENS:
         raise UsageError(f"--timeout is {options.timeout_seconds:g}; give seconds above 0")
     if options.prompt is not None and options.prompt_tokens is not None:
-        raise UsageError("--prompt and --prompt-tokens: give one of them; the second is the length of a made-up prompt")
+        raise UsageError(
+            "--prompt and --prompt-tokens: give one of them; the second is the length of a generated prompt"
+        )
     if options.token_ids and options.prompt is None:
         raise UsageError("--token-ids says how --prompt is written; give --prompt, e.g. --prompt 1,45,7")

@@ -22,7 +22,7 @@ from partita.library.crossing import raise_told
 from partita.observations.records import Environment
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.runtime.live_child import ChildLostError, LiveChild
+from partita.runtime.process.live_child import ChildLostError, LiveChild
 from partita.signals import held
 
 CHILD = "partita.commands.bench_child"

@@ -37,7 +37,7 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     folders = [path.resolve().name for path in options.packages]
     names = folders if len(set(folders)) == len(folders) else [str(path) for path in options.packages]
     if len(set(names)) < len(names):
-        raise UsageError("--against: a package is there twice; name each one once")
+        raise UsageError("--against: a package is listed twice; name each one once")
     prompts = read_prompt(options, manifests)
     return tuple(
         Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size)
@@ -61,7 +61,7 @@ def read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[i
     if len(ids) + options.max_new_tokens > longest:
         raise GenerationError(
             f"a prompt of {len(ids)} tokens and --max-new-tokens {options.max_new_tokens} are more than the "
-            f"{longest} that the cache of this package holds; give less of one of them"
+            f"{longest} that the cache of this package holds; reduce one of them"
         )
     return tuple(ids)
 

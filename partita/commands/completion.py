@@ -119,6 +119,13 @@ def attentions(typed: str) -> list[str]:
     return beginning(typed, ("auto", *names()))
 
 
+def exporters(typed: str) -> list[str]:
+    """What makes graphs of a checkpoint."""
+    from partita.export.exporters import names as exporter_names
+
+    return beginning(typed, exporter_names())
+
+
 def views(typed: str) -> list[str]:
     """Views of a report."""
     from partita.partition_reports.render.view import view_names

@@ -101,8 +101,8 @@ def _target(manifest: Manifest) -> list[str]:
     target = manifest.target
     if target is None:
         return []
-    told = {"verified": "verified on it", "unverified": "NOT verified on it", "not_run": "not run on it"}
-    return [f"  target      {target.provider} ({target.source}), asked {target.how}; {told[target.verification]}"]
+    told = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
+    return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told[target.verification]}"]
 
 
 def _by_twin(manifest: Manifest) -> str:

@@ -61,7 +61,7 @@ def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...
 def source_note(suggests: Suggestion) -> str:
     """What the checkpoint suggests and Partita does not have."""
     names = ", ".join(suggests.unknown)
-    return f"the checkpoint also asks for {names}, which Partita does not have" if names else ""
+    return f"the checkpoint also asks for {names}, which Partita does not support" if names else ""
 
 
 def suggestion_note(asked: Sampling, folder: Path) -> str:
@@ -82,7 +82,8 @@ def ignored_note(full: Sampling, asked: Sampling) -> str:
     if not given:
         return ""
     verb = "is" if len(given) == 1 else "are"
-    return f"{listing(given)} {verb} ignored: temperature 0 takes the likeliest token; give --temperature to sample"
+    why = "temperature 0 always takes the most likely token; give --temperature to sample"
+    return f"{listing(given)} {verb} ignored: {why}"
 
 
 def check_options(options: GenerateOptions) -> None:

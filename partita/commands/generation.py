@@ -29,7 +29,6 @@ from partita.library.chain import Target
 from partita.library.engine import GenerateRequest, ReportRequest, RowRequest
 from partita.library.generation import Generation, GenerationStep, Row, told_options
 from partita.library.local import LocalEngine
-from partita.library.probing import was_interrupted
 from partita.library.run_report import limits_error
 from partita.package import Manifest
 from partita.partition_reports import storage
@@ -101,7 +100,7 @@ def _say_notes(options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequ
     """What the user should know before the first token."""
     say_chain(engine.target, engine.runner.resolutions)
     for name in engine.opened.idle:
-        say(f"{name} is in the chain and took no node; place shows why")
+        say(f"{name} is in the chain but took no node; place shows why")
     verification = engine.manifest.verification
     if verification.status == "unverified":
         say(f"this package is unverified: {verification.detail}")
@@ -282,4 +281,4 @@ def _write_report(sink: Sink, engine: LocalEngine, asked: ReportRequest) -> bool
     sink.write(storage.to_json(report))
     if isinstance(sink, Output):
         say_written("report", sink.path)
-    return was_interrupted(report.notes)
+    return bool(report.interrupted)

@@ -18,7 +18,6 @@ from partita.files import Output
 from partita.library.chain import Target, read_chain_options
 from partita.library.place_dry import place_dry
 from partita.library.place_options import PlaceOptions, check_chain, check_options
-from partita.library.probing import was_interrupted
 from partita.library.run_report import limits_error
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
@@ -31,6 +30,11 @@ class Shown:
     report: Path | None = None
     """A file for it; None: none."""
     as_json: bool = False
+
+
+def named_files(text: str) -> list[Path]:
+    """What may be the file of `NAME=FILE`, whose name and path may have a = in them: what follows each of them."""
+    return [Path(text[position + 1 :]) for position, letter in enumerate(text) if letter == "="]
 
 
 def run(options: PlaceOptions, shown: Shown) -> int:
@@ -54,7 +58,7 @@ def claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     if shown.report is None:
         return None
     refuse_two_on_stdout(shown.report, as_json=shown.as_json)
-    given = [options.model, *(Path(text.rpartition("=")[2]) for text in options.values)]
+    given = [options.model, *(path for text in options.values for path in named_files(text))]
     if shown.report.exists() and options.model.is_file():  # what is not there yet is not read, either
         given += data_files(options.model)
     return claim_output(shown.report, "report", read_by(options.where, *given), option="--report")
@@ -65,7 +69,7 @@ def place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: T
     from partita.library.place_run import place
 
     report, error = place(options, target, audience=TERMINAL)
-    return finish(shown, sink, report, was_interrupted(report.notes), error)
+    return finish(shown, sink, report, bool(report.interrupted), error)
 
 
 def finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None) -> int:

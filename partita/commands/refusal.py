@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from partita.errors import RefusedNode
+from partita.errors import RefusedNode, Refusing
 from partita.observations.text_format import plural, short_provider
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column
@@ -34,7 +34,8 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
         return ""
     stream, columns = io.StringIO(), width or stderr_columns()
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
-    page.line(f"{plural(len(rows), 'node')} would not run on {rows[0].wanted}:", indent=0)
+    asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.asked))
+    page.line(f"{plural(len(rows), 'node')} would not run on {asked}:", indent=0)
     if len(rows) <= SINGLE_NODES:
         show_nodes(page, rows)
     else:
@@ -60,7 +61,13 @@ def show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
     page.table(
         columns,
         [
-            (row.node or NO_NAME, row.op_type or "unknown", row.module or "-", short_provider(row.provider), row.reason)
+            (
+                row.node or NO_NAME,
+                row.op_type or "unknown",
+                row.module or "-",
+                short_provider(row.provider),
+                say_reasons(row),
+            )
             for row in rows
         ],
     )
@@ -70,7 +77,7 @@ def show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per operator, provider and reason, largest first."""
     groups: dict[tuple[str, str, str], list[RefusedNode]] = {}
     for row in rows:
-        groups.setdefault((row.op_type or "unknown", row.provider, row.reason), []).append(row)
+        groups.setdefault((row.op_type or "unknown", row.provider, say_reasons(row)), []).append(row)
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     cells = [
         (operator, str(len(members)), short_provider(provider), reason, name_some(members))
@@ -88,14 +95,24 @@ def name_some(rows: Sequence[RefusedNode]) -> str:
     return f"{named}, …" if len(rows) > NAMES else named
 
 
+def say_reasons(row: RefusedNode) -> str:
+    """Its reason; with several providers that were asked the reason of each. One that is not there stands below."""
+    if len(row.asked) == 1:
+        return row.asked[0].reason
+    return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.asked)
+
+
 def show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
-    """What shows each reason, and what to do about it."""
-    by_reason: dict[str, list[RefusedNode]] = {}
-    for row in rows:
-        by_reason.setdefault(row.reason, []).append(row)
-    for reason, members in by_reason.items():
-        page.line(f"{reason}: {members[0].remedy}")
-        texts = list(dict.fromkeys(f"{row.evidence_kind}: {row.evidence}" for row in members))
+    """What shows each reason, and what to do about it, provider by provider where there are several."""
+    found: dict[tuple[str, str, bool], list[Refusing]] = {}
+    for entry in (entry for row in rows for entry in row.refusing):
+        found.setdefault((entry.provider, entry.reason, entry.available), []).append(entry)
+    several = len({provider for provider, _, _ in found}) > 1
+    for (provider, reason, available), members in found.items():
+        missing = "" if available else " is not available"
+        about = f"{short_provider(provider)}{missing}: " if several else ""
+        page.line(f"{about}{reason}: {members[0].remedy}")
+        texts = list(dict.fromkeys(f"{entry.evidence_kind}: {entry.evidence}" for entry in members))
         for text in texts[:EVIDENCE]:
             page.line(text, indent=4)
         if len(texts) > EVIDENCE:

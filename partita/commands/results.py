@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +17,26 @@ from pydantic import Field, TypeAdapter
 import partita
 from partita.bench.records import Bench
 from partita.commands.refusal import render_refusal
-from partita.errors import PartitaError, ProviderError, RefusedNode, public_type
-from partita.observations.records import Record
+from partita.errors import PartitaError, ProviderError, public_type
+from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
 from partita.partition_reports.check.gate import GateResult
 from partita.partition_reports.diff.records import ReportDiff
 from partita.partition_reports.explain.node_explanation import Explanation, Matches
+from partita.support.diff import SupportDiff
+from partita.support.records import SupportTable
+
+
+class RefusingRow(Record):
+    """A provider of the chain that does not run a node, as `partita.errors.Refusing` has it."""
+
+    provider: str
+    reason: str
+    evidence_kind: str
+    evidence: str
+    remedy: str
+    available: bool
+    """It is there and was asked; else the reason is the same for every node."""
 
 
 class RefusedRow(Record):
@@ -39,6 +52,10 @@ class RefusedRow(Record):
     evidence_kind: str
     evidence: str
     remedy: str
+    available: bool = True
+    """Whether the provider wanted most is there at all; else its reason is the same for every node."""
+    skipped: tuple[RefusingRow, ...] = ()
+    """The other providers of the chain, in order, each with why it does not run the node."""
 
 
 class ErrorFact(Record):
@@ -52,6 +69,8 @@ class ErrorFact(Record):
     """The line that is on stderr, without `partita: `."""
     remedy: str | None
     """What to do, as the end of the message says; null when it does not."""
+    remedies: tuple[RemedyRecord, ...] = ()
+    """The same as data: what helps, each with the words of its command or options."""
     details: tuple[str, ...] = ()
     """Lines of the table that an error may have."""
     nodes: tuple[RefusedRow, ...] = ()
@@ -66,25 +85,18 @@ class ErrorResult(Record):
     error: ErrorFact
 
 
-def error_fact(
-    kind: str, message: str, exit_code: int, nodes: Sequence[RefusedNode] = (), remedy: str | None = None
-) -> ErrorFact:
-    """An error as a record; without a `remedy` that is data, the message alone tells what to do."""
+def fact_of(error: PartitaError) -> ErrorFact:
+    """An error of ours as a record; without a remedy that is data, the message alone tells what to do."""
+    nodes = error.nodes if isinstance(error, ProviderError) else ()
     return ErrorFact(
-        kind=kind,
-        message=message,
-        remedy=remedy,
+        kind=public_type(error),
+        message=" ".join(str(error).split()),
+        remedy=None if error.remedy is None else " ".join(str(error.remedy).split()),
+        remedies=remedy_records(error.remedy),
         details=tuple(render_refusal(nodes).splitlines()) if nodes else (),
         nodes=tuple(RefusedRow(**asdict(node)) for node in nodes),
-        exit_code=exit_code,
+        exit_code=error.exit_code,
     )
-
-
-def fact_of(error: PartitaError) -> ErrorFact:
-    """An error of ours as a record."""
-    remedy = None if error.remedy is None else str(error.remedy)
-    nodes = error.nodes if isinstance(error, ProviderError) else ()
-    return error_fact(public_type(error), str(error), error.exit_code, nodes, remedy)
 
 
 class ChainLink(Record):
@@ -222,6 +234,8 @@ PUBLISHED: dict[str, Any] = {
     "explain": Explanation | Matches,
     "diff": ReportDiff,
     "check": GateResult,
+    "support": SupportTable,
+    "support-diff": SupportDiff,
 }
 """Records, or several of them, by the name of their file."""
 

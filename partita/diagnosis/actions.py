@@ -88,10 +88,9 @@ def written(step: Step, blanks: dict[str, str]) -> Action:
     return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
 
 
-def steps_for_provider(code: str | None, provider: str) -> Sequence[Action]:
+def steps_for_provider(situation: Situation, code: str | None, provider: str) -> Sequence[Action]:
     """The steps of a reason for which `provider` (ONNX Runtime's name) is not there."""
-    steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
-    return [written(step, {"provider": provider_name(provider)}) for step in steps]
+    return steps_for(situation, code or "", provider)
 
 
 def provider_name(provider: str) -> str:

@@ -7,23 +7,25 @@ nothing here, and no reason, knows another reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from partita.diagnosis.inlined_nodes import NODE_GROUP, with_blank
-from partita.diagnosis.probe_verdict import conclude
+from partita.diagnosis.probe_verdict import conclusions, opening
 from partita.observations.codes import EvidenceKind, ReasonCode
-from partita.observations.facts import FAILED, NodeProbe, RejectedPart
+from partita.observations.facts import FAILED, Factor, NodeProbe, RejectedPart
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 
 Ground = Literal[
     "pin",  # the user's pin
     "line",  # a line of the log that names the node
+    "vague_line",  # such a line that does not say what of the node it is about
     "blank_line",  # such a line with a blank where the name would be, for a node that ONNX Runtime gave none
     "graph_line",  # a line of the log about the graph as a whole
-    "alone",  # experiments on the node alone
+    "alone",  # experiments on the node alone, with at most one thing changed
+    "together",  # experiments on the node alone, with several things changed
     "alone_said",  # what the provider said while it failed over the node alone
     "part",  # the smallest part of the graph over which the provider fails
     "budget",  # the user's budget, and that nothing else is in the way
@@ -32,6 +34,8 @@ Ground = Literal[
     "nothing",
 ]
 """Where a finding comes from."""
+MARK = re.compile(r"""\\?[:'"\],;](?![?*{])""")
+"""What can follow a name in a pattern, and is there always."""
 OWN_NAMES = {
     "MemcpyFromHost": re.compile(r"Memcpy(_token_\d+)?"),
     "MemcpyToHost": re.compile(r"Memcpy(_token_\d+)?"),
@@ -93,20 +97,23 @@ class Finding:
     """Only when this case needs another remedy than the reason's own."""
 
 
-def usual(context: Context, code: ReasonCode, entry_kind: EvidenceKind = "logged") -> Iterator[Finding]:
+def usual(
+    context: Context, code: ReasonCode, entry_kind: EvidenceKind = "logged", factors: Sequence[Factor] = ()
+) -> Iterator[Finding]:
     """What shows any reason: what became of the provider, a line about the node, experiments on the node.
 
-    `entry_kind`: how it is known when a provider is not there for this reason.
+    `entry_kind`: how it is known when a provider is not there for this reason. `factors`: see `alone`.
     """
     entry = context.skipped
     if not context.started and entry.reason == code and entry.evidence:
         yield Finding(entry_kind, "entry", entry.evidence, entry.remedy)
     yield from lines(context, code)
-    yield from alone(context, code)
+    yield from alone(context, code, factors)
 
 
 def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
-    """The first line about the node that fits a pattern which gives `code`, and the first with a blank for its name.
+    """The line about the node that fits a pattern which gives `code`, the most telling one, and the first with a blank
+    for its name.
 
     The pattern's group `node` must be one of the node's names as a whole, not the beginning of a longer one. A provider
     that did not start has looked at no node.
@@ -120,29 +127,32 @@ def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
             yield Finding("logged", "blank_line", line.strip())
             break
     named = (
-        line
-        for pattern in patterns
+        (line, pattern)
+        for pattern in sorted(patterns, key=lambda pattern: pattern.vague)
         for name in (context.node, *context.replaces)
         for line in context.log
         if name_in(line, pattern, name)
     )
     found = next(named, None)
     if found is not None:
-        yield Finding("logged", "line", found.strip())
+        line, pattern = found
+        yield Finding("logged", "vague_line" if pattern.vague else "line", line.strip())
 
 
-def alone(context: Context, code: ReasonCode) -> Iterator[Finding]:
-    """A finding when experiments on the node show this very reason.
+def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) -> Iterator[Finding]:
+    """A finding when experiments on the node show this very reason: its code, or a change in one of `factors`.
 
     They count for a provider that failed over the graph, too, when this node is what it failed over.
     """
     culprit = is_culprit(context)
     if not context.started and not culprit:
         return
-    shown = conclude(context.probe)
-    if shown is not None and shown.code == code:
-        whole = "the provider fails over the whole graph because of this node: " if culprit else ""
-        yield Finding("probed", "alone", f"{whole}{shown.evidence}")
+    for shown in conclusions(context.probe):
+        if shown.code == code or any(factor in factors for factor in shown.factors):
+            whole = "the provider fails on the whole graph because of this node: " if culprit else ""
+            ground: Ground = "together" if len(shown.factors) > 1 else "alone"
+            yield Finding("probed", ground, f"{whole}{shown.evidence}")
+            return
 
 
 def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
@@ -173,7 +183,7 @@ def inserted(context: Context) -> bool:
 
 
 def said_of_operator(context: Context, code: ReasonCode) -> str:
-    """What the provider said of the node alone when it failed, where it names the operator and a pattern gives `code`.
+    """What became of the node as it is, where the provider names the operator as it fails and a pattern gives `code`.
 
     Empty when it said no such thing.
     """
@@ -185,7 +195,7 @@ def said_of_operator(context: Context, code: ReasonCode) -> str:
         return ""
     patterns = [pattern.pattern for pattern in context.patterns if pattern.reason == code]
     named = re.search(rf"\b{re.escape(context.op_type)}\b", first.said)
-    return first.said if named and any(re.search(pattern, first.said) for pattern in patterns) else ""
+    return opening(first) if named and any(re.search(pattern, first.said) for pattern in patterns) else ""
 
 
 def names_a_node(pattern: LogPattern) -> bool:
@@ -196,8 +206,10 @@ def names_a_node(pattern: LogPattern) -> bool:
 def name_in(line: str, pattern: LogPattern, name: str) -> bool:
     """True when `pattern` finds this very name in `line`."""
     if NODE_GROUP in pattern.pattern:
-        # What follows the name ends it: the end of the line where the pattern ends too, else a blank or a bracket.
-        end = r"\s*$" if pattern.pattern.endswith(NODE_GROUP) else r"(?![^\s,;)}])"
+        # What follows the name ends it: the end of the line where the pattern ends too, a mark that the pattern has
+        # there, else a blank or a bracket.
+        after = pattern.pattern.partition(NODE_GROUP)[2]
+        end = r"\s*$" if not after else "" if MARK.match(after) else r"(?![^\s,;)}])"
         exact = pattern.pattern.replace(NODE_GROUP, f"(?P<node>{re.escape(name)}){end}")
         return bool(name) and re.search(exact, line) is not None
     return any(match["node"] == name for match in re.finditer(pattern.pattern, line))

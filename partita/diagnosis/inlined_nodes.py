@@ -1,4 +1,7 @@
-"""Nodes without a name: those that ONNX Runtime puts in the place of an operator that it has only as a function. Pure.
+"""Nodes that ONNX Runtime puts in the place of a function: an operator that it has only as one, or a local one. Pure.
+
+Nodes of a local function are named `_inlfunc_`, the function, a number where it is called again, and their own name
+(`Graph::InlineFunctionProto` in onnxruntime/core/graph/graph.cc). All others have no name.
 
 The plan calls them by operator and a running number (HardSigmoid0) in the order of the graph, the profile by operator
 and the number of the node (HardSigmoid_3) in the order of execution, the log, the assignment list and the optimised
@@ -14,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
+from partita.observations.names import INLINED
 
 NUMBERED = re.compile(r"(?P<op>[A-Za-z](\w*?[A-Za-z])?)(?P<number>\d+)")
 INDEXED = re.compile(r"(?P<op>[A-Za-z]\w*)_(?P<number>\d+)")
@@ -156,15 +160,39 @@ def nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str, 
 
 
 def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """For each node without a name, the exported node that it is a part of, or those that it may be a part of.
+    """For each node of a function, the exported node that it is a part of, or those that it may be a part of.
 
-    The optimised graph tells which; without it, nodes that are gone and that the log turns down are told, and none
-    when they are of several operators.
+    The optimised graph tells which. Without it, the function in the name of a node does where it is called once; for a
+    node without a name, nodes that are gone and that the log turns down are told, and none when they are of several
+    operators.
     """
-    parts = nodes_without_name(facts, order)
+    parts, local = nodes_without_name(facts, order), of_local_functions(facts, order)
     left = gone(facts, order)
     if facts.optimised is not None:
-        return owners(facts.optimised, frozenset(parts), left, facts.graph)
+        return owners(facts.optimised, frozenset((*parts, *local)), left, facts.graph)
+    return {**callers(local, left), **turned_down(facts, parts, left)}
+
+
+def of_local_functions(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
+    """Nodes of the order that ONNX Runtime named after a local function."""
+    known = {node.name for node in facts.graph}
+    return tuple(name for name in order if name.startswith(INLINED) and name not in known)
+
+
+def callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
+    """The exported node that calls the function of each node, where no other calls one of that name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in local:
+        calls = [node for node in left if name.startswith(f"{INLINED}{node.op_type}_")]
+        longest = max((len(node.op_type) for node in calls), default=0)
+        calls = [node for node in calls if len(node.op_type) == longest]
+        if len(calls) == 1:
+            found[name] = (calls[0].name,)
+    return found
+
+
+def turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
+    """For all nodes without a name, those nodes of one operator that are gone and that the log turns down."""
     told = [
         node for node in left if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
     ]
@@ -189,7 +217,11 @@ def gone(facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
 def owners(
     optimised: Sequence[GraphNode], parts: frozenset[str], left: Sequence[GraphNode], graph: Sequence[GraphNode]
 ) -> dict[str, tuple[str, ...]]:
-    """The exported node whose output each part leads to, over tensors that the file does not have."""
+    """The exported node whose output each part leads to, over tensors that the file does not have.
+
+    Copies lie between parts on different devices, and nodes that were fused from others; they are passed through.
+    """
+    names = {node.name for node in graph if node.name}
     exported = {tensor for node in graph for tensor in node.outputs if tensor}
     makes = {tensor: node.name for node in left for tensor in node.outputs if tensor}
     readers: dict[str, list[GraphNode]] = {}
@@ -198,7 +230,7 @@ def owners(
             readers.setdefault(tensor, []).append(node)
     found: dict[str, tuple[str, ...]] = {}
     for node in reversed(optimised):  # a node comes before those that read it
-        if node.name in parts:
+        if node.name in parts or node.name not in names:
             own = [makes[tensor] for tensor in node.outputs if tensor in makes]
             inside = (tensor for tensor in node.outputs if tensor and tensor not in exported)
             own += [
@@ -206,7 +238,7 @@ def owners(
             ]
             if own:
                 found[node.name] = tuple(dict.fromkeys(own))
-    return found
+    return {name: behind for name, behind in found.items() if name in parts}
 
 
 def with_blank(pattern: LogPattern) -> re.Pattern[str] | None:

@@ -1,8 +1,10 @@
 """What a node's name tells: its module, its layer, and the exported nodes it took the place of.
 
-Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. ONNX Runtime names the nodes it makes after
-the ones they replace (`<exported name>/QuickGeluFusion/`) or after nothing at all (`Transpose_token_4`). Knows no facts
-and no report.
+Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. torch's older exporter, and the builder of
+onnxruntime-genai, have a slash before and between modules: `/model/layers.1/mlp/MatMul_2`.
+
+ONNX Runtime names the nodes it makes after the ones they replace (`<exported name>/QuickGeluFusion/`) or after nothing
+at all (`Transpose_token_4`). Knows no facts and no report.
 """
 
 from __future__ import annotations
@@ -14,10 +16,25 @@ NO_MODULE = "no module"
 LAYER_ITSELF = "layer (no submodule)"
 
 
-def module_of(name: str, modules: Collection[str]) -> str | None:
-    """The part of `name` before its first slash, if that is one of the known `modules`."""
+def module_in(name: str) -> str | None:
+    """The module path in the name of a node, with dots: `model.layers.1.mlp` of both forms; None where it has none."""
+    if name.startswith("/"):
+        return dotted(name.rpartition("/")[0]) or None
     head, slash, _ = name.partition("/")
-    return head if slash and head in modules else None
+    return (head or None) if slash else None
+
+
+def dotted(path: str) -> str:
+    """`/model/layers.1/mlp` as `model.layers.1.mlp`."""
+    return ".".join(filter(None, path.split("/")))
+
+
+def module_of(name: str, modules: Collection[str]) -> str | None:
+    """The longest beginning of `name`, up to one of its slashes, that is one of the known `modules`."""
+    cut = [name[:position] for position, letter in enumerate(name) if letter == "/"]
+    if not name.startswith("/"):
+        cut = cut[:1]
+    return next((module for head in reversed(cut) if (module := dotted(head)) in modules), None)
 
 
 def common_module(modules: Iterable[str | None]) -> str | None:

@@ -63,7 +63,7 @@ def lines_by_node(lines: Iterable[str], names: Collection[str]) -> dict[str, tup
     for line in lines:
         text = PREFIX.sub("", line)
         words = text.split()
-        about = wanted.intersection(words).union(wanted.intersection(word.strip("'\",.;()") for word in words))
+        about = wanted.intersection(words).union(wanted.intersection(word.strip("'\",.;:()[]") for word in words))
         for name in about.union(name for name in spaced if name in text):
             found.setdefault(name, []).append(line)
     return {name: tuple(said) for name, said in found.items()}

@@ -12,6 +12,9 @@ from functools import cache
 from partita.diagnosis.evidence import Context, Finding, Ground
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.observations.codes import PROVIDER_CODES, ReasonCode
+from partita.observations.facts import NodeProbe
+from partita.observations.names import UNKNOWN
+from partita.observations.records import ChainEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +36,35 @@ NAMES_THE_CAUSE: tuple[ReasonCode, ...] = (
     "cpu_preferred",
 )
 PRECEDENCE: tuple[Rank, ...] = (
-    Rank("pin", ("pinned_by_user",), "a pinned node is never offered to the provider, whatever it would say of it"),
-    Rank("line", NAMES_THE_CAUSE, "node and cause in one line, from whoever decided: no experiment knows better"),
+    Rank("pin", ("pinned_by_user",), "a pinned node is never offered to the provider"),
+    Rank(
+        "line",
+        NAMES_THE_CAUSE,
+        "the line names node and cause, and comes from whoever decided: no experiment can be more certain",
+    ),
     Rank("blank_line", NAMES_THE_CAUSE, "the same of a node without a name; less certain only in which node it means"),
     Rank(
         "alone",
-        ("attribute_unsupported", "dynamic_shape", "no_kernel_type", "no_kernel_version"),
+        ("dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"),
         "one change makes the provider take the node, which isolates the cause; a line that says no more than `no "
-        "kernel` does not tell the operator from its version or its types",
+        "kernel` does not tell the operator from its version or its types. Of several such changes, the one that "
+        "leaves most of the model as it is",
+    ),
+    Rank(
+        "together",
+        ("no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"),
+        "several changes together, and no single one; sizes last, which are fixed along with whatever else it takes",
+    ),
+    Rank(
+        "vague_line",
+        ("attribute_unsupported", "no_kernel_type", "no_kernel_version", "dynamic_shape"),
+        "the provider turned the node down for this, and does not say what of it: after an experiment that does",
     ),
     Rank("alone_said", ("no_kernel_op",), "the provider names the operator as one it lacks; a part only says where"),
     Rank(
-        "part", ("subgraph_rejected",), "a provider that fails over the graph has placed no node, so this is all of it"
+        "part",
+        ("subgraph_rejected",),
+        "a provider that fails on the graph has placed no node, so this explains every node",
     ),
     Rank("entry", (*PROVIDER_CODES, "dynamic_shape"), "the provider is not there, so it has looked at no node"),
     Rank(
@@ -52,17 +72,20 @@ PRECEDENCE: tuple[Rank, ...] = (
         ("runtime_inserted",),
         "nothing about the model's operators helps a node that is not in the file: before what is said of its operator",
     ),
-    Rank("line", ("runtime_inserted",), "as above, in the provider's words"),
-    Rank("alone", ("no_kernel_op",), "experiments say what was tried in vain; a line only that no kernel was found"),
+    Rank(
+        "alone",
+        ("no_kernel_op",),
+        "experiments list what was tried in vain; a log line only says that no kernel was found",
+    ),
     Rank("line", ("no_kernel_op",), "the line names the node, but not what is missing"),
-    Rank("alone", ("subgraph_rejected",), "the provider fails over the node alone, and no change helped"),
+    Rank("alone", ("subgraph_rejected",), "the provider fails on the node in isolation, and no variation helped"),
     Rank("line", ("subgraph_rejected",), "the provider turned down what the node is in"),
     Rank("budget", ("over_budget",), "what `not_claimed` goes by, and a budget that explains it"),
-    Rank("alone", ("not_claimed",), "the provider takes the node alone, so it is what stands around it"),
+    Rank("alone", ("not_claimed",), "the provider accepts the node in isolation, so its neighbours decide"),
     Rank("line", ("not_claimed",), "the provider says that it did not claim the node, and not why"),
     Rank(
         "blank_line",
-        ("runtime_inserted", "no_kernel_op", "subgraph_rejected", "not_claimed"),
+        ("no_kernel_op", "subgraph_rejected", "not_claimed"),
         "a line without a name that gives no cause may be about another node of the same operator",
     ),
     Rank("graph_line", ("subgraph_rejected",), "about the graph: that the node is in the rest only follows"),
@@ -72,19 +95,31 @@ PRECEDENCE: tuple[Rank, ...] = (
 
 @cache
 def ranks() -> dict[tuple[ReasonCode, Ground], int]:
-    """The place of every finding in the table. Raises ValueError when one has two."""
+    """The place of every finding in the table.
+
+    Raises ValueError when one has two, or none, or when a row stands for what no reason can find.
+    """
     places: dict[tuple[ReasonCode, Ground], int] = {}
     for code, ground in ((code, rank.ground) for rank in PRECEDENCE for code in rank.codes):
         if (code, ground) in places:
             raise ValueError(f"{code} by {ground} has two ranks")
         places[code, ground] = len(places)
+    found = {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
+    for pairs, problem in (
+        (found - set(places), "has no rank"),
+        (set(places) - found, "has a rank and is never found"),
+    ):
+        if pairs:
+            named = ", ".join(f"{code} by {ground}" for code, ground in sorted(pairs))
+            raise ValueError(f"{named} {problem} in {__name__}.PRECEDENCE")
     return places
 
 
 def explain(context: Context) -> tuple[Reason, Finding]:
     """The reason that goes first by the table, and its finding.
 
-    Raises LookupError when no reason answers, which `unexplained` rules out, or when a finding has no rank.
+    Raises LookupError when no reason answers, which `unexplained` rules out, or when one finds what it does not list in
+    `found_on`.
     """
     answers = [(reason, finding) for reason in load_reasons() for finding in reason.findings(context)]
     if not answers:
@@ -94,3 +129,12 @@ def explain(context: Context) -> tuple[Reason, Finding]:
         if (reason.code, finding.ground) not in places:
             raise LookupError(f"{reason.code} by {finding.ground} has no rank in {__name__}.PRECEDENCE")
     return min(answers, key=lambda answer: places[answer[0].code, answer[1].ground])
+
+
+def shown_by(probe: NodeProbe, provider: str) -> ReasonCode | None:
+    """The reason that experiments on a node with `provider` show, with nothing else to go by; None: they show none."""
+    skipped = ChainEntry(provider=provider, status="active")
+    reason, finding = explain(
+        Context(probe.node, None, UNKNOWN, skipped, exported=True, replaces=(), log=(), probe=probe)
+    )
+    return None if finding.ground == "nothing" else reason.code

@@ -1,6 +1,7 @@
-"""What experiments on a node mean: which nodes call for them, and which reason they show. Pure.
+"""What experiments on a node mean: which of them made a difference, and what follows where none did. Pure.
 
-The experiments themselves are made by whoever can open sessions; here are only their answers.
+The experiments themselves are made by whoever can open sessions; here are only their answers. Which reason a change
+shows is said by the reason, in its `factors`.
 """
 
 from __future__ import annotations
@@ -9,78 +10,80 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import Factor, NodeProbe, Swap, Trial
+from partita.observations.facts import COMBINED, Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
-Code = Literal[
-    "not_claimed",
-    "dynamic_shape",
-    "no_kernel_type",
-    "no_kernel_version",
-    "attribute_unsupported",
-    "no_kernel_op",
-    "subgraph_rejected",
-]
-CODES: Mapping[Factor, Code] = {
-    "static_shape": "dynamic_shape",
-    "type": "no_kernel_type",
-    "opset": "no_kernel_version",
-    "attribute": "attribute_unsupported",
-    "input": "attribute_unsupported",
-}
-"""The reason that a single factor shows, in the order in which it is chosen when several would help."""
-IN_COMBINATION: tuple[Factor, ...] = ("type", "opset", "attribute", "input", "static_shape")
+Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
+"""What follows when no change made a difference."""
 MOST_NAMED = 3
 UNCHANGED: Mapping[str, str] = {
     "left": "it does not claim it",
     "failed": "it fails on it",
     "crashed": "it crashes on it",
-    "timed_out": "it gives no answer",
+    "timed_out": "it never returns",
 }
 TOLD: Mapping[str, str] = {
-    "left": "tested in isolation, the provider does not claim it",
-    "failed": "tested in isolation, it makes the provider fail",
-    "crashed": "tested in isolation, it crashes the provider",
-    "timed_out": "tested in isolation, it never returns",
+    "left": "the provider does not claim it",
+    "failed": "it makes the provider fail",
+    "crashed": "it crashes the provider",
+    "timed_out": "the provider gives no answer in time",
 }
+IN_VAIN = "made no difference"
+ENDS: Mapping[str, frozenset[str]] = {
+    IN_VAIN: frozenset({"left"}),
+    "ended in an error": frozenset({"failed", "crashed"}),
+    "got no answer in time": frozenset({"timed_out"}),
+    "could not be tried, because ONNX Runtime takes no such model": frozenset({"invalid"}),
+}
+"""How experiments end that do not help."""
+ANSWERED = frozenset({"left", "failed", "crashed"})
+ALONE = "tested in isolation"
+IN_COMPANY = "tested with only a Neg beside it"
+"""Of a provider that compiles: it may take no partition of a single node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What experiments show of one node."""
+    """One thing that experiments show of one node."""
 
-    code: Code
     evidence: str
+    factors: tuple[Factor, ...] = ()
+    """What was changed, all of it together, when that made the provider take the node."""
+    code: Code | None = None
+    """The reason, when no change made a difference."""
 
 
-def conclude(probe: NodeProbe | None) -> Conclusion | None:
-    """The reason that the experiments show; None when they show none."""
+def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
+    """Everything that the experiments show, in the order in which they were made; nothing when they show nothing."""
     if probe is None or not probe.trials:
-        return None
+        return ()
     first, *others = probe.trials
     if first.outcome == "taken":
-        return Conclusion(
-            "not_claimed", "tested in isolation, with the same types, shapes and attributes, the provider accepts it"
-        )
+        taken = "accepts the nodes of its function, not the operator itself" if first.unfolded else "accepts it"
+        evidence = f"{setting(first)}, with the same types, shapes and attributes, the provider {taken}"
+        return (Conclusion(evidence, code="not_claimed"),)
     if first.outcome == "invalid":
-        return None
-    return decided(first, others) or undecided(probe, first, others)
+        return ()
+    return tuple(by_one_change(first, others)) or tuple(by_several(first, others)) or tuple(in_vain(probe))
 
 
-def decided(first: Trial, others: Sequence[Trial]) -> Conclusion | None:
-    """The conclusion when something that was changed made the provider take the node."""
-    for factor, code in CODES.items():
-        helped = [trial for trial in others if trial.factor == factor and helps(trial)]
-        if helped:
-            evidence = f"{choice(helped)} the provider accepts this node{without(first)}{rest(others, factor)}"
-            return Conclusion(code, evidence)
-    for trial in others:
-        if trial.factor == "combined" and helps(trial):
-            main: Factor = next((factor for factor in IN_COMBINATION if factor in trial.parts), "type")
-            change = with_change(trial.change, removes=trial.removes)
-            evidence = f"{change} the provider accepts this node, with no single change{without(first)}"
-            return Conclusion(CODES[main], evidence)
-    return None
+def by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
+    """One for each factor in which a change made the provider take the node."""
+    single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
+    for factor in dict.fromkeys(trial.factor for trial in single):
+        helped = [trial for trial in single if trial.factor == factor]
+        evidence = f"{choice(helped)} the provider accepts this node{without(first)}{rest(others, factor)}"
+        yield Conclusion(evidence, (factor,))
+
+
+def by_several(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
+    """The first changes that did so together."""
+    trial = next((trial for trial in others if trial.factor == COMBINED and helps(trial)), None)
+    if trial is not None:
+        change = with_change(trial.change, removes=trial.removes)
+        tried = sum(each.factor != COMBINED and each.outcome in ANSWERED for each in others)
+        single = f"; with one change at a time ({tried} tried) it does not" if tried else ""
+        yield Conclusion(f"{change} the provider accepts this node{single}{without(first)}", trial.parts)
 
 
 def helps(trial: Trial) -> bool:
@@ -88,16 +91,14 @@ def helps(trial: Trial) -> bool:
     return trial.outcome == "taken" and not trial.unfolded
 
 
-def undecided(probe: NodeProbe, first: Trial, others: Sequence[Trial]) -> Conclusion | None:
-    """The conclusion when nothing helped; none is drawn from experiments that are not complete."""
+def in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
+    """What follows when nothing helped; nothing does from experiments that are not complete."""
+    first, *others = probe.trials
     if first.outcome in ("failed", "crashed"):
-        return Conclusion("subgraph_rejected", opening(first))
-    if probe.unprobed or any(trial.outcome == "timed_out" for trial in (first, *others)):
-        return None
-    left = [trial for trial in others if trial.outcome == "left"]
-    broken = sum(trial.outcome in ("failed", "crashed") for trial in others)
-    also = f"; {plural(broken, 'variation')} ended in an error" if broken else ""
-    return Conclusion("no_kernel_op", f"{opening(first)}; {summary(left)}{also}")
+        yield Conclusion(opening(first), code="subgraph_rejected")
+    elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in probe.trials):
+        more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
+        yield Conclusion(f"{opening(first)}; {summary(others)}{more}", code="no_kernel_op")
 
 
 def with_change(change: str, *, removes: bool) -> str:
@@ -105,9 +106,14 @@ def with_change(change: str, *, removes: bool) -> str:
     return change if removes else f"with {change}"
 
 
+def setting(first: Trial) -> str:
+    """What stood around the node when it was tried."""
+    return IN_COMPANY if first.company else ALONE
+
+
 def opening(first: Trial) -> str:
     """What became of the node as it is."""
-    return f"{TOLD[first.outcome]}{f' ({first.said})' if first.said else ''}"
+    return f"{setting(first)}, {TOLD[first.outcome]}{f' ({first.said})' if first.said else ''}"
 
 
 def without(first: Trial) -> str:
@@ -143,30 +149,28 @@ def alternatives(names: Sequence[str]) -> str:
 
 def rest(others: Sequence[Trial], factor: Factor) -> str:
     """How much of other kinds was tried, and did not help."""
-    useless = [trial for trial in others if trial.factor != factor and trial.outcome not in ("taken", "invalid")]
-    return f"; {plural(len(useless), 'other variation')} made no difference" if useless else ""
+    tried = [trial for trial in others if trial.factor != factor and trial.outcome != "invalid"]
+    return "".join(f"; {text}" for text in counted(tried, "other variation"))
 
 
-def summary(tried: Sequence[Trial]) -> str:
+def summary(others: Sequence[Trial]) -> str:
     """How much was tried in vain."""
-    if not tried:
-        return "nothing about it could be varied"
-    names: dict[Factor, str] = {
-        "static_shape": "fixed sizes",
-        "type": "other types",
-        "opset": "other opsets",
-        "attribute": "attributes left out",
-        "input": "other inputs",
-        "combined": "several at once",
-    }
-    kinds = [name for factor, name in names.items() if any(trial.factor == factor for trial in tried)]
-    return f"{plural(len(tried), 'variation')} ({listing(kinds)}) made no difference"
+    return "; ".join(counted(others, "variation", kinds=True)) or "nothing about it could be varied"
+
+
+def counted(trials: Sequence[Trial], what: str, *, kinds: bool = False) -> Iterator[str]:
+    """How many experiments ended in which way, those aside in which the node was taken. `kinds`: and of which kind."""
+    ended = [(end, [trial for trial in trials if trial.outcome in outcomes]) for end, outcomes in ENDS.items()]
+    for end, found in ended:
+        if found:
+            named = listing(list(dict.fromkeys(trial.kind or trial.factor for trial in found)))
+            yield f"{plural(len(found), what)}{f' ({named})' if kinds and 'left' in ENDS[end] else ''} {end}"
 
 
 def fullest(probes: Mapping[str, NodeProbe], names: Sequence[str]) -> NodeProbe | None:
-    """The probe of the first of several nodes that has a conclusion; else of the first that was probed at all."""
+    """The probe of the first of several nodes that shows something; else of the first that was probed at all."""
     known = [probes[name] for name in names if name in probes]
-    return next((probe for probe in known if conclude(probe) is not None), known[0] if known else None)
+    return next((probe for probe in known if conclusions(probe)), known[0] if known else None)
 
 
 def unprobed_nodes(probes: Mapping[str, NodeProbe]) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from partita.observations.codes import EvidenceKind
 from partita.observations.facts import Factor, Outcome
 from partita.observations.records import Code, PhaseName, Record
 
 
 class Trial(Record):
-    """One experiment: a model of this one node, tried on the wanted provider alone."""
+    """One experiment: a model of this one node, opened on one provider with only the CPU provider behind it."""
 
     factor: Factor
     """What was changed."""
@@ -19,10 +21,12 @@ class Trial(Record):
     """What was logged or raised; empty when nothing was."""
     cached: bool
     """Known from an earlier run with the same ONNX Runtime, device and options."""
+    company: bool = False
+    """A Neg stood beside the node: a provider that compiles may take no partition of a single node."""
 
 
 class FallbackCost(Record):
-    """What it costs that a node is not on the wanted provider."""
+    """What it costs that a node is not on the preferred provider."""
 
     copies: tuple[str, ...]
     """Memcpy nodes that are there because of this node; one copy can have several causes."""
@@ -66,7 +70,7 @@ class Fallback(Record):
     wanted: str
     provider: str
     reason: Code
-    """A provider-level one when the wanted provider is not there at all."""
+    """A provider-level one when the preferred provider is not there at all."""
     evidence_kind: EvidenceKind
     evidence: str
     remedy: str
@@ -79,9 +83,44 @@ class Fallback(Record):
     skipped: tuple[Skipped, ...] = ()
     """The other providers of the chain that were preferred to the one it is on, in order."""
     cost: FallbackCost | None = None
-    """Null for a node of a refusal, which never ran, and for one in a body of control flow."""
+    """Null for a node of a refusal, which never ran, and for one in a control-flow subgraph."""
+
+    @property
+    def preferred(self) -> tuple[Skipped, ...]:
+        """Every provider that was preferred to the one it is on, and why it is not there, in the order of the chain."""
+        first = Skipped(
+            provider=self.wanted,
+            reason=self.reason,
+            evidence_kind=self.evidence_kind,
+            evidence=self.evidence,
+            remedy=self.remedy,
+            trials=self.trials,
+            unprobed=self.unprobed,
+        )
+        return (first, *self.skipped)
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The reason of every provider that was preferred and skipped, the one wanted most first."""
-        return (self.reason, *(entry.reason for entry in self.skipped))
+        """The reason of every provider that was preferred and skipped, in the order of the chain."""
+        return tuple(entry.reason for entry in self.preferred)
+
+    def about(self, provider: str | None) -> Skipped | None:
+        """Why it is not on `provider`; None where nothing is said of that one."""
+        return next((entry for entry in self.preferred if entry.provider == provider), None)
+
+    def decisive(self, active: Container[str]) -> Skipped:
+        """The first preferred provider that could have taken it, being among the `active` ones of the chain; where none
+        could, the first. A provider that is not there has one reason for all nodes, which says nothing of this one.
+        """
+        return next((entry for entry in self.preferred if entry.provider in active), self.preferred[0])
+
+    def among(self, active: Container[str]) -> Fallback:
+        """The same with nothing but the providers of the chain that were there: the first of them is `wanted`. As it is
+        where none was.
+        """
+        there = [entry for entry in self.preferred if entry.provider in active]
+        if not there or len(there) == len(self.preferred):
+            return self
+        first, *others = there
+        own = {name: getattr(first, name) for name in Skipped.model_fields if name != "provider"}
+        return self.model_copy(update={**own, "wanted": first.provider, "skipped": tuple(others)})

@@ -20,18 +20,18 @@ Stray = tuple[str, str | None, str]
 
 
 def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
-    """Every node that is on no active provider of `chain`, in execution order, with the reason and its evidence.
+    """Every node that is on no active provider of `chain`, in execution order, with the reason of each
+    provider of the chain and its evidence.
 
     `provider` of a row is the one that would take the node. Memcpy nodes are left out: they follow from the others.
     """
     index = index_session(facts)
     if not chain:
         return ()
-    started = (chain[0], *(entry for entry in chain[1:] if entry.status == "active"))
     allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
     strays = in_order(index, [*assigned_elsewhere(index, allowed), *placed_elsewhere(index, allowed)])
     phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
-    return tuple(explain_node(index, phase, *stray, started) for stray in strays)
+    return tuple(explain_node(index, phase, *stray, chain) for stray in strays)
 
 
 def assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:

@@ -9,7 +9,7 @@ from partita.diagnosis import fusion, inlined_nodes, naming, native_log, rewritt
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
-from partita.observations.names import CPU
+from partita.observations.names import CPU, INLINED
 from partita.observations.records import PhaseName, Source
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -89,6 +89,13 @@ class SessionIndex:
     def replaces(self, name: str) -> tuple[str, ...]:
         """Exported nodes that left the graph and that `name` took the place of."""
         return self.stands_for.get(name, ())
+
+    def tried_as(self, name: str) -> tuple[str, ...]:
+        """Nodes of which something is said when it is said of `name`: itself and what it took the place of.
+
+        What is said of a function is not said of its nodes, of which each stands for itself.
+        """
+        return (name,) if name in self.parts or name.startswith(INLINED) else (name, *self.replaces(name))
 
 
 def index_session(facts: SessionFacts) -> SessionIndex:

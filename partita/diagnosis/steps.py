@@ -31,16 +31,17 @@ PLACE = ("partita", "place", "{path}", "--provider", "{chain}")
 RETARGET = Step(
     "Export it for {provider}",
     Remedy(
-        "asks {provider}, where it is installed, which attention lowering it takes most of, and writes that one",
+        "queries {provider}, where it is installed, and writes the attention lowering that it supports best",
         (*EXPORT, "--target", "{provider}"),
     ),
     exports=True,
     chooses_lowering=True,
 )
 STATIC = Step(
-    "Fix all sizes",
+    "Make all shapes static",
     Remedy(
-        "fixes every size, so that shapes need not be computed", (*EXPORT, "--target", "{provider}", "--static-shapes")
+        "makes every shape static, so that no shapes are computed at run time",
+        (*EXPORT, "--target", "{provider}", "--static-shapes"),
     ),
     exports=True,
 )
@@ -59,7 +60,7 @@ SINGLE = Step(
 STANDARD = Step(
     "Use standard operators",
     Remedy(
-        "writes attention and cache in operators of opset 17, without asking a provider",
+        "writes attention and cache in operators of opset 17, without querying a provider",
         (*EXPORT, "--attention", "primitives"),
     ),
     exports=True,
@@ -67,13 +68,15 @@ STANDARD = Step(
 )
 PROBE = Step(
     "Find out why",
-    Remedy("makes the experiments that are missing", (*PLACE, "--probe-seconds", "600", "--report", "again.json")),
+    Remedy("makes the missing experiments", (*PLACE, "--probe-seconds", "600", "--report", "again.json")),
     probes=True,
 )
-WITHOUT_OPTIONS = Step("Place it freely", Remedy("places it without pins and without a memory budget", PLACE))
+WITHOUT_OPTIONS = Step(
+    "Place it without constraints", Remedy("places it without pins and without a memory budget", PLACE)
+)
 ASK_PROVIDER = Step(
-    "Ask the provider",
-    Remedy("tries {provider} in a process of its own and says what keeps it from running", ("partita", "providers")),
+    "Test the provider",
+    Remedy("tries {provider} in a process of its own and says what prevents it from running", ("partita", "providers")),
 )
 ASK_OPTIONS = Step(
     "Look up its options", Remedy("lists the options of every provider", ("partita", "providers", "--json"))

@@ -12,13 +12,9 @@ from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.diagnosis.records import Fallback, Skipped
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
-from partita.observations.codes import ReasonCode
-from partita.observations.facts import AssignedNode, Trial
+from partita.observations.facts import AssignedNode
 from partita.observations.names import INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
-
-UNDECIDED: frozenset[ReasonCode] = frozenset({"no_kernel_op", "subgraph_rejected", "not_claimed", "unexplained"})
-"""Reasons that an experiment may replace by a better one: what is logged of them does not tell type from operator."""
 
 
 def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntry, ...]) -> tuple[Fallback, ...]:
@@ -71,20 +67,15 @@ def explain_node(
     wanted, *others = [why(index, name, op_type, provider, entry) for entry in passed_over(chain, provider)]
     known = (index.exported.get(each) or index.inner.get(each) for each in (name, *index.replaces(name)))
     origins = (node.source for node in known if node is not None)
-    return Fallback(
+    return Fallback.taken_from(
+        wanted,
         phase=phase,
         node=name,
         op_type=op_type,
         wanted=wanted.provider,
         provider=provider,
-        reason=wanted.reason,
-        evidence_kind=wanted.evidence_kind,
-        evidence=wanted.evidence,
-        remedy=wanted.remedy,
         module=index.module(name),
         source_line=next((origin for origin in origins if origin), None),
-        trials=wanted.trials,
-        unprobed=wanted.unprobed,
         skipped=tuple(others),
     )
 
@@ -101,7 +92,7 @@ def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skip
         evidence_kind=finding.kind,
         evidence=finding.evidence,
         remedy=finding.remedy or reason.remedy,
-        trials=tuple(trial_record(trial) for trial in probe.trials) if probe is not None else (),
+        trials=tuple(map(TrialRecord.taken_from, probe.trials)) if probe is not None else (),
         unprobed=probe.unprobed if probe is not None else "",
     )
 
@@ -109,8 +100,7 @@ def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skip
 def context_of(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Context:
     """Everything that the reasons may look at, of one node and one provider that it is not on."""
     facts = index.facts.of(skipped.provider)
-    origin = (name, *index.replaces(name))
-    names = (name,) if name in index.parts else origin  # what is said of a function is not said of its nodes
+    origin, names = (name, *index.replaces(name)), index.tried_as(name)
     blank = index.blank_log.get(skipped.provider, {}).get(name, ())
     return Context(
         node=name,
@@ -132,16 +122,9 @@ def context_of(index: SessionIndex, name: str, op_type: str | None, provider: st
 
 
 def nowhere() -> tuple[Reason, Finding]:
-    """For a node that no source places: it may well be on the wanted provider, so nothing is said of why it is not."""
+    """For a node that no source places: it may well be on the preferred provider, so nothing is said of why not."""
     unexplained = next(reason for reason in load_reasons() if reason.code == "unexplained")
     return unexplained, Finding("none", "nothing", "no source says where this node runs")
-
-
-def trial_record(trial: Trial) -> TrialRecord:
-    """One experiment as a report has it."""
-    return TrialRecord(
-        factor=trial.factor, change=trial.change, outcome=trial.outcome, said=trial.said, cached=trial.cached
-    )
 
 
 def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: ChainEntry) -> tuple[str, ...]:
@@ -150,16 +133,14 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
 
     A fused node stands for the nodes that it replaces, a node without a name for itself.
     """
-    placed = [
-        (name, choose_provider(index.claims[name]), (name,) if name in index.parts else (name, *index.replaces(name)))
-        for name in index.order
-    ]
+    placed = [(name, choose_provider(index.claims[name]), index.tried_as(name)) for name in index.order]
     placed += [(node.name, node.provider, (node.name,)) for node in in_bodies(index)]
+    undecided = {reason.code for reason in load_reasons() if reason.undecided}
     found: list[str] = []
     for name, provider, names in placed:
         if provider not in (None, entry.provider) and entry in passed_over(chain, provider):
-            told = why(index, name, index.op_type(name), provider, entry)
-            if told.reason in UNDECIDED:
+            reason, finding = explain(context_of(index, name, index.op_type(name), provider, entry))
+            if reason.code in undecided or finding.ground == "vague_line":
                 found += [each for each in names if can_be_tried(index, each)]
     return tuple(dict.fromkeys(found))
 

@@ -30,11 +30,13 @@ def call(
     asked = [key for key, one in known.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if needed := [key for key in asked if key != "input_ids"]:
         raise UnsupportedModelError(
-            f"{type(model).__name__} does not answer to text alone: it asks for {' and '.join(needed)}, too"
+            f"{type(model).__name__} cannot run on text alone: it also requires {' and '.join(needed)}"
         )
     name = next((name for name in CACHE_ARGUMENTS if name in known), None)
     if name is None:
-        raise UnsupportedModelError(f"{type(model).__name__} takes no cache; it cannot be traced with a static one")
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no cache argument, so it cannot be traced with a static cache"
+        )
     arguments: dict[str, Any] = {name: cache, "use_cache": True}
     mask = None if keys is None else torch.ones(ids.shape[0], keys, dtype=torch.long)
     for key, value in {"position_ids": positions, "attention_mask": mask, "logits_to_keep": rows}.items():

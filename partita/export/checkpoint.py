@@ -129,9 +129,9 @@ def _locate(given: str) -> Path:
         return Path(snapshot_download(given, allow_patterns=HUB_PATTERNS))
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(
-            f"{given}: no such folder, and the Hugging Face hub did not give it ({first_line(error)}); check the "
-            "name and "
-            "the network, or download it elsewhere and give the folder"
+            f"{given}: no such folder, and it could not be downloaded from the Hugging Face hub "
+            f"({first_line(error)}); check the "
+            "name and the network, or download it elsewhere and give its folder"
         ) from error
 
 
@@ -153,11 +153,11 @@ def _read_config(folder: Path) -> PreTrainedConfig:
         if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
             raise CheckpointError(
                 f"{folder}: transformers {transformers.__version__} refuses config.json ({first_line(error)}); correct "
-                "it, unless a newer transformers takes it"
+                "it, or try a newer transformers"
             ) from error
         raise UnsupportedModelError(
             f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
-            f"({first_line(error)}); a newer transformers may know it"
+            f"({first_line(error)}); a newer transformers may support it"
         ) from error
     return config
 
@@ -166,9 +166,10 @@ def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError
     """The refusal of a model that is Python code in its checkpoint, named as `auto_map` of config.json names it."""
     module, _, name = _code_class(auto_map).rpartition("--")[2].rpartition(".")
     return UnsupportedModelError(
-        f"{folder}: the model is code of the checkpoint ({name[:80]} in {module[:80]}.py, by auto_map), which Partita "
-        f"does not run; transformers {transformers.__version__} {why}; it takes a transformers that has this "
-        "architecture, or the checkpoint converted to a model type that it has"
+        f"{folder}: the model is custom code in the checkpoint ({name[:80]} in {module[:80]}.py, from auto_map), "
+        "which Partita "
+        f"does not run; transformers {transformers.__version__} {why}; use a transformers release that has this "
+        "architecture, or convert the checkpoint to a model type that it has"
     )
 
 
@@ -220,7 +221,7 @@ def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, T
             count = getattr(config.get_text_config(decoder=True), key, None)
             if isinstance(count, int) and not 0 <= count <= most:
                 raise CheckpointError(
-                    f"{folder}: weights and config.json disagree: {key} is {count:,}, and the number of tensors in the "
+                    f"{folder}: weights and config.json disagree: {key} is {count:,}, but the number of tensors in the "
                     f"weight files is {len(tensors):,}, their longest axis {longest:,}"
                 )
 

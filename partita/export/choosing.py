@@ -13,7 +13,9 @@ from partita.errors import UnsupportedModelError
 from partita.export.attention import ranked
 from partita.export.drafts import Draft
 from partita.export.fake_model import FakeModel
+from partita.export.operators import CONTRIB
 from partita.export.progress import stage
+from partita.export.recurrence import used_by
 from partita.export.target import Answer, Target, asked, candidates, describe, instead_of, rank, skeleton
 from partita.export.tracing import Traced
 from partita.export.ways import AUTO, Way, every_way, usual
@@ -70,14 +72,21 @@ class Choosing:
         """The way to try next."""
         for way in self.ways():
             left = self.left()
-            if left and self.answers[left[0]].misses == 0:
+            if left and self.answers[left[0]].misses == 0 and self.answers[left[0]].is_known:
                 break
             self.ask(way)
-            if way in self.answers and (other := instead_of(way, self.answers[way])) is not None:
+            if way in self.answers and (other := self.other_form(way)) is not None:
                 self.ask(other)
         if not self.answers:
             raise next(iter(self.unfit.values()))
         return next(iter(self.left()), None)
+
+    def other_form(self, way: Way) -> Way | None:
+        """The same lowering with experts and recurrences in the other form, where asking about that may tell more."""
+        if self.target.ask is None:
+            return None
+        both = self.draft.graphs(way).traced[-1].routed or bool(used_by(self.draft.fake.module))
+        return instead_of(way, self.answers[way], has_both=both)
 
     def ways(self) -> list[Way]:
         """Ways to ask about, and those that an answer has led to."""
@@ -117,6 +126,8 @@ class Choosing:
         if self.target.ask is None:
             self.answers[way] = Answer(len(list(traced.model.graph)), {}, "")
             return
+        if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
+            return  # this model's are written in standard operators in both forms
         with stage(work.progress, "ask target", work.seconds, of=str(way)):
             self.answers[way] = self.target.ask(skeleton(traced.model), one_token(traced))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from partita.errors import CheckpointError, PackageError, PartitaError
 from partita.package import TokenizerKind
+from partita.spelling import either
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +53,11 @@ def chat_notes(reader: Reader | None, folder: Path, kind: TokenizerKind) -> list
     try:
         reader.chat(folder, kind)
     except PartitaError as error:
-        said = str(error).removeprefix(f"{folder}: ")
-        return [f"generate --chat will fail: {said}"]
+        # Where it is goes without saying for the folder, which has another name once it is published.
+        named = "" if error.where in (None, folder) else f"{error.where.name}: "
+        said = f"{named}{error.said}" + ("" if error.remedy is None else f"; {error.remedy}")
     except Exception as error:  # noqa: BLE001 - a template is a program, and fails in its own ways
-        return [f"generate --chat will fail: {type(error).__name__}: {' '.join(str(error).split())[:200]}"]
-    return []
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    else:
+        return []
+    return [f"{either('generate --chat', 'chat')} will fail: {said}"]

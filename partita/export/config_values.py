@@ -122,12 +122,13 @@ def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) 
         fields = [key for key, value in text.to_dict().items() if value == wrong and key != "model_type"]
         if fields:
             return CheckpointError(
-                f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed transformers "
-                "does not know; correct it, or use a transformers that does"
+                f"{folder}: {' and '.join(fields)} in config.json is {wrong[:40]!r}, which the installed "
+                "transformers does "
+                "not support; correct it, or use a transformers that does"
             )
     pad, size = getattr(text, "pad_token_id", None), getattr(text, "vocab_size", None)
     if "padding_idx" in str(cause).lower() and isinstance(pad, int) and isinstance(size, int):
         return CheckpointError(
-            f"{folder}: pad_token_id in config.json is {pad:,}, outside of the vocabulary of {size:,}; correct it"
+            f"{folder}: pad_token_id in config.json is {pad:,}, outside the vocabulary of {size:,}; correct it"
         )
     return error

@@ -24,6 +24,7 @@ from partita.export.target import Target
 from partita.export.tracing import FixedLengthError, Traced, trace
 from partita.export.ways import Way
 from partita.export.work import Work, tell
+from partita.spelling import spelled
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
@@ -75,7 +76,9 @@ class Draft:
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
-            raise UnsupportedModelError(f"--opset {options.opset}: {chosen.name} needs {chosen.min_opset} or newer")
+            raise UnsupportedModelError(
+                f"{spelled('opset', options.opset)}: {chosen.name} needs {chosen.min_opset} or newer"
+            )
         with stage(work.progress, "trace", work.seconds, of=str(way)):
             wanted, traced = self._trace_told(way)
         if self.fake.probed.recurs:
@@ -83,7 +86,7 @@ class Draft:
         for note in (note for item in traced for note in item.notes):
             tell(work, note)
         if not self.fake.probed.length_as_tensor:
-            tell(work, "the model's code was given 0 for the number of cached tokens, as it takes a plain number only")
+            tell(work, "the model's code needs the number of cached tokens as a Python int, and was traced with 0")
         graphs = Graphs(self, way, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(way)):
             rewrite(graphs)
@@ -98,7 +101,7 @@ class Draft:
             if not outside:
                 raise
             raise UnsupportedModelError(
-                f"the model keeps {outside[0]} from one step to the next, outside of transformers' cache, and "
+                f"the model keeps {outside[0]} from one step to the next outside transformers' cache; that "
                 f"cannot be exported yet: {error}"
             ) from error
 
@@ -113,7 +116,10 @@ class Draft:
             # A model that was given 0 for the number of cached tokens would take a branch without a word.
             if not probed.length_as_tensor or not (probed.recurs or isinstance(error, FixedLengthError)):
                 raise
-            tell(self.work, f"exported as a static pair, because a graph for any number of tokens failed: {error}")
+            tell(
+                self.work,
+                f"exported as a static pair of graphs, because one with a dynamic number of tokens failed: {error}",
+            )
         return self._trace_all(way, fixed=True)
 
     def _trace_all(self, way: Way, *, fixed: bool) -> tuple[list[Phase], list[Traced]]:
@@ -122,8 +128,8 @@ class Draft:
         if fixed and (options.prefill_chunk or 0) > self.max_length:
             tell(
                 self.work,
-                f"--prefill-chunk {options.prefill_chunk} is more than the cache holds (--max-length "
-                f"{self.max_length}): prefill.onnx reads {self.max_length} tokens at a time",
+                f"{spelled('prefill_chunk', options.prefill_chunk)} does not fit the cache "
+                f"({spelled('max_length', self.max_length)}): prefill.onnx reads {self.max_length} tokens at a time",
             )
         chosen = lowering(way.attention)
         specs = [spec(options, way, self.max_length, length) for _, _, length in wanted]
@@ -153,7 +159,7 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     forgets = [name for item in traced for name in unread_states(item)]
     kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not unread_states(item)]
     if not kept:
-        raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it; it cannot be exported")
+        raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it back; it cannot be exported")
     if len(wanted) == 1:
         return wanted, traced
     if len(kept) < len(wanted):
@@ -161,7 +167,11 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
         (_, _, length), item = kept[-1]
         return [("model.onnx", "any", length)], [item]
     chunk = wanted[0][2]
-    tell(work, f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, then singly")
+    tell(
+        work,
+        f"the model has convolution or recurrent states: prompts are read {chunk} tokens at a time, the "
+        "rest one by one",
+    )
     return wanted, traced
 
 
@@ -191,5 +201,5 @@ def rewrite(graphs: Graphs) -> None:
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
-        told = f"left out, as nothing from tokens to logits uses it: {', '.join(unused[:5])}{more}"
+        told = f"left out, because the logits do not depend on it: {', '.join(unused[:5])}{more}"
         tell(work, told)

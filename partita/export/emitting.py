@@ -68,14 +68,14 @@ class Emitter:
         return mask
 
     def check(self) -> None:
-        """Raise UnsupportedModelError when the model asked for another number of masks than when it was probed.
+        """Raise UnsupportedModelError when the model built another number of masks than when it was probed.
 
         Rules go by their order.
         """
         if len(self._masks) != len(self.probed.masks):
             raise UnsupportedModelError(
-                f"the model asked for {len(self.probed.masks)} masks when probed and for {len(self._masks)} in a "
-                "trace; which is which cannot be told"
+                f"the model built {len(self.probed.masks)} masks when probed and {len(self._masks)} while "
+                "being traced, so they cannot be matched"
             )
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,10 +169,10 @@ class Emitter:
         kind, layer, _ = key
         if kind in ("key", "value"):
             if layer not in self.written:
-                raise UnsupportedModelError(f"layer {layer} cached keys when probed and does not in a trace")
+                raise UnsupportedModelError(f"layer {layer} cached keys when probed, but not while being traced")
             return self.written[layer].present[kind == "value"]
         if key not in self.states:
-            raise UnsupportedModelError(f"layer {layer} kept a {kind} state when probed and does not in a trace")
+            raise UnsupportedModelError(f"layer {layer} kept a {kind} state when probed, but not while being traced")
         return self.states[key].to(self.past[key].dtype)
 
 

@@ -102,7 +102,7 @@ def build_fake_model(config: PreTrainedConfig, dtype: str, batch: int, max_lengt
             rereads = rereads_at(module) if by_length else None
         with (
             quiet(),
-            translated("running the model once, on tensors without data,"),
+            translated("running the model once on fake tensors"),
             rope_by_length(module, None),
             experts.experts_form("standard", None),
         ):

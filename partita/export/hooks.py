@@ -189,7 +189,7 @@ def classify_mask(mask_function: MaskFunction, max_length: int) -> MaskRule | No
             row = allowed(query)
             if bool((row & (keys > query)).any()):
                 raise UnsupportedModelError(
-                    f"the model asks for an attention mask in which a token sees later ones (query {query} of "
+                    f"the model asks for an attention mask in which a token attends to later ones (query {query} of "
                     f"{max_length}); only causal masks can be exported"
                 )
             regular = regular and torch.equal(row, (keys <= query) & (keys > query - window))

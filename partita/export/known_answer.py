@@ -27,6 +27,7 @@ from partita.export.fake_model import quiet, translated
 from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
 from partita.package import KNOWN_ANSWER
+from partita.spelling import spelled
 
 SCHEMA = "partita.known_answer/1"
 DECODE_STEPS = 8
@@ -60,15 +61,14 @@ def check_memory(parameters: int, cache_bytes: int) -> None:
     needed = int(parameters * 4 * MEMORY_MARGIN)
     if needed > free:
         raise ResourceError(
-            f"the original model needs about {needed / 1e9:.1f} GB for its known answer and {free / 1e9:.1f} GB are "
+            f"the original model needs about {needed / 1e9:.1f} GB for its known answer, and {free / 1e9:.1f} GB are "
             "free; "
-            "export with --no-verify, and verify on a machine with more memory"
+            f"export with {spelled('verify', False)}, and verify on a machine with more memory"
         )
     if cache_bytes > free:
         raise ResourceError(
             f"the cache takes {cache_bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; export with a smaller "
-            "--max-length "
-            "or --batch-size, or with --no-verify"
+            f"{spelled('max_length')} or {spelled('batch_size')}, or with {spelled('verify', False)}"
         )
 
 

@@ -11,6 +11,7 @@ from partita.dtypes import PRECISIONS, Precision
 from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.checkpoint import Checkpoint
+from partita.spelling import spelled
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
@@ -48,25 +49,28 @@ class ExportOptions:
 def check_options(options: ExportOptions) -> None:
     """Check what needs no checkpoint. Raises UsageError."""
     if options.precision not in PRECISIONS:
-        raise UsageError(f"--precision {options.precision}: choose one of {', '.join(PRECISIONS)}")
+        raise UsageError(f"{spelled('precision', options.precision)}: choose one of {', '.join(PRECISIONS)}")
     for name, value in (
-        ("max-length", options.max_length),
-        ("batch-size", options.batch_size),
-        ("prefill-chunk", options.prefill_chunk),
+        ("max_length", options.max_length),
+        ("batch_size", options.batch_size),
+        ("prefill_chunk", options.prefill_chunk),
     ):
-        least = 2 if name == "max-length" else 1  # one token of prompt and one of answer
+        least = 2 if name == "max_length" else 1  # one token of prompt and one of answer
         if value is not None and not least <= value <= 1 << 24:
-            raise UsageError(f"--{name} {value}: must be between {least} and {1 << 24:,}")
+            raise UsageError(f"{spelled(name, value)}: must be between {least} and {1 << 24:,}")
     if options.prefill_chunk is not None and not options.static_shapes:
-        raise UsageError("--prefill-chunk fixes the shape of prefill.onnx: it needs --static-shapes")
+        raise UsageError(
+            f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
+        )
     if options.attention != "auto":
         chosen = lowering(options.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
             raise UsageError(
-                f"--opset {options.opset}: --attention {chosen.name} needs opset {chosen.min_opset} or newer"
+                f"{spelled('opset', options.opset)}: {spelled('attention', chosen.name)} needs opset "
+                f"{chosen.min_opset} or newer"
             )
     if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
-        raise UsageError(f"--opset {options.opset}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
+        raise UsageError(f"{spelled('opset', options.opset)}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
@@ -78,7 +82,7 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
     if made_for is not None and options.max_length > (longest := int(made_for * stretch(config))):
-        raise UsageError(f"--max-length {options.max_length}: the model was made for at most {longest} positions")
+        raise UsageError(f"{spelled('max_length', options.max_length)}: the model supports at most {longest} positions")
     return options.max_length
 
 

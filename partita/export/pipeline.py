@@ -22,6 +22,7 @@ from partita.export.target import Smoke, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
+from partita.spelling import spelled
 
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
 
@@ -54,8 +55,8 @@ def export(
             raise translate_space(error, place.folder) from error
         except MemoryError as error:
             raise ResourceError(
-                f"{options.checkpoint}: memory ran out; a smaller --max-length or --batch-size needs less, and "
-                "--no-verify does without the original model"
+                f"{options.checkpoint}: out of memory; use a smaller {spelled('max_length')} or "
+                f"{spelled('batch_size')}, or {spelled('verify', False)}, which skips the original model"
             ) from error
     return summary
 
@@ -102,8 +103,9 @@ def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:
             continue
         finally:
             _empty(work)
-        return f"; {exported.label} runs there, and --attention auto finds it"
-    return "; name another --target" + (" or --precision" if work.options.computing is not EXACT else "")
+        return f"; {exported.label} runs there; {spelled('attention', 'auto')} would choose it"
+    precision = f" or {spelled('precision')}" if work.options.computing is not EXACT else ""
+    return f"; name another {spelled('target')}{precision}"
 
 
 def _empty(work: Work) -> None:

@@ -21,7 +21,8 @@ class _NoLayers(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         raise UnsupportedModelError(
-            "the model reads the layers of transformers' cache itself (a cache of its own kind); that cannot be "
+            "the model accesses the layers of transformers' cache directly (it expects its own cache class); "
+            "that cannot be "
             "exported yet"
         )
 

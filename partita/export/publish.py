@@ -24,6 +24,7 @@ from partita.errors import PackageError
 from partita.files import files_in
 from partita.package import MANIFEST, SCHEMA
 from partita.signals import held
+from partita.spelling import spelled
 
 Snapshot = frozenset[tuple[str, int, int, int]]
 """Every file of a folder: path, inode, size in bytes, time of the last change in ns."""
@@ -62,7 +63,7 @@ class Reservation:
                 replace(self.folder, self.out, self.seen)
         except TakenError as taken:
             raise PackageError(
-                f"{self.out}: {taken} while the export ran; that stays as it is, and the finished package is in "
+                f"{self.out}: {taken} while the export ran; it was left alone, and the finished package is in "
                 f"{keep(self.folder, self.out)}"
             ) from taken
 
@@ -92,17 +93,21 @@ def check_target(checkpoint: str, out: Path, *, force: bool) -> None:
     if not os.path.lexists(out):
         return
     if not force:
-        raise PackageError(f"{out}: exists already; choose another folder, or replace the package with --force")
+        raise PackageError(
+            f"{out}: exists already; choose another folder, or replace the package with {spelled('force', True)}"
+        )
     if out.is_symlink() or not out.is_dir():
-        raise PackageError(f"{out}: a link or a file, not a package; --force replaces packages only")
+        raise PackageError(f"{out}: a link or a file, not a package; {spelled('force', True)} replaces packages only")
     if Path(checkpoint).resolve().is_relative_to(out.resolve()):
-        raise PackageError(f"{out}: holds the checkpoint that is to be exported; choose another folder")
+        raise PackageError(f"{out}: contains the checkpoint that is being exported; choose another folder")
     linked = next((p for p in files_in(Path(checkpoint)) if p.resolve().is_relative_to(out.resolve())), None)
     if linked is not None:
         raise PackageError(f"{out}: holds the file that {linked} of the checkpoint links to; choose another folder")
     strange = _not_ours(out)
     if strange is not None:
-        raise PackageError(f"{out}: --force replaces packages only, and this folder {strange}; remove it yourself")
+        raise PackageError(
+            f"{out}: {spelled('force', True)} replaces packages only, and this folder {strange}; remove it yourself"
+        )
 
 
 def _not_ours(folder: Path) -> str | None:
@@ -119,7 +124,7 @@ def _not_ours(folder: Path) -> str | None:
     if not ours:
         return f"has a {MANIFEST} of something else"
     extra = sorted(names - known)
-    return f"holds files that are not the package's ({', '.join(extra[:3])})" if extra else None
+    return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
 
 
 def make_parents(parent: Path, cleanup: ExitStack) -> None:
@@ -170,16 +175,16 @@ def recover(out: Path, *, force: bool) -> list[str]:
             continue
         if re.fullmatch(rf"\.{name}{re.escape(PARTIAL)}{UNIQUE}(-twin-{UNIQUE})?", path.name):
             shutil.rmtree(path, ignore_errors=True)
-            notes.append(f"removed {path}, which an export that was killed had left")
+            notes.append(f"removed {path}, left behind by a killed export")
         elif re.fullmatch(rf"\.{name}{re.escape(OLD)}{UNIQUE}", path.name) and not os.path.lexists(out):
             (path / "package").rename(out)
             path.rmdir()
             if not force:
                 raise PackageError(
-                    f"{out}: an export that was killed had put the package aside that it was to replace; it is back. "
-                    "Choose another folder, or replace it with --force"
+                    f"{out}: a killed export had moved this package aside, and it has been restored; choose "
+                    f"another folder, or replace it with {spelled('force', True)}"
                 )
-            notes.append(f"{out} is back, which an export that was killed had put aside")
+            notes.append(f"{out} was restored: a killed export had moved it aside")
     return notes
 
 
@@ -247,4 +252,4 @@ def keep(folder: Path, out: Path) -> Path:
         with suppress(TakenError):
             move(folder, free)
             return free
-    raise PackageError(f"{out}: is taken, and so is every name that was tried beside it")
+    raise PackageError(f"{out}: already taken, and so is every alternative name that was tried")

@@ -15,7 +15,7 @@ from typing import Any
 from partita.errors import UnsupportedModelError
 from partita.export.weight_files import LAYOUTS, TensorInfo, read_json
 
-ORIGINAL = "export the checkpoint that it was made from"
+ORIGINAL = "export the checkpoint that it was quantised from"
 IN_TRANSFORMERS = f"{ORIGINAL}, or dequantise it in transformers ({{}}) and export what you save"
 
 
@@ -97,7 +97,7 @@ METHODS = (
     Method("int8", ("int8",), (), ((".weight_scale .weight_scale_inv", ANY), (".weight", BYTE))),
 )
 """Of two that fit, the one that asks for more comes first."""
-UNKNOWN = Method("a method that Partita does not know")
+UNKNOWN = Method("an unknown method")
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of config.json, and of the configs in it, under which settings lie; the last one is MLX's."""
 BESIDE = (("quantize_config.json", None), ("quant_config.json", None), ("hf_quant_config.json", "quantization"))

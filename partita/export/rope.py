@@ -51,7 +51,7 @@ class Rotary:
         name = "original_inv_freq" if self.layer_type is None else f"{self.layer_type}_original_inv_freq"
         found = getattr(self.module, name, None)
         if not isinstance(found, torch.Tensor):
-            raise UnsupportedModelError(f"{self.name}: no {name}, so the frequencies of short texts are not known")
+            raise UnsupportedModelError(f"{self.name}: no {name}, so the frequencies for short sequences are unknown")
         return found
 
     @property
@@ -90,7 +90,7 @@ def rereads_at(model: torch.nn.Module) -> int | None:
     found = {rotary.name: rotary.context for rotary in rotaries(model) if rotary.kind == "longrope"}
     if len(set(found.values())) > 1:
         told = ", ".join(f"{name} beyond {length}" for name, length in found.items())
-        raise UnsupportedModelError(f"longrope changes at different lengths: {told}; that cannot be exported yet")
+        raise UnsupportedModelError(f"longrope layers switch at different lengths: {told}; that cannot be exported yet")
     return next(iter(found.values()), None)
 
 
@@ -160,7 +160,9 @@ def forward_by_length(
             stand_in = StandIn(module, rotary.buffer, frequencies)
             result = forward(stand_in, x, position_ids, **named)
             if not stand_in.read:
-                raise UnsupportedModelError(f"{rotary.name} has a way of its own to its frequencies; not exported yet")
+                raise UnsupportedModelError(
+                    f"{rotary.name} computes its frequencies in its own way; that cannot be exported yet"
+                )
             return result
 
         if length is None:

@@ -34,8 +34,8 @@ def check_written(folder: Path, config: Mapping[str, Any]) -> None:
             settings = part.get(key) if isinstance(part, Mapping) else None
             if settings and not isinstance(settings, Mapping):
                 raise CheckpointError(
-                    f"{folder}: {key} in {where} is {str(settings)[:40]!r}, which are no settings of a rotary "
-                    "embedding; correct it or remove it"
+                    f"{folder}: {key} in {where} is {str(settings)[:40]!r}, which is not a rope "
+                    "configuration; correct it or remove it"
                 )
 
 
@@ -66,7 +66,7 @@ def check_known(folder: Path, config: PreTrainedConfig) -> None:
         if strange:
             raise UnsupportedModelError(
                 f"{folder}: rope settings {', '.join(map(repr, strange[:5]))}{where} are not known to transformers "
-                f"{transformers.__version__}, which would leave them out; a newer one may know them"
+                f"{transformers.__version__}, which would ignore them; a newer one may support them"
             )
 
 

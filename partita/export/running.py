@@ -6,7 +6,7 @@ wrongly. Running needs the runtime, which this folder may not import: the caller
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from partita.export.progress import stage
 from partita.export.target import Smoke, Target
 from partita.export.work import Work, tell
 from partita.package import Manifest, SmokeRecord, Verification
+from partita.spelling import spelled
 
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
@@ -26,8 +27,6 @@ CPU = "cpu"
 BY_REPLAY = "the known answer was replayed on it"
 TWIN = "its twin in float32 ran"
 LONGEST = 400
-FOLDER = re.compile(r"(?<!\S)/\S*/(?=[\w-]+\.onnx\b)")
-"""The hidden folder that a package is written to, before a file of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +64,11 @@ class TargetParityError(ParityError):
 
 
 @contextmanager
-def opened_and_run(provider: str) -> Iterator[None]:
+def opened_and_run(provider: str, folder: Path) -> Iterator[None]:
     """Turn whatever opening and running a graph raises into NotRunningError.
 
-    What says nothing about the graph passes: a result that differs, memory and disk that are not enough.
+    `folder`: the hidden one that it is in, which no message names. What says nothing about the graph passes: a result
+    that differs, memory and disk that are not enough.
     """
     try:
         yield
@@ -76,8 +76,12 @@ def opened_and_run(provider: str) -> Iterator[None]:
         raise
     except Exception as error:  # a lowering may fail for reasons that nobody has seen yet
         # Of our own errors the problem alone: their remedy is for a package that is published, which this one is not.
-        text = error.problem if isinstance(error, PartitaError) else f"{type(error).__name__}: {error}"
-        said = FOLDER.sub("", " ".join(text.split())) or "no message"
+        if isinstance(error, PartitaError):
+            text = error.said if error.where in (None, folder) else f"{error.where.name}: {error.said}"
+        else:
+            text = f"{type(error).__name__}: {error}"
+        # ONNX Runtime names a file by its whole path.
+        said = " ".join(text.split()).replace(f"{folder}{os.sep}", "") or "no message"
         detail = f"does not run on {provider}: {said[:LONGEST]}"
         raise NotRunningError(detail, detail) from error
 
@@ -131,7 +135,7 @@ def tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeR
     try:
         if not work.options.verify:  # else it was looked at before the original model ran
             known_answer.check_run_memory(manifest.source.parameters, manifest.graph.cache_bytes)
-        with opened_and_run(provider):
+        with opened_and_run(provider, work.folder):
             return smoke(work.folder, manifest)
     except ResourceError as error:
         tell(work, f"not run on {provider} here: {error}")
@@ -147,7 +151,7 @@ def on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verificat
     if target.replay is not None and work.options.verify:
         with stage(work.progress, "verify target", work.seconds):
             try:
-                with opened_and_run(target.provider):
+                with opened_and_run(target.provider, work.folder):
                     result = target.replay(work.folder, manifest)
             except NotRunningError as error:
                 if not error.refused_by_provider:
@@ -172,7 +176,7 @@ def _refuse_other_results(work: Work, target: Target, result: Verification) -> N
     if result.status != "verified":
         raise TargetParityError(
             f"{work.options.checkpoint}: {target.provider} does not compute what the model computes: {result.detail}; "
-            "nothing was written; name another --attention or another --target",
+            f"nothing was written; name another {spelled('attention')} or another {spelled('target')}",
             result.detail,
         )
 
@@ -186,8 +190,9 @@ def for_others(work: Work, target: Target, error: NotRunningError) -> SmokeRecor
         raise error
     tell(
         work,
-        f"this bf16 package {error.detail}; it is sound by its float32 twin, and runs where a provider has bfloat16 "
-        f"kernels (--target asks one); for {target.provider}, export with --precision fp16 or fp32",
+        f"this bf16 package {error.detail}; its float32 twin was verified, so it runs wherever a provider has bfloat16 "
+        f"kernels ({spelled('target')} queries one); for {target.provider}, export with "
+        f"{spelled('precision', 'fp16')} or fp32",
     )
     return SmokeRecord(chain=target.provider, status="failed", detail=error.detail)
 

@@ -44,7 +44,7 @@ def not_causal(model: Any, prompt: torch.Tensor) -> str | None:
         return None
     return (
         f"{type(model).__name__} is not causal as this checkpoint configures it: later tokens change the logits of "
-        f"earlier ones (by {error:.1e} of the largest), so that it cannot read a text token by token"
+        f"earlier ones (by {error:.1e} of the largest), so it cannot be decoded token by token"
     )
 
 
@@ -68,8 +68,8 @@ def not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None
     if error <= TOLERANCE:
         return None
     return (
-        f"{type(model).__name__} of transformers contradicts itself: its generate, with a cache, has other logits than "
-        f"its forward without one (by {error:.1e} of the largest), so that no graph with a cache can be checked "
+        f"{type(model).__name__} of transformers contradicts itself: generate, with a cache, gives other logits than "
+        f"forward without one (by {error:.1e} of the largest), so a graph with a cache cannot be checked "
         "against it"
     )
 

@@ -168,7 +168,8 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
         if changed:
             kind, layer, _ = changed[0]
             raise UnsupportedModelError(
-                f"layer {layer} keeps another {kind} state in a later step than in the first; that cannot be exported"
+                f"layer {layer} keeps a different {kind} state in later steps than in the first; that cannot be "
+                "exported"
             )
     if not first.found and not first.written:
         raise UnsupportedModelError(

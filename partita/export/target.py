@@ -32,8 +32,15 @@ class Answer:
 
     @property
     def misses(self) -> int:
-        """Nodes that would not be on the provider, as far as it is known."""
-        return self.nodes if self.fails else sum(self.left.values()) + self.unasked
+        """Nodes that would not be on the provider, as far as it is known. What was not answered counts for nothing: on
+        a slow machine more is not, and the choice should be that of a fast one.
+        """
+        return self.nodes if self.fails else sum(self.left.values())
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was an answer on any node."""
+        return bool(self.fails) or self.unasked < self.nodes or not self.nodes
 
 
 Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
@@ -76,14 +83,28 @@ def candidates(target: Target, wanted: str) -> list[Way]:
     return sorted(every_way(), key=lambda way: way.attention != target.preferred)
 
 
-def instead_of(way: Way, answer: Answer) -> Way | None:
-    """The same lowering with experts and recurrences in standard operators, where the target leaves their others."""
-    return Way(way.attention, "standard") if way.form == "contrib" and CONTRIB.intersection(answer.left) else None
+def instead_of(way: Way, answer: Answer, *, has_both: bool) -> Way | None:
+    """The same lowering with experts and recurrences in the other form, where that may be better for the target.
+
+    Standard operators, where it leaves ONNX Runtime's own; those, where the way has standard ones. `has_both`: the
+    model has experts or recurrences that can be written in both forms.
+    """
+    if way.form == "contrib":
+        return Way(way.attention, "standard") if CONTRIB.intersection(answer.left) else None
+    return Way(way.attention, "contrib") if has_both else None
 
 
 def rank(answers: Mapping[Way, Answer], order: Sequence[Way]) -> list[Way]:
-    """Ways from best to worst: fewest nodes off the provider, then as they were asked."""
-    return sorted(answers, key=lambda way: (answers[way].misses, order.index(way)))
+    """Ways from best to worst: those that anything is known of, fewest nodes off the provider, then lowerings as they
+    were asked, and of one lowering the form with fewer and larger operators.
+    """
+    places = list(dict.fromkeys(way.attention for way in order))
+
+    def key(way: Way) -> tuple[bool, int, int, bool]:
+        answer = answers[way]
+        return not answer.is_known, answer.misses, places.index(way.attention), way.form != "contrib"
+
+    return sorted(answers, key=key)
 
 
 def asked(way: Way, answer: Answer, disagrees: str) -> AskedLowering:

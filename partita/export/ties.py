@@ -36,8 +36,8 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
             data = torch.empty(old.shape, dtype=old.dtype)
         setattr(model.get_submodule(parent), name, torch.nn.Parameter(data, requires_grad=False))
         notes.append(
-            f"{target} is taken from the weight files, where it differs from {source}; config.json says that they are "
-            "tied (tie_word_embeddings), which transformers does not follow then, either"
+            f"{target} is taken from the weight files, where it differs from {source}; config.json ties them "
+            "(tie_word_embeddings), which transformers ignores in this case, too"
         )
     return notes
 

@@ -16,6 +16,7 @@ from partita.errors import PartitaError
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import PROMPT_TEXT
 from partita.package import TokenizerKind
+from partita.spelling import either
 
 TEXTS = (
     PROMPT_TEXT,
@@ -37,7 +38,7 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> T
     A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
     """
     if not any(name.startswith(("tokenizer", "vocab")) for name in names):
-        notes.append("the checkpoint has no tokenizer: generate will need --token-ids")
+        notes.append(f"the checkpoint has no tokenizer: generate will need {either('--token-ids', 'token ids')}")
         return "none"
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
@@ -50,7 +51,8 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> T
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
             return "tokenizers" if _same(full, plain) else "transformers"
     except PartitaError as error:
-        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need --token-ids")
+        need = either("--token-ids", "token ids")
+        notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need {need}")
         return "transformers"
 
 

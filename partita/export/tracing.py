@@ -39,6 +39,7 @@ from partita.export.rope import rope_by_length
 from partita.export.spec import TraceSpec
 from partita.export.state import LayerState, layer_count
 from partita.export.translations import TABLE
+from partita.spelling import spelled
 
 EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
 SMALL_SIZES = 130
@@ -217,7 +218,7 @@ def exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> t
 
 
 def broken_guard(taken: Granted, max_length: int) -> str | None:
-    """What a trace took for granted of its sizes and is not so for every size; None when all of it holds.
+    """What a trace took for granted of its sizes and does not hold for every size; None when all of it holds.
 
     All small sizes are tried, which finds what depends on a remainder, and those around powers of two, which finds
     bounds.
@@ -229,7 +230,7 @@ def broken_guard(taken: Granted, max_length: int) -> str | None:
     for expression in sorted(granted, key=str):
         for size in tried:
             if expression.subs(dict.fromkeys(expression.free_symbols, size)) == False:  # noqa: E712 - sympy's own
-                return f"{expression} is not so for {size}"
+                return f"{expression} does not hold for {size}"
     return None
 
 
@@ -279,8 +280,8 @@ def settle_length(model: ir.Model, batch: int) -> None:
         users = node.outputs[0].uses()
         if users and batch > 1:
             raise UnsupportedModelError(
-                "the model takes its positions from the length of the cache, one for all rows; export it with "
-                "--batch-size 1"
+                "the model derives positions from the length of the cache, the same for all rows; export it with "
+                f"{spelled('batch_size', 1)}"
             )
         positions = node.inputs[0]
         assert positions is not None

@@ -1,9 +1,9 @@
 """In which ways a model can be written for a target, and in which order they are asked about.
 
-A way is two choices: the lowering of attention and cache, and the form of experts and recurrences. They have nothing to
-do with each other but one rule: a package that needs ONNX Runtime's own operators for its attention anyway may have
-more of them, and one that does not is left without. A target that is asked, and leaves just those others, is asked
-about standard ones in their place.
+A way is two choices: the lowering of attention and cache, and the form of experts and recurrences. A target that can be
+asked decides both: it is asked about either form beside each lowering, and gets ONNX Runtime's own operators where it
+takes them, standard ones where it leaves them. Where nobody can be asked there is one rule: a package that needs ONNX
+Runtime's own operators for its attention anyway may have more of them, and one that does not is left without.
 """
 
 from __future__ import annotations

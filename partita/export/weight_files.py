@@ -62,7 +62,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # not JSON or not UTF-8; a number of thousands of digits; [[[[[...
         raise CheckpointError(f"{path}: damaged, it is not JSON ({first_line(error)})") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: damaged, it holds no JSON object")
+        raise CheckpointError(f"{path}: damaged, it is not a JSON object")
     return value
 
 
@@ -103,7 +103,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
     for name in files:
         if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or len(name) > 255:
             raise CheckpointError(
-                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is no file of the checkpoint "
+                f"{folder / index}: names the shard {name[:SHOWN_CHARACTERS]!r}, which is not in the checkpoint "
                 "folder; refusing to follow it"
             )
         if not (folder / name).is_file():
@@ -111,8 +111,8 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
         for info in _list_tensors(folder, name):
             if info.name in tensors:
                 raise CheckpointError(
-                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}, and which of them "
-                    "counts is not said; download the checkpoint again"
+                    f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}, and nothing says "
+                    "which of them counts; download the checkpoint again"
                 )
             tensors[info.name] = info
     for tensor, file in weight_map.items():
@@ -134,7 +134,7 @@ def _list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     for info in found:
         if not _is_name(info.name):
             raise CheckpointError(
-                f"{path}: damaged, it holds a tensor of the name {info.name[:SHOWN_CHARACTERS]!r}; download the "
+                f"{path}: damaged, it contains a tensor named {info.name[:SHOWN_CHARACTERS]!r}; download the "
                 "checkpoint again"
             )
     return found
@@ -204,7 +204,7 @@ def _load(path: Path, *, mapped: bool) -> dict[str, torch.Tensor]:
             f"{path}: cannot be read as plain weights ({first_line(error)}); use safetensors files"
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(k, str) and _is_plain(v) for k, v in loaded.items()):
-        raise CheckpointError(f"{path}: holds something other than named tensors; use safetensors files")
+        raise CheckpointError(f"{path}: contains something other than named tensors; use safetensors files")
     return dict(loaded)
 
 

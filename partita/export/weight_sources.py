@@ -20,6 +20,7 @@ from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Interleaved, Origin, Stored, blocks
 from partita.export.weight_files import OpenFiles
+from partita.spelling import spelled
 
 SLICE_BYTES = 32 << 20
 """Weights are read, cast and written in pieces of about this size."""
@@ -126,7 +127,7 @@ class Plain:
                 if target is torch.float16 and not torch.isfinite(cast).all() and torch.isfinite(piece).all():
                     raise CheckpointError(
                         f"tensor {self.name}: a value of {float(piece.abs().max()):.3g} does not fit float16; use "
-                        "--precision bf16 or fp32"
+                        f"{spelled('precision', 'bf16')} or fp32"
                     )
                 yield 0, cast.contiguous()
 
@@ -148,23 +149,28 @@ class StoredPart(ir.LazyTensor):
     def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
         """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
         self._refuse_reshaped()
-        return whole_of(self.source.permuted(order))
+        return whole_of(self.source.permuted(order)) if self._is_whole else None
 
     def interleaved(self, axis: int) -> StoredPart | None:
         """The same weight with its halves along `axis` taking turns; None where it cannot be written so."""
         self._refuse_reshaped()
-        return whole_of(self.source.interleaved(axis))
+        return whole_of(self.source.interleaved(axis)) if self._is_whole else None
 
     def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
         """The same bytes as a tensor of another shape. This comes last: axes are those of the part before it."""
         if math.prod(shape) != self.size:
-            raise ValueError(f"{self.name}: {list(self.shape)} cannot be seen as {list(shape)}")
+            raise ValueError(f"{self.name}: {list(self.shape)} cannot be viewed as {list(shape)}")
         return StoredPart(self.source, self.index, shape=shape)
 
     @property
     def is_reshaped(self) -> bool:
         """Whether its axes are other than those of the part."""
         return tuple(self.shape.numpy()) != self.part.shape
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether it is all of the weight: a part that is written otherwise alone does not go with the others."""
+        return len(self.source.parts) == 1
 
     def _refuse_reshaped(self) -> None:
         if self.is_reshaped:
@@ -178,8 +184,8 @@ class StoredPart(ir.LazyTensor):
 
 
 def whole_of(source: WeightSource | None) -> StoredPart | None:
-    """The only part of a source; None where there is no source."""
-    return None if source is None else StoredPart(source)
+    """The only part of a source; None where there is no source, or it has others beside it."""
+    return StoredPart(source) if source is not None and len(source.parts) == 1 else None
 
 
 def stored(value: ir.Value | None) -> StoredPart | None:

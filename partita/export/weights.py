@@ -61,7 +61,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
         if origin is None and name in buffers:
             value.const_value = ir.tensor(buffers[name], name=name)
         elif origin is None and name in sources.failed:
-            wrong.append(f"{name} cannot be put together ({sources.failed[name]})")
+            wrong.append(f"{name} cannot be assembled ({sources.failed[name]})")
         elif origin is None:
             missing.append(name)
         elif problem := _misfit(origin, tuple(value.shape.numpy()), value.dtype):
@@ -76,7 +76,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
             f"{what} {_few(items, separator)}"
             for what, items, separator in (
                 ("missing from the weight files:", sorted(missing), ", "),
-                ("not what the model takes:", sorted(wrong), "; "),
+                ("not what the model expects:", sorted(wrong), "; "),
                 ("not in the model:", _unknown(sources), ", "),
             )
             if items

@@ -168,7 +168,7 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         answer = exported.answer()
         known_answer.save(answer, work.folder)
         manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
-    with stage(work.progress, "verify", work.seconds), opened_and_run(CPU):
+    with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
         if work.options.computing.twin is not None:
             result = bf16_twin.replay(work.folder, manifest, [file.file for file in manifest.graph.files], replay)
         else:
@@ -183,6 +183,6 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
             f"{exported.caution}"
         )
     work.notes += [
-        f"the known answer did not run {file}, whose chunk is longer than the prompt" for file in result.not_run
+        f"the known answer did not exercise {file}, whose chunk is longer than the prompt" for file in result.not_run
     ]
     return manifest.model_copy(update={"verification": result})

@@ -97,10 +97,10 @@ def completed_for(folder: Path, wanted: Sampling) -> Sampling:
     check_values(wanted)
     suggests = suggestion(folder) if wanted.source else Suggestion()
     for name in suggests.unknown:
-        LOGGER.warning("the checkpoint also asks for %s, which Partita does not have", name)
-    full = completed(wanted, suggests, str)
+        LOGGER.warning("the checkpoint also asks for %s, which Partita does not support", name)
+    full = completed(wanted, suggests)
     for name in ignored(full, wanted):
-        LOGGER.warning("%s is ignored: temperature 0 takes the likeliest token", name)
+        LOGGER.warning("%s is ignored: temperature 0 always takes the most likely token", name)
     return full
 
 
@@ -111,7 +111,7 @@ def check_values(sampling: Sampling) -> None:
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
             raise UsageError(f"{name} is {value!r}; it must be {'a whole number' if name in WHOLE else 'a number'}")
     in_range("max_new_tokens", sampling.max_new_tokens)
-    replace(sampling, source=None).sampler(str)
+    replace(sampling, source=None).sampler()
 
 
 def in_range(name: str, value: int | None) -> None:

@@ -13,6 +13,7 @@ from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
 from partita.providers.resolve import all_names, parse_chain
+from partita.spelling import spelled
 
 MAX_THREADS = 1024
 COMMAND_LINE = "command line"
@@ -74,25 +75,24 @@ def read_chain_options(given: ChainOptions) -> Target:
 
     Without --provider the installed providers are asked, which takes a child process each. Raises UsageError.
     """
-    in_program = given.source == PROGRAM
     if given.threads is not None and not 1 <= given.threads <= MAX_THREADS:
-        name = "threads" if in_program else "--threads"
-        raise UsageError(f"{name} is {given.threads}; it must be between 1 and {MAX_THREADS:,}")
+        raise UsageError(f"{spelled('threads')} is {given.threads}; it must be between 1 and {MAX_THREADS:,}")
     libraries = parse_libraries(given.provider_libraries, all_names())
     by_default = None
     if given.provider is None:
-        from partita.runtime.ort_registry import available_ort_names
+        from partita.runtime.ort.registry import available_ort_names
         from partita.runtime.provider_check import best_chain
 
         best = best_chain(available_ort_names())
         chain, source, by_default = best.chain, f"default: {best.reason}", best.reason
     else:
-        chain = parse_chain(given.provider, libraries, flag="providers" if in_program else "--provider")
+        chain = parse_chain(given.provider, libraries)
         source = given.source
     unused = [library.name for library in libraries if library not in chain]
     if unused:
         names = ", ".join(provider.name for provider in chain)
-        raise UsageError(f"--provider-library {unused[0]}: not in the provider chain ({names}); add it to --provider")
+        what = f"{spelled('provider_libraries')}: {unused[0]} is not in the provider chain ({names})"
+        raise UsageError(f"{what}; add it to {spelled('providers')}")
     options = parse_options(given.provider_options, chain)
     notes = tuple(unchecked_notes(options, chain))
     return Target(chain, source, options, given.pins, notes, given.own_process, by_default)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from partita.diagnosis.reasons.base import load_reasons
@@ -13,7 +12,7 @@ from partita.partition_reports.check.limits import Limits, check_limits
 from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
 from partita.partition_reports.records import Report
 from partita.providers.resolve import parse_chain
-from partita.remedies import flag
+from partita.spelling import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,8 @@ class Wanted:
     max_slowdown: float | None = None
 
 
-def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callable[[str], str] = flag) -> Gate:
-    """What is wanted as a gate. `baseline`: there is a report to keep up with; `spell`: how a message writes a name.
+def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool) -> Gate:
+    """What is wanted as a gate. `baseline`: there is a report to keep up with.
 
     Raises UsageError for what makes no sense.
     """
@@ -40,9 +39,9 @@ def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callabl
     for name in ("max_unexplained", "min_tokens_per_second", "max_slowdown"):
         value = getattr(wanted, name)
         if value is not None and not (math.isfinite(value) and value >= 0):
-            raise UsageError(f"{spell(name)} is {value}; it must be a number that is 0 or more")
+            raise UsageError(f"{spelled(name)} is {value}; it must be a number that is 0 or more")
     if wanted.max_slowdown is not None and not baseline:
-        raise UsageError(f"{spell('max_slowdown')} needs {spell('baseline')}: slower than what?")
+        raise UsageError(f"{spelled('max_slowdown')} needs {spelled('baseline')} to compare with")
     return Gate(
         limits=limits,
         max_unexplained=wanted.max_unexplained,
@@ -53,7 +52,7 @@ def gate_of(wanted: Wanted, words: Vocabulary, *, baseline: bool, spell: Callabl
     )
 
 
-def vocabulary(report: Report, spell: Callable[[str], str] = flag) -> Vocabulary:
+def vocabulary(report: Report) -> Vocabulary:
     """Names of providers and reasons that a requirement may use; a plugin's provider is known by its report only."""
     seen = [entry.provider for entry in report.chain]
     seen += [entry.provider for phase in report.phases for entry in phase.providers]
@@ -62,6 +61,6 @@ def vocabulary(report: Report, spell: Callable[[str], str] = flag) -> Vocabulary
         found = next((entry for entry in seen if name.casefold() == entry.casefold()), None)
         if found is not None:
             return found
-        return parse_chain(name, flag=spell("require"))[0].ort_name
+        return parse_chain(name, argument="requirements")[0].ort_name
 
     return Vocabulary(provider, tuple(reason.code for reason in load_reasons()))

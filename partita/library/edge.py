@@ -1,7 +1,6 @@
 """The edge to programs: arguments are checked there, and whatever goes wrong is an error of the one tree.
 
-A wrong argument is an `ArgumentError`, which is a ValueError and a TypeError, too. What a callee means by an option of
-the command line is the argument of that name.
+A wrong argument is an `ArgumentError`, which is a ValueError and a TypeError, too.
 """
 
 from __future__ import annotations
@@ -15,12 +14,15 @@ from typing import Any, ParamSpec, TypeVar
 
 from partita.errors import PartitaError, ResourceError, UsageError
 from partita.extras import explain
+from partita.spelling import read_by
 
 P = ParamSpec("P")
 T = TypeVar("T")
 SHOWN = 60
 WORDS = {
     "str": "a text",
+    "str | None": "a text or None",
+    "str | Sequence[str] | None": "a text, a list of texts, or None",
     "bool": "True or False",
     "int": "a whole number",
     "int | None": "a whole number or None",
@@ -48,17 +50,21 @@ class ArgumentError(UsageError, ValueError, TypeError):
 
 @contextmanager
 def one_tree() -> Iterator[None]:
-    """Let nothing out but errors of ours, KeyboardInterrupt, and what else is no Exception."""
+    """Let nothing out but errors of ours, KeyboardInterrupt, and what else is no Exception.
+
+    What is said meanwhile names the arguments of functions, unless a command line has called.
+    """
     try:
-        yield
+        with read_by("python"):
+            yield
     except ArgumentError:
         raise
     except UsageError as error:
-        raise ArgumentError(error.problem, remedy=error.remedy) from error
+        raise ArgumentError(error.said, where=error.where, remedy=error.remedy) from error
     except PartitaError:
         raise
     except MemoryError as error:
-        raise ResourceError("memory ran out; close other models, or use a smaller one") from error
+        raise ResourceError("out of memory; close other models, or use a smaller one") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise ResourceError(f"{where}{error.strerror or error}; check the disk and its permissions") from error

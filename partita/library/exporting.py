@@ -14,6 +14,7 @@ from partita.library.edge import public
 from partita.library.scratch import own_compile_cache
 from partita.library.where import Libraries, Options, text
 from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
+from partita.spelling import spelled
 
 if TYPE_CHECKING:
     from partita.export.companions import Reader
@@ -67,13 +68,15 @@ def export(
     verify: bool = True,
     force: bool = False,
     opset: int | None = None,
+    exporter: str = "native",
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
     The arguments are the options of `partita export`; `target_options` and `target_libraries` are about the provider
-    that `target` names. Raises ArgumentError, CheckpointError, UnsupportedModelError, ParityError when the graph does
-    not compute what the model computes, ProviderError when the target cannot be asked, ResourceError, and
-    InstallationError without the extra `export`. Nothing is left of a failed export.
+    that `target` names; an `exporter` that is not there is refused with the names of those that are. Raises
+    ArgumentError, CheckpointError, UnsupportedModelError, ParityError when the graph does not compute what the model
+    computes, ProviderError when the target cannot be asked, ResourceError, and InstallationError without the extra
+    `export`. Nothing is left of a failed export.
     """
     with own_compile_cache():
         from partita.export.options import ExportOptions
@@ -90,7 +93,12 @@ def export(
             verify=verify,
             force=force,
             opset=opset,
+            exporter=exporter,
         )
+        if target_options and target is None:
+            raise UsageError(
+                f"{spelled('target_options')} is about the provider that {spelled('target')} names; add it"
+            )
         wanted = TargetOptions(
             target,
             tuple(f"{target}.{name}={text(value)}" for name, value in (target_options or {}).items()),
@@ -114,12 +122,14 @@ def run_export(
     options: ExportOptions, wanted: TargetOptions, progress: Progress | None = None, audience: Audience = QUIET
 ) -> Summary:
     """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
+    from partita.export.exporters import check_name
     from partita.export.pipeline import check_options
     from partita.export.pipeline import export as write
     from partita.export.progress import Silent, stage
 
     shown = progress or Silent()
     check_options(options)
+    check_name(options.exporter)
     with stage(shown, "find target", {}):
         target = choose_target(options, wanted, audience)
     return write(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=shown)
@@ -132,13 +142,11 @@ def choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audie
     """
     if wanted.name is None and options.attention != "auto":
         if wanted.options or wanted.default_allowed or wanted.libraries:
-            raise UsageError(
-                "--provider-option, --provider-library and --target-default are about the provider that --target "
-                "names; add it"
-            )
+            given = f"{spelled('target_options')}, {spelled('target_libraries')} and {spelled('target_default')}"
+            raise UsageError(f"{given} are about the provider that {spelled('target')} names; add it")
         return None
     if wanted.name is None and wanted.libraries:
-        raise UsageError("--provider-library brings a provider that --target names; add it")
+        raise UsageError(f"{spelled('target_libraries')} brings a provider that {spelled('target')} names; add it")
     from partita.library.target import find_target
 
     return find_target(

@@ -231,7 +231,7 @@ def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:
         "decode_steps": decode.steps,
         "decode_tokens": decode.tokens,
         "decode_tokens_per_second": decode.tokens_per_second,
-        "decode_p50_ms": decode.p50_ms,
+        "decode_p50_ms": decode.step_p50_ms,
         "overhead_p50_ms": decode.overhead_p50_ms,
     }
 

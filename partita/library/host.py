@@ -1,20 +1,25 @@
 """The process of a `RemoteEngine`: `python -m partita.library.host`, a question per line in, an answer per line out.
 
-It may crash or hang: the parent reads that as a finding. It ends without unloading native libraries, when its stdin
-does; some of them crash then.
+It may crash or hang: the parent reads that as a finding. It ends without unloading native libraries, some of which
+crash then: when it is told to, or when its stdin ends without that. Its parent is gone then, however that was ended,
+and what this process does and the folder of both go, too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import queue
+import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from partita.library.crossing import told
+from partita.library.crossing import FAREWELL, told
+from partita.spelling import read_by
 
 if TYPE_CHECKING:
     from partita.library.local import LocalEngine
@@ -25,12 +30,28 @@ def main() -> None:
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
+    questions: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=listen, args=(questions, Path(sys.argv[1])), daemon=True).start()
     host = Host()
-    for line in sys.stdin:
-        question = json.loads(line)
-        out.write(json.dumps({"number": question["number"], **answer(host, question)}) + "\n")
-        out.flush()
+    with read_by("python"):
+        while (line := questions.get()) is not None:
+            question = json.loads(line)
+            out.write(json.dumps({"number": question["number"], **answer(host, question)}) + "\n")
+            out.flush()
     os._exit(0)
+
+
+def listen(questions: queue.Queue[str | None], folder: Path) -> None:
+    """Pass questions on until the farewell, which is None. Without one, end at once, whatever is being done, and remove
+    the folder: nobody else will.
+    """
+    for line in sys.stdin:
+        if line == FAREWELL:
+            questions.put(None)
+            return
+        questions.put(line)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,12 @@ from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
 from partita.runtime.generate import check_prompts
 from partita.runtime.optimised import with_optimised
-from partita.runtime.ort_errors import NoKernelError
+from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
 from partita.runtime.verify import replay
+from partita.spelling import spelled
 
 
 class LocalEngine:
@@ -78,7 +79,9 @@ class LocalEngine:
             check_prompts(self.runner, [row.prompt for row in request.rows])
             for row in request.rows:
                 if (row.sampling.max_new_tokens or 0) < 1:
-                    raise UsageError(f"--max-new-tokens is {row.sampling.max_new_tokens}; it must be at least 1")
+                    raise UsageError(
+                        f"{spelled('max_new_tokens')} is {row.sampling.max_new_tokens}; it must be at least 1"
+                    )
             self._end()
             stops = frozenset(request.stop_ids)
             shared = request.rows[0].sampling.sampler() if request.one_sampler else None
@@ -87,8 +90,8 @@ class LocalEngine:
                 for row in request.rows
             ]
             runner = self.runner
-            runner.recorder.on_prompts(tuple(len(row.prompt) for row in request.rows))
-            self._loop = serve(runner.executor, requests, prefill_chunk=wanted, observers=(runner.recorder,))
+            runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
+            self._loop = serve(runner.executor, requests, prefill_chunk=wanted, observers=(runner,))
             self._number += 1
             self._request = request
             graphs = runner.executor.graphs
@@ -99,8 +102,8 @@ class LocalEngine:
         with self._lock:
             if number != self._number:
                 raise GenerationError(
-                    "another generation of this model has begun since, and one goes on at a time; load the package "
-                    "once more for a second one beside it"
+                    "another generation of this model has begun since, and only one runs at a time; load the "
+                    "package again to run two at once"
                 )
             return None if self._loop is None else next(self._loop, None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -180,7 +179,7 @@ class Model:
         check_probe_seconds(probe_seconds)
         last = self._last
         if last is None or not last.steps:
-            raise ReportError("nothing was generated yet, so there is nothing to report; generate first, or place")
+            raise ReportError("nothing to report: nothing has been generated yet; call generate first, or place")
         last.close()
         error = last.error if isinstance(last.error, Exception) else None
         request = ReportRequest(
@@ -192,11 +191,8 @@ class Model:
             probe_seconds=probe_seconds,
         )
         report = self._open().report(request)
-        if "partita.library.probing" in sys.modules:  # else the experiments are a child's, whom no Ctrl-C here reaches
-            from partita.library.probing import was_interrupted
-
-            if was_interrupted(report.notes):
-                raise KeyboardInterrupt
+        if report.interrupted:
+            raise KeyboardInterrupt
         return Report.of(report)
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from partita.errors import ProviderError
 from partita.library.crossing import told
 from partita.signals import ended_by_exception
+from partita.spelling import read_by
 
 if TYPE_CHECKING:
     from partita.partition_reports.records import Report
@@ -28,7 +29,7 @@ NOT_REAL = (
     "times: nothing is computed on a device, so none is given",
     "sizes that follow from values: unknown, and marked so",
     "memory use, and what depends on how much memory is free",
-    "the device profile: it answers questions about the device, on which no placement was seen to depend",
+    "the device profile: it answers questions about the device; no placement was seen to depend on it",
 )
 
 
@@ -38,7 +39,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
-    with ended_by_exception():  # its own children go with it
+    with ended_by_exception(), read_by(request["reader"]):  # its own children go with it
         result = answer(request)
     out.write(json.dumps({"result": result}) + "\n")
     out.flush()
@@ -63,11 +64,9 @@ def place_it(request: dict[str, Any]) -> dict[str, Any]:
     from partita.library.chain import read_chain_options
     from partita.library.place_options import from_json
     from partita.library.place_run import place
-    from partita.library.probing import was_interrupted
     from partita.partition_reports import storage
-    from partita.partition_reports.records import DryRunFacts
+    from partita.partition_reports.request_records import DryRunFacts
     from partita.providers.cuda_dry_run.standins import ensure_child
-    from partita.runtime.place import RunInterruptedError
 
     options, played = from_json(request["options"]), None
     if request["played"] is not None:
@@ -78,10 +77,9 @@ def place_it(request: dict[str, Any]) -> dict[str, Any]:
         ensure_child()  # what the session loaded is still the same
         check_started(report)
     storage.write(report, Path(request["report"]))
-    interrupted = isinstance(error, RunInterruptedError)
     return {
-        "interrupted": interrupted or was_interrupted(report.notes),
-        "failed": None if error is None or interrupted else told(error),
+        "interrupted": bool(report.interrupted),
+        "failed": None if error is None or "runs" in report.interrupted else told(error),
     }
 
 
@@ -90,7 +88,7 @@ def check_started(report: Report) -> None:
     first = report.chain[0]
     if first.status != "active" and first.reason not in OVER_THE_GRAPH:
         raise ProviderError(
-            f"dry run: {first.provider} did not start over the stand-ins: {first.reason}: {first.evidence}"
+            f"dry run: {first.provider} did not start over the stub libraries: {first.reason}: {first.evidence}"
         )
 
 

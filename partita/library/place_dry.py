@@ -1,4 +1,4 @@
-"""Places a model in a child process: over stand-in CUDA libraries, or because a provider's native code may crash."""
+"""Places a model in a child process: over stub CUDA libraries, or because a provider's native code may crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from partita.library.crossing import raise_told, rebuilt
 from partita.library.place_options import PlaceOptions
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
-from partita.runtime.child_process import run_patiently
+from partita.runtime.process.children import run_patiently
+from partita.spelling import reader
 
 CHILD = "partita.library.place_child"
 CHILD_SECONDS = 1800.0
@@ -21,7 +22,7 @@ CHILD_SECONDS = 1800.0
 
 
 def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
-    """Place the model over stand-in CUDA libraries, in a child process; whether Ctrl-C cut it short.
+    """Place the model over stub CUDA libraries, in a child process; whether Ctrl-C cut it short.
 
     A run that fails there says nothing about the model, and is a note in the report. Ctrl-C is the child's to handle:
     it ends the runs or the experiments, and the report has what there is. Raises ProviderError when the stand-ins
@@ -65,7 +66,7 @@ def place_in_child(
         path = Path(folder) / "report.json"
         outcome = run_patiently(
             CHILD,
-            {"options": options.to_json(), "report": str(path), "played": played},
+            {"options": options.to_json(), "report": str(path), "played": played, "reader": reader()},
             timeout_seconds=CHILD_SECONDS,
             # What a crash leaves behind goes with the folder.
             environment={**environment, "TMPDIR": folder},

@@ -11,6 +11,7 @@ from partita.errors import UsageError
 from partita.library.chain import ChainOptions, chain_options
 from partita.partition_reports.check.limits import Limits
 from partita.providers.cuda import PROVIDER as CUDA
+from partita.spelling import spelled
 
 MAX_RUNS = 1000
 RUNS = 3
@@ -72,24 +73,26 @@ def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
 def check_options(options: PlaceOptions) -> None:
     """Check what can be checked without a provider. Raises UsageError."""
     if not 1 <= options.runs <= MAX_RUNS:
-        raise UsageError(f"--runs is {options.runs}; it must be between 1 and {MAX_RUNS:,}")
+        raise UsageError(f"{spelled('runs')} is {options.runs}; it must be between 1 and {MAX_RUNS:,}")
     check_probe_seconds(options.probe_seconds)
     if options.is_package and options.shapes:
-        raise UsageError("--shape is for ONNX files; the sizes of a package are in its manifest")
+        raise UsageError(f"{spelled('shapes')} is for ONNX files; the sizes of a package are in its manifest")
     if options.is_package and options.values:
-        raise UsageError("--input is for ONNX files; a package is run on dummy tokens")
-    for flag, given in (("--device", options.device is not None), ("--graph-capture", options.graph_capture)):
+        raise UsageError(f"{spelled('inputs')} is for ONNX files; a package is run on dummy tokens")
+    for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:
-            raise UsageError(f"{flag} is part of a dry run; add --dry-run")
+            raise UsageError(f"{spelled(name)} is part of a dry run; add {spelled('dry_run', True)}")
     if options.dry_run and options.where.provider is None:
-        raise UsageError("--dry-run needs --provider cuda, or cuda,cpu: only CUDA can be placed without its device")
+        needs = f"{spelled('dry_run', True)} needs {spelled('providers', 'cuda')}, or cuda,cpu"
+        raise UsageError(f"{needs}: only CUDA can be placed without its device")
 
 
 def check_probe_seconds(seconds: float) -> None:
     """Raise UsageError for a budget that makes no sense."""
     if not 0 <= seconds <= MAX_PROBE_SECONDS:
         raise UsageError(
-            f"--probe-seconds is {seconds:g}; it must be between 0, for no experiments, and {MAX_PROBE_SECONDS:,}"
+            f"{spelled('probe_seconds')} is {seconds:g}; it must be between 0, for no experiments, and "
+            f"{MAX_PROBE_SECONDS:,}"
         )
 
 
@@ -99,4 +102,7 @@ def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:
 
     check_limits(options.limits, chain)
     if options.dry_run and chain and chain[0] != CUDA.ort_name:
-        raise UsageError(f"--dry-run is for CUDA: --provider has to begin with cuda, not with {chain[0]}")
+        raise UsageError(
+            f"{spelled('dry_run', True)} is for CUDA: {spelled('providers')} has to begin with cuda, not with "
+            f"{chain[0]}"
+        )

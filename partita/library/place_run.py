@@ -15,13 +15,14 @@ from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
 from partita.package import read_manifest, sha256_of
 from partita.partition_reports.check.measures import repeated_phase
-from partita.partition_reports.graph_capture import WHY_ELSEWHERE, blocking_nodes
-from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput, Report
+from partita.partition_reports.graph_capture import blocking_nodes
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.runtime.advice import package_facts
 from partita.runtime.chain import ChainError
 from partita.runtime.inputs import Shape, input_shapes, read_values
 from partita.runtime.onnx_model import OnnxModel, read_onnx
-from partita.runtime.ort_errors import NoKernelError
+from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.place import (
     Attempt,
@@ -37,8 +38,8 @@ from partita.runtime.place import (
 
 CAPTURE_OPTION = "enable_cuda_graph"
 FAILED_DRY = (
-    "a run that fails in a dry run says nothing about the model: values that the device would compute are zeros; sizes "
-    "that only a run tells are unknown, and everything that was decided before the run stands"
+    "a failed run says nothing about the model in a dry run: values computed on the device read as zeros; sizes "
+    "known only from a run are missing, and everything decided before the run holds"
 )
 
 
@@ -94,7 +95,7 @@ def place(
     facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds, audience)
     if played is not None:
         facts = with_shapes(facts, models, shapes)
-        if placed.error is not None:
+        if placed.error is not None and not isinstance(placed.error, RunInterruptedError):
             facts = replace(facts, notes=(*facts.notes, FAILED_DRY))
     report = join(facts, resolutions, asked(options, target), package=package, model=model, played=played)
     if played is not None and options.graph_capture:
@@ -133,7 +134,7 @@ def model_facts(model: OnnxModel, shapes: dict[str, Shape]) -> ModelFacts:
         ir_version=model.proto.ir_version,
         opsets=dict(model.opsets),
         nodes=len(model.nodes),
-        inputs=tuple(ModelInput(name=port.name, dtype=port.dtype, shape=shapes[port.name]) for port in model.inputs),
+        inputs=tuple(ModelInput.taken_from(port, shape=shapes[port.name]) for port in model.inputs),
     )
 
 
@@ -157,9 +158,9 @@ def judge(report: Report, attempt: Attempt) -> GraphCapture:
     phase = repeated_phase([phase for phase in report.phases if phase.file == attempt.file])
     blocking = blocking_nodes(phase, report.chain[0].provider)
     evidence, accepted = attempt.said, attempt.opened
-    fatal = [node for node in blocking if node.why != WHY_ELSEWHERE or not attempt.warned]
+    fatal = [node for node in blocking if node.cause != "elsewhere" or not attempt.warned]
     if accepted and fatal:
         accepted = False
         reasons = listing(f"{plural(count, 'node')} ({why})" for why, count in Counter(n.why for n in fatal).items())
-        evidence = f"ONNX Runtime opens the session, but the run that captures would fail: {reasons}"
+        evidence = f"ONNX Runtime opens the session, but the capturing run would fail: {reasons}"
     return GraphCapture(file=attempt.file, accepted=accepted, evidence=evidence, blocking=blocking)

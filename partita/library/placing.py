@@ -24,8 +24,8 @@ Sizes: TypeAlias = Mapping[str, int | Sequence[int]]
 class PlacementError(PartitaError):
     """The model was placed, and a run of it failed. `report` has where its nodes are; the cause has what failed."""
 
-    def __init__(self, message: str, report: Report) -> None:
-        super().__init__(message)
+    def __init__(self, error: PartitaError, report: Report) -> None:
+        super().__init__(error.said, where=error.where, remedy=error.remedy)
         self.report = report
 
 
@@ -51,7 +51,7 @@ def place(
 
     `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process` are those of `load`.
     `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
-    `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stand-ins for its libraries, as the GPU `device`
+    `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, as the GPU `device`
     plays; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for experiments
     on nodes that fell back; 0: none.
 
@@ -77,7 +77,7 @@ def place(
     if interrupted:
         raise KeyboardInterrupt
     if error is not None:
-        raise PlacementError(str(error), Report.of(report)) from error
+        raise PlacementError(error, Report.of(report)) from error
     return Report.of(report)
 
 
@@ -95,11 +95,9 @@ def _place(
         return place_in_child(there, "place", None, os.environ)
 
     from partita.library.place_run import place as place_here
-    from partita.library.probing import was_interrupted
-    from partita.runtime.place import RunInterruptedError
 
     report, error = place_here(options, target)
-    return report, error, isinstance(error, RunInterruptedError) or was_interrupted(report.notes)
+    return report, error, bool(report.interrupted)
 
 
 def _sizes(sizes: int | Sequence[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +13,11 @@ from partita.observations.names import CPU
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
-from partita.runtime.ort_errors import NoKernelError
+from partita.runtime.ort.errors import NoKernelError
 
 REFUSAL_SECONDS = 20.0
 """Most time for experiments before a chain is refused: somebody waits for an answer."""
-TITLE = "trying nodes that fell back, one at a time (Ctrl-C: the report without them)"
-INTERRUPTED_NOTE = "experiments on nodes that fell back were interrupted, so none is in the report"
+TITLE = "probing nodes that fell back, one at a time (Ctrl-C: report without it)"
 
 
 def with_probes(
@@ -36,15 +35,11 @@ def with_probes(
         with audience.busy(TITLE):
             return probe_run(facts, resolutions, models, sizes, seconds)
     except KeyboardInterrupt:
-        told = INTERRUPTED_NOTE
+        told = "experiments on nodes that fell back were interrupted, so none is in the report"
+        facts = replace(facts, interrupted=(*facts.interrupted, "experiments"))
     except OSError as error:
         told = f"experiments on nodes that fell back could not be made: {error.strerror or error}"
     return replace(facts, notes=(*facts.notes, told)), resolutions
-
-
-def was_interrupted(notes: Collection[str]) -> bool:
-    """Whether the notes of a report say that Ctrl-C ended the experiments: the exit code has to say so, too."""
-    return INTERRUPTED_NOTE in notes
 
 
 def probe_package(

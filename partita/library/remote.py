@@ -18,12 +18,12 @@ from pydantic import TypeAdapter
 from partita.errors import ProviderError
 from partita.files import temporary_directory
 from partita.library.chain import ChainOptions
-from partita.library.crossing import raise_told
+from partita.library.crossing import FAREWELL, raise_told
 from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
 from partita.package import Verification
 from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
-from partita.runtime.live_child import ChildLostError, LiveChild
+from partita.runtime.process.live_child import ChildLostError, LiveChild
 
 CHILD = "partita.library.host"
 PATIENCE_SECONDS = 30.0 * 24 * 3600
@@ -45,7 +45,8 @@ class RemoteEngine:
         self._names = where.provider
         self._folder = temporary_directory()
         try:
-            self._child = LiveChild(CHILD, Path(self._folder.name) / "child")
+            folder_of_child = Path(self._folder.name) / "child"
+            self._child = LiveChild(CHILD, folder_of_child, (self._folder.name,), FAREWELL)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -97,6 +98,6 @@ class RemoteEngine:
         """Another line of the child."""
         line = self._child.lines.get(timeout=PATIENCE_SECONDS)
         if line is None:
-            raise self._child.give_up("ended while it was asked")
+            raise self._child.give_up("ended while it was being queried")
         answer: dict[str, Any] = json.loads(line)
         return answer

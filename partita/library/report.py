@@ -119,7 +119,7 @@ class Report(records.Report):
             requirements,
             max_slowdown,
         )
-        asked = gate_of(wanted, vocabulary(self, str), baseline=baseline is not None, spell=str)
+        asked = gate_of(wanted, vocabulary(self), baseline=baseline is not None)
         if asked == gate.Gate() and baseline is None:
             raise UsageError("nothing to check: give requirements, a limit or a baseline")
         beside = None if baseline is None else ("the baseline", baseline)

@@ -14,7 +14,8 @@ from partita.observations.records import PackageFacts
 from partita.package import Manifest
 from partita.partition_reports.build import build_report
 from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.records import DryRunFacts, ModelFacts, Report, Request
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.providers.resolve import Resolution
 from partita.runtime.advice import package_facts
 from partita.runtime.chain import chain_entry
@@ -74,7 +75,7 @@ def join(
             max_new_tokens=asked.max_new_tokens,
             prefill_chunk_tokens=asked.prefill_chunk_tokens,
             runs=asked.runs,
-            limits=asked.limits.given(),
+            limits=asked.limits.by_option(),
         ),
         chain=tuple(chain_entry(resolution) for resolution in resolutions),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from partita.remedies import flag
 from partita.runtime.sampling import Sampler, make_sampler
 from partita.runtime.suggested import Suggestion
 
@@ -38,11 +36,8 @@ class Sampling:
     source: str | None = None
     """`checkpoint`: what was not asked is as the checkpoint suggests."""
 
-    def sampler(self, spell: Callable[[str], str] = flag) -> Sampler:
-        """The function that chooses; what was not asked is off. Raises UsageError for a value out of range.
-
-        `spell`: how a message writes the name of a field.
-        """
+    def sampler(self) -> Sampler:
+        """The function that chooses; what was not asked is off. Raises UsageError for a value out of range."""
         return make_sampler(
             temperature=self.temperature or 0.0,
             top_k=self.top_k or 0,
@@ -50,7 +45,6 @@ class Sampling:
             min_p=self.min_p or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
             seed=self.seed,
-            spell=spell,
         )
 
     def figures(self) -> dict[str, Any]:
@@ -63,7 +57,7 @@ class Sampling:
         return replace(other, **given)
 
 
-def completed(asked: Sampling, suggests: Suggestion, spell: Callable[[str], str] = flag) -> Sampling:
+def completed(asked: Sampling, suggests: Suggestion) -> Sampling:
     """The sampling with a value for everything; what was not asked is as `suggests` has it.
 
     A run that draws gets a seed where none was given, so that it can be repeated. Raises UsageError.
@@ -77,7 +71,7 @@ def completed(asked: Sampling, suggests: Suggestion, spell: Callable[[str], str]
         max_new_tokens=suggests.max_new_tokens or MAX_NEW_TOKENS,
     )
     full = asked.over(suggested)
-    full.sampler(spell)
+    full.sampler()
     return replace(full, seed=secrets.randbits(SEED_BITS)) if full.temperature and full.seed is None else full
 
 

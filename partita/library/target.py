@@ -22,8 +22,10 @@ from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import Resolution, all_names, parse_chain, resolve_one
+from partita.spelling import spelled
 
-FLAG, DEFAULT_FLAG = "--target", "--target-default"
+SOURCE = "--target"
+"""Where the target comes from, as a manifest says it."""
 ASK_SECONDS = 120.0
 """For all questions about one lowering. A graph has some sixty distinct nodes; a GPU may compile for each."""
 
@@ -41,24 +43,25 @@ def find_target(
     `libraries`: of plugin providers that the user brings. Raises UsageError for a name or option that makes no sense,
     ProviderError when the provider cannot be asked here and the default was not allowed.
     """
-    from partita.runtime.ort_registry import available_ort_names
+    from partita.runtime.ort.registry import available_ort_names
     from partita.runtime.provider_check import best_chain, check
 
     available = available_ort_names()
     if name is None:
         best = best_chain(available)
         provider, source = best.chain[0], f"default: {best.reason}"
-        named = parse_options(options, (provider,)) if options else {}
+        named = parse_options(options, (provider,), "target_options") if options else {}
     else:
-        provider, source = one_provider(name, parse_libraries(libraries, all_names())), FLAG
-        named = parse_options(options, (provider,))
+        provider = one_provider(name, parse_libraries(libraries, all_names(), "target_libraries"))
+        source = SOURCE
+        named = parse_options(options, (provider,), "target_options")
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
     if provider.ort_name == CPU:
         target = Target(
             provider.name,
             source,
             provider.preferred_attention,
-            "by itself",
+            "directly",
             asker(resolution),
             as_verified(provider),
             smoker(provider, {}),
@@ -68,7 +71,7 @@ def find_target(
             provider.name,
             source,
             provider.preferred_attention,
-            "by itself",
+            "directly",
             asker(tried.resolution),
             replayer(provider, named),
             smoker(provider, named),
@@ -83,14 +86,15 @@ def one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
 
     Raises UsageError for a chain, a name that nobody has, or a library of another provider.
     """
-    chain = parse_chain(name, libraries, flag=FLAG)
+    chain = parse_chain(name, libraries, argument="target")
     if len(chain) != 1:
         raise UsageError(
-            f"{FLAG} {name}: name one provider; a package is made for one, and runs on others all the same"
+            f"{spelled('target', name)}: name one provider; a package is made for one, and still runs on others"
         )
     unused = [library.name for library in libraries if library not in chain]
     if unused:
-        raise UsageError(f"--provider-library {unused[0]}: not the provider that {FLAG} names ({chain[0].name})")
+        what = f"{spelled('target_libraries')}: {unused[0]} is not the provider"
+        raise UsageError(f"{what} that {spelled('target')} names ({chain[0].name})")
     return chain[0]
 
 
@@ -101,17 +105,18 @@ def not_usable(provider: Provider, source: str, why: Resolution, default_allowed
         try:
             environment, played = dry_run_environment()
         except PartitaError as error:
-            audience.note(f"a dry run of CUDA is not possible, either: {error}")
+            audience.note(f"a dry run of CUDA is not possible either: {error}")
         else:
-            how = f"over stand-ins for its libraries, as {played}: {why.reason} here"
+            how = f"over stub libraries, as {played}: {why.reason} here"
             ask = asker(resolve_one(provider, (provider.ort_name,)), environment)
             return Target(provider.name, source, provider.preferred_attention, how, ask, not_here=cause)
     if not default_allowed:
         raise ProviderError(
-            f"{FLAG} {provider.name}: it cannot be asked here: {cause}; {why.remedy}; or add {DEFAULT_FLAG} to take "
-            f"--attention {provider.preferred_attention} without asking, or name an --attention and no {FLAG}"
+            f"{spelled('target', provider.name)}: it cannot be queried here: {cause}; {why.remedy}; or add "
+            f"{spelled('target_default', True)} to take {spelled('attention', provider.preferred_attention)} without "
+            f"asking, or name an {spelled('attention')} and no {spelled('target')}"
         )
-    how = f"which could not be asked: {cause}"
+    how = f"which could not be queried: {cause}"
     return Target(provider.name, source, provider.preferred_attention, how, not_here=cause)
 
 
@@ -137,7 +142,9 @@ def asker(resolution: Resolution, environment: Mapping[str, str] | None = None) 
         told = put(model, sizes, lab)
         cache.save()
         if lab.unusable:
-            raise ProviderError(f"{FLAG} {resolution.provider.name}: it could not be asked: {lab.unusable}")
+            raise ProviderError(
+                f"{spelled('target', resolution.provider.name)}: it could not be queried: {lab.unusable}"
+            )
         return Answer(told.nodes, told.left, told.fails, told.unasked)
 
     return ask

@@ -1,4 +1,4 @@
-"""The closed vocabulary of reasons: every code that a report, a provider's log pattern or an error may carry."""
+"""Closed vocabularies: every reason that a report, a log pattern or an error may carry, and what was cut short."""
 
 from __future__ import annotations
 
@@ -34,3 +34,5 @@ PROVIDER_CODES: tuple[ProviderCode, ...] = get_args(ProviderCode)
 NODE_CODES: tuple[NodeCode, ...] = get_args(NodeCode)
 EvidenceKind = Literal["logged", "probed", "derived", "none"]
 """Logged: ONNX Runtime or the provider said so. Probed: an experiment shows it. Derived: it follows."""
+Interruption = Literal["runs", "experiments"]
+"""What Ctrl-C can cut short beside a generation: the session runs of `place`, experiments on nodes that fell back."""

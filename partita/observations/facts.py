@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from partita.observations.codes import Interruption
 from partita.observations.log_pattern import LogPattern
+from partita.observations.records import Memory, Probing
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class RunWindow:
     """New tokens per row in this run (S); 0 where there are no tokens."""
     start_us: int
     host_us: int
+    earlier: bool = False
+    """Of a generation before the one whose steps are told: a session is profiled once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +115,13 @@ class StateFact:
 
 Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]
 """What became of an experiment: the provider took the node, left it to another, its session failed to open, its process
-was killed by a signal, it gave no answer in time, or ONNX Runtime does not accept such a model at all."""
+was killed by a signal, it did not finish in time, or ONNX Runtime does not accept such a model at all."""
 FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are the provider's failure; a node that it leaves is none."""
-Factor = Literal["as_is", "static_shape", "type", "opset", "attribute", "input", "combined"]
-"""What an experiment changed: nothing, shapes fixed, element types, the opset, an attribute at its default, an input
-left out or made constant, or several of them."""
+Factor = str
+"""What an experiment changed: nothing (`AS_IS`), several things (`COMBINED`), or what a factor of this name changes, of
+which the runtime has a file each: static_shape, type, opset, attribute, input."""
+AS_IS, COMBINED = "as_is", "combined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One experiment: a model of one node, tried on the wanted provider alone."""
+    """One experiment: a model of one node, opened on one provider with only the CPU provider behind it."""
 
     factor: Factor
     change: str
@@ -157,6 +162,10 @@ class Trial:
     """The change leaves something out."""
     unfolded: bool = False
     """Taken, but only as the nodes of its function, and not as itself."""
+    kind: str = ""
+    """What changes of this factor are, in words: `other types`; empty for as_is."""
+    company: bool = False
+    """A Neg stood beside the node: a provider that compiles may take no partition of a single node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +177,13 @@ class NodeProbe:
     """In the order they were made; the first has nothing changed."""
     unprobed: str = ""
     """Why there are no experiments, or not all of them, e.g. the budget; empty when they are complete."""
+    left_out: int = 0
+    """Combinations of several changes that were not tried, because there are many."""
 
 
 @dataclass(frozen=True, slots=True)
 class RejectedPart:
-    """The smallest part of a graph that the wanted provider does not open, found by bisection."""
+    """The smallest part of a graph that the preferred provider does not open, found by bisection."""
 
     nodes: tuple[str, ...]
     said: str
@@ -181,19 +192,11 @@ class RejectedPart:
     """Every smaller part that was tried opens; False when the time was up before."""
     tries: int
     whole: bool = False
-    """It is the graph as the file has it: cut out of the file, no part fails, not even all nodes together."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbingFacts:
-    """What probing took, over all sessions of a run."""
-
-    seconds: float
-    budget_seconds: float
-    experiments: int
-    """Tried now; those that were known from before are not in it."""
-    cached: int
-    crashes: int
+    """It is the graph as the file has it: no part that was cut out of the file and tried fails."""
+    company: bool = False
+    """A Neg stood beside it, as beside a node that is tried."""
+    untried: str = ""
+    """Why parts were not tried, e.g. a type that is not known; empty when all were that were wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,24 +282,13 @@ class StepFact:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryFacts:
-    """Memory of the process and of the package, in bytes."""
-
-    weight_bytes: int
-    cache_bytes: int
-    rss_before_load_bytes: int | None
-    rss_after_load_bytes: int | None
-    peak_rss_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class RunFacts:
     """One whole run: its sessions, its steps, and how it ended."""
 
     sessions: tuple[SessionFacts, ...]
     states: tuple[StateFact, ...]
     steps: tuple[StepFact, ...]
-    memory: MemoryFacts
+    memory: Memory
     tokenizer_load_seconds: float
     first_token_seconds: float | None
     """From the start of prefill to the first new token; None if none came."""
@@ -305,7 +297,9 @@ class RunFacts:
     finish_reason: str | None
     """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
     finish_detail: str = ""
-    probing: ProbingFacts | None = None
+    probing: Probing | None = None
     """None when probing was off, or there was nothing to probe."""
+    interrupted: tuple[Interruption, ...] = ()
+    """What Ctrl-C cut short; how a generation ended is in `finish_reason`."""
     notes: tuple[str, ...] = field(default=())
     """Anything the observer wants said in the report, one sentence each."""

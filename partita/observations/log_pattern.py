@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partita.observations.codes import ReasonCode
+from partita.observations.codes import PROVIDER_CODES, ReasonCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +14,10 @@ class LogPattern:
     reason: ReasonCode
     pattern: str
     """Regular expression, searched for in one line; named groups `node`, `op` and `why` where the line has them."""
+
+    def __post_init__(self) -> None:
+        if self.reason in PROVIDER_CODES and "(?P<node>" in self.pattern:
+            raise ValueError(f"{self.reason} is about a provider, and {self.pattern!r} about a node")
+
+    vague: bool = False
+    """The line says that the provider turned the node down for this, and not what of the node it is."""

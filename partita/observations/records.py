@@ -5,9 +5,10 @@ Parts of the schema `partita.report/1`; the rest of it is `partita.partition_rep
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
 from partita.observations.codes import ReasonCode
 from partita.remedies import Remedy
@@ -19,7 +20,7 @@ Source = Literal[
     "assignment",  # get_provider_graph_assignment_info(): after level 1 optimisation
     "profile",  # ONNX Runtime's profile of the observation window
     "native_log",  # ONNX Runtime's own log lines
-    "probe",  # experiments: one node at a time on the wanted provider, in a child process
+    "probe",  # experiments: one node at a time on the preferred provider, in a child process
     "memory_info",  # where the session wants its inputs and outputs
     "binding",  # addresses of the buffers that were bound
     "clock",  # our own clock around the session run
@@ -47,6 +48,16 @@ class Record(BaseModel):
         frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, json_schema_extra=grows
     )
 
+    @classmethod
+    def taken_from(cls, other: object, **own: object) -> Self:
+        """The record that has the fields of the same name of `other`, and `own` beside them or in their place.
+
+        So what one record takes over from another, or from an observed fact, is written down once. Raises
+        ValidationError when a field without a default is in neither, or `own` has one that the record has not.
+        """
+        shared = {name: getattr(other, name) for name in cls.model_fields if hasattr(other, name)}
+        return cls.model_validate({**shared, **own})
+
 
 def known_or_newer(value: object, check: ValidatorFunctionWrapHandler) -> object:
     """A reason code; one that a newer Partita wrote is kept as it is, so that its reports can be read."""
@@ -55,6 +66,14 @@ def known_or_newer(value: object, check: ValidatorFunctionWrapHandler) -> object
 
 Code = Annotated[ReasonCode, WrapValidator(known_or_newer)]
 """A reason code on disk."""
+
+
+class InstalledWheel(Record):
+    """A distribution that is installed."""
+
+    name: str
+    version: str
+    """Empty in what an older Partita wrote without."""
 
 
 class Environment(Record):
@@ -66,10 +85,26 @@ class Environment(Record):
     operating_system: str
     python: str
     onnxruntime_package: str
+    """`onnxruntime_wheels` for people, on one line."""
+    onnxruntime_wheels: tuple[InstalledWheel, ...] = ()
+    """What ONNX Runtime came in: more than one where they overwrote each other's files."""
     onnxruntime_version: str
+    """That of the ONNX Runtime that was imported."""
     onnxruntime_build: str
     packages: dict[str, str]
     """Package name to version."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, given: Any) -> Any:
+        """What was written without the wheels as data has them in its text, `NAME VERSION, NAME VERSION`."""
+        if not isinstance(given, dict) or "onnxruntime_wheels" in given:
+            return given
+        text = given.get("onnxruntime_package")
+        if not isinstance(text, str):
+            return given
+        pairs = [part.partition(" ") for part in text.split(", ")]
+        return {**given, "onnxruntime_wheels": [{"name": name, "version": version} for name, _, version in pairs]}
 
 
 class PackageFacts(Record):
@@ -105,9 +140,17 @@ def remedy_records(remedy: Remedy | None) -> tuple[RemedyRecord, ...]:
     """A remedy and what else helps, as records."""
     found = []
     while remedy is not None:
-        found.append(RemedyRecord(text=remedy.text, command=remedy.command, options=remedy.options))
+        found.append(RemedyRecord.taken_from(remedy))
         remedy = remedy.otherwise
     return tuple(found)
+
+
+def remedy_of(records: Sequence[RemedyRecord]) -> Remedy | None:
+    """The remedy that `remedy_records` made records of; None for none."""
+    found: Remedy | None = None
+    for record in reversed(records):
+        found = Remedy(record.text, record.command, record.options, found)
+    return found
 
 
 class ChainEntry(Record):
@@ -123,3 +166,28 @@ class ChainEntry(Record):
     """In words, commands among them."""
     remedies: tuple[RemedyRecord, ...] = ()
     """The same as data, the best first; empty in a report that was written without."""
+
+
+class Memory(Record):
+    """Memory, in bytes."""
+
+    weight_bytes: int
+    cache_bytes: int
+    rss_before_load_bytes: int | None
+    rss_after_load_bytes: int | None
+    peak_rss_bytes: int | None
+    source: Source = "process"
+
+
+class Probing(Record):
+    """What the experiments took."""
+
+    seconds: float
+    budget_seconds: float
+    experiments: int
+    """Tried in this run."""
+    cached: int
+    """Known from before."""
+    crashes: int
+    unprobed: tuple[str, ...]
+    """Nodes for which experiments are missing."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from partita.diagnosis import native_log
 from partita.diagnosis.session_index import CONTROL_FLOW, SessionIndex
 from partita.observations.names import CPU
-from partita.partition_reports.records import Bodies
+from partita.partition_reports.records import Bodies, BodyNode
 
 
 def find_bodies(index: SessionIndex) -> Bodies | None:
@@ -24,8 +24,10 @@ def find_bodies(index: SessionIndex) -> Bodies | None:
     inserted = {line for line in index.facts.log if native_log.MEMCPY_ADDED.search(line)}
     in_plan = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
     logged = native_log.is_at_info(index.facts.log)
+    on_cpu = tuple(BodyNode(name=node.name, op_type=node.op_type) for node in listed if node.provider == CPU)
     return Bodies(
         nodes=len(listed),
-        cpu_nodes=tuple(f"{node.name} ({node.op_type})" for node in listed if node.provider == CPU),
+        cpu_nodes=tuple(f"{node.name} ({node.op_type})" for node in on_cpu),
+        on_cpu=on_cpu,
         copies=max(len(inserted) - in_plan, 0) if logged else None,
     )

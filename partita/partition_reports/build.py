@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
 from partita.diagnosis.why import find_fallbacks
-from partita.observations.facts import MemoryFacts, RunFacts, StateFact, StepFact
+from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run, groups
 from partita.partition_reports.bodies import find_bodies
@@ -18,18 +18,9 @@ from partita.partition_reports.cost import phase_cost, tokens_per_run, with_cost
 from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.partitions import find_partitions
 from partita.partition_reports.placement import find_disagreements, in_layers, place_nodes
-from partita.partition_reports.probing import find_rejected, state_probing
-from partita.partition_reports.records import (
-    Cache,
-    CacheState,
-    DryRunFacts,
-    Memory,
-    ModelFacts,
-    Phase,
-    Report,
-    Request,
-    Totals,
-)
+from partita.partition_reports.probing import find_rejected
+from partita.partition_reports.records import Cache, CacheState, Phase, Report, Totals
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.partition_reports.sources import state_sources
 from partita.partition_reports.summary import summarise
 from partita.partition_reports.timeline import find_timeline
@@ -49,7 +40,8 @@ def build_report(
     played: DryRunFacts | None = None,
     limits: Limits | None = None,
 ) -> Report:
-    """The partition report of one run. `created` is UTC, ISO 8601; the first entry of `chain` is the wanted provider.
+    """The partition report of one run. `created` is UTC, ISO 8601; the first entry of `chain` is the preferred
+    provider.
 
     `model`: what was run, when it is no package. `played`: the device of a dry run; times and sizes that depend on
     values are left out then. `limits`: what the placement has to meet.
@@ -79,10 +71,15 @@ def build_report(
         phases=tuple(phases),
         fallbacks=tuple(fallbacks),
         rejected=find_rejected(facts.sessions, chain),
-        probing=state_probing(facts),
+        probing=facts.probing,
+        interrupted=facts.interrupted,
         cache=build_cache(facts.states) if package is not None else None,
-        memory=build_memory(facts.memory),
-        totals=build_totals(facts) if facts.finish_reason is not None else None,
+        memory=facts.memory,
+        totals=(
+            Totals.taken_from(facts, session_load_seconds=sum(session.load_seconds for session in facts.sessions))
+            if facts.finish_reason is not None
+            else None
+        ),
         dry_run=played,
         timeline=find_timeline(indexes) if played is None else (),
         checks=run_checks(facts, indexes, phases, chain),
@@ -119,7 +116,8 @@ def build_phase(
     partitions, copies = find_partitions(index, name, nodes, times), find_copies(index, name, nodes)
     nodes = keyed(in_layers(index, nodes, copies))
     compiled = {each: tuple(inner.op_type for inner in inside) for each, inside in index.compiled.items()}
-    return Phase(
+    return Phase.taken_from(
+        speed,
         name=name,
         file=index.facts.file,
         nodes=nodes,
@@ -131,15 +129,8 @@ def build_phase(
         copies=copies,
         cost=phase_cost(partitions, copies, tokens_per_run(index, name, rows), timed=timed),
         bodies=find_bodies(index),
+        folded=len(index.facts.graph) if not nodes and index.order_source == "plan_file" else None,
         observed_runs=times.observed_runs,
-        steps=speed.steps,
-        tokens=speed.tokens,
-        seconds=speed.seconds,
-        tokens_per_second=speed.tokens_per_second,
-        step_p50_ms=speed.p50_ms,
-        step_p95_ms=speed.p95_ms,
-        step_p99_ms=speed.p99_ms,
-        overhead_p50_ms=speed.overhead_p50_ms,
         timing_note=f"{speed.note}; {node_time_note(times)}" if timed else dry_run.TIMING_NOTE,
     )
 
@@ -149,17 +140,7 @@ def build_cache(states: Sequence[StateFact]) -> Cache:
     memories: dict[str, int] = {}
     for state in states:
         memories[state.memory] = memories.get(state.memory, 0) + state.size_bytes
-    entries = tuple(
-        CacheState(
-            name=state.past,
-            layer=state.layer,
-            kind=state.kind,
-            memory=state.memory,
-            size_bytes=state.size_bytes,
-            in_place=state.same_address,
-        )
-        for state in states
-    )
+    entries = tuple(CacheState.taken_from(state, name=state.past, in_place=state.same_address) for state in states)
     return Cache(
         states=len(states),
         size_bytes=sum(state.size_bytes for state in states),
@@ -175,32 +156,6 @@ def fewest(counts: Sequence[int | None]) -> int | None:
     """The smallest of the counts; None when there are none, or one is not known."""
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
-
-
-def build_memory(memory: MemoryFacts) -> Memory:
-    """Memory of process and package, in bytes."""
-    return Memory(
-        weight_bytes=memory.weight_bytes,
-        cache_bytes=memory.cache_bytes,
-        rss_before_load_bytes=memory.rss_before_load_bytes,
-        rss_after_load_bytes=memory.rss_after_load_bytes,
-        peak_rss_bytes=memory.peak_rss_bytes,
-    )
-
-
-def build_totals(facts: RunFacts) -> Totals:
-    """Time and tokens of the whole run."""
-    return Totals.model_validate(
-        {
-            "session_load_seconds": sum(session.load_seconds for session in facts.sessions),
-            "tokenizer_load_seconds": facts.tokenizer_load_seconds,
-            "first_token_seconds": facts.first_token_seconds,
-            "prompt_tokens": facts.prompt_tokens,
-            "new_tokens": facts.new_tokens,
-            "finish_reason": facts.finish_reason,
-            "finish_detail": facts.finish_detail,
-        }
-    )
 
 
 def plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:

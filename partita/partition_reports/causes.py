@@ -48,14 +48,14 @@ def cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
     node = graph.nodes[name]
     tensors = node.outputs if node.op_type == TO_HOST else node.inputs
     if not tensors:
-        return Cause((), "the optimised graph shows no tensor of it")
+        return Cause((), "the optimised graph has no tensor for it")
     tensor = tensors[0]
     if node.op_type != TO_HOST and tensor in graph.makers:
         return Cause((graph.makers[tensor],))
     readers = tuple(each for each in graph.readers.get(tensor, ()) if graph.nodes[each].op_type not in MEMCPY_OPS)
     if readers:
         return Cause(readers)
-    what = "the session hands it out" if node.op_type == TO_HOST else "it is a graph input or a constant"
+    what = "the session outputs it" if node.op_type == TO_HOST else "it is a graph input or a constant"
     return Cause((), f"no node reads {graph.original(tensor)} in host memory; {what}")
 
 
@@ -89,4 +89,4 @@ def cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
     elsewhere = tuple(each for each in readers if choose_provider(index.claims[each]) != own)
     if elsewhere:
         return Cause(elsewhere)
-    return Cause((), f"the ONNX file shows no node on another provider that reads or makes {line.tensor}")
+    return Cause((), f"the ONNX file shows no node on another provider that reads or produces {line.tensor}")

@@ -76,7 +76,9 @@ def per(amount: float | None, tokens: int | None) -> float | None:
 
 
 def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, *, timed: bool) -> tuple[Fallback, ...]:
-    """The fallbacks of a phase, each with what it costs in one run; a node in a body of control flow has no figures."""
+    """The fallbacks of a phase, each with what it costs in one run; a node in a control-flow subgraph has no
+    figures.
+    """
     nodes = {node.name: node for node in phase.nodes}
     whole = total_us(phase.nodes)
     copies: dict[str, list[Copy]] = {}
@@ -96,7 +98,10 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, 
 def cost_of(
     node: NodePlacement, caused: Sequence[Copy], whole: float | None, phase: Phase, wanted: ChainEntry, *, timed: bool
 ) -> FallbackCost:
-    """What one node off the wanted provider costs; `caused`: copies because of it, `whole`: node time of the phase."""
+    """What one node off the preferred provider costs.
+
+    `caused`: copies because of it; `whole`: node time of the phase.
+    """
     part = share(node.host_us_per_run, whole)
     harmless, why = judge(caused, part, phase, wanted)
     return FallbackCost(
@@ -113,19 +118,19 @@ def cost_of(
 def judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: ChainEntry) -> tuple[bool | None, str]:
     """Whether a fallback is harmless, and the ground for it. It is not known without a time, as in a dry run."""
     if caused:
-        return False, f"it makes {plural(len(caused), 'copy')} necessary"
+        return False, f"it causes {plural(len(caused), 'copy')}"
     if wanted.status != "active":
         return None, f"nothing can run on {wanted.provider}, so one node more or less tells nothing"
     orphans = sum(bool(copy.cause_unknown) for copy in phase.copies)
     if orphans:
         return None, f"the cause of {plural(orphans, 'Memcpy node')} is not known, and it may be this node"
     if part is None:
-        return None, "it makes no copy necessary; its time is not known"
+        return None, "it causes no copy; its time is not known"
     if part >= NEXT_TO_NOTHING:
-        return False, f"it makes no copy necessary, but takes {percent(part)} of the node time of {phase.name}"
+        return False, f"it causes no copy, but takes {percent(part)} of the node time of {phase.name}"
     if any(node.op_type == COMPILED for node in phase.nodes):
         return (
             None,
             f"it takes {percent(part)} of the node time of {phase.name}; what compiled nodes copy is not visible",
         )
-    return True, f"it makes no copy necessary and takes {percent(part)} of the node time of {phase.name}"
+    return True, f"it causes no copy and takes {percent(part)} of the node time of {phase.name}"

@@ -14,7 +14,7 @@ from partita.observations.facts import GraphNode, RunFacts
 from partita.observations.names import CPU
 from partita.partition_reports.timing import NodeTimes
 
-TIMING_NOTE = "no time is given: this was a dry run, in which no device computes"
+TIMING_NOTE = "no times: this was a dry run, and no device computed anything"
 BY_VALUES = frozenset(
     {
         "BeamSearch",
@@ -87,7 +87,9 @@ def without_times(facts: RunFacts) -> RunFacts:
         facts,
         steps=(),
         first_token_seconds=None,
-        memory=replace(facts.memory, rss_before_load_bytes=None, rss_after_load_bytes=None, peak_rss_bytes=None),
+        memory=facts.memory.model_copy(
+            update={"rss_before_load_bytes": None, "rss_after_load_bytes": None, "peak_rss_bytes": None}
+        ),
     )
 
 

@@ -1,21 +1,24 @@
-"""What came of a run: all on the wanted provider, nearly, partly, not at all, or refused. No words."""
+"""What came of a run: all on the preferred provider, nearly, partly, not at all, or refused. No words."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from partita.diagnosis.records import Fallback
 from partita.partition_reports.groups import provider_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 
-StateName = Literal["all", "nearly", "partly", "none", "refused", "nothing"]
+StateName = Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing"]
 
 
 def state_name(report: Report) -> StateName:
-    """All, all but what is harmless, partly, not at all, or refused."""
+    """All, all but what is harmless, partly, not at all, or refused; empty where no node is left to run, nothing where
+    none is known.
+    """
     phases = used_phases(report)
     away = [node for phase in phases for node in strays(report, phase)]
     if not phases:
-        return "nothing"
+        return "empty" if is_folded(report) else "nothing"
     if any(part.provider == wanted_of(report) for part in report.rejected):
         return "refused"
     if not away and not report.fallbacks:
@@ -39,19 +42,42 @@ def wanted_of(report: Report) -> str:
     return report.chain[0].provider if report.chain else "no provider"
 
 
+def active_of(report: Report) -> tuple[str, ...]:
+    """Providers of the chain that were there, by ONNX Runtime's names."""
+    return tuple(entry.provider for entry in report.chain if entry.status == "active")
+
+
+def fallbacks_of(report: Report) -> tuple[Fallback, ...]:
+    """The fallbacks as they are told: by the providers that were there. That one was not is said once, and is no reason
+    of a node that another preferred provider could have taken.
+    """
+    active = active_of(report)
+    return tuple(entry.among(active) for entry in report.fallbacks)
+
+
 def used_phases(report: Report) -> tuple[Phase, ...]:
     """Phases of which nodes are known."""
     return tuple(phase for phase in report.phases if phase.nodes)
 
 
+def is_folded(report: Report) -> bool:
+    """Whether no node is left to run in any phase: the outputs are constants, or inputs handed through."""
+    return bool(report.phases) and all(phase.folded is not None for phase in report.phases)
+
+
+def is_known(phase: Phase) -> bool:
+    """Whether it is known what runs in the phase, be it nothing."""
+    return bool(phase.nodes) or phase.folded is not None
+
+
 def main_phase(report: Report) -> Phase | None:
-    """The phase that is run for every token, or the only one."""
-    phases = used_phases(report)
+    """The phase that is run for every token, or the only one; None where nothing is known of any."""
+    phases = used_phases(report) or tuple(filter(is_known, report.phases))
     return next((phase for phase in phases if phase.name == "decode"), phases[-1] if phases else None)
 
 
 def strays(report: Report, phase: Phase) -> list[NodePlacement]:
-    """Nodes of a phase that are not on the wanted provider."""
+    """Nodes of a phase that are not on the preferred provider."""
     return [node for node in phase.nodes if provider_of(node) != wanted_of(report)]
 
 

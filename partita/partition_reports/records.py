@@ -9,100 +9,23 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from partita.diagnosis.records import Fallback
-from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName, Record, Source
+from partita.observations.codes import Interruption
+from partita.observations.records import (
+    ChainEntry,
+    Environment,
+    Memory,
+    PackageFacts,
+    PhaseName,
+    Probing,
+    Record,
+    Source,
+)
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 
 SCHEMA = "partita.report/1"
-
-
-class ModelInput(Record):
-    """An input of a model that is no package, and what it was given."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    """The shape used."""
-
-
-class ModelFacts(Record):
-    """The ONNX file that was run, when it is no package."""
-
-    file: str
-    sha256: str
-    """Of the ONNX file alone; `data_files` are not in it."""
-    data_files: tuple[str, ...]
-    """Files beside it that hold weights."""
-    ir_version: int
-    opsets: dict[str, int]
-    """Operator set per domain; "" is ONNX itself."""
-    nodes: int
-    """Of the main graph."""
-    inputs: tuple[ModelInput, ...]
-
-
-class BlockingNode(Record):
-    """A node that cannot be part of a captured graph."""
-
-    node: str
-    op_type: str | None
-    provider: str
-    why: str
-
-
-class GraphCapture(Record):
-    """Whether a session would let its runs be captured into one CUDA graph."""
-
-    file: str
-    accepted: bool
-    evidence: str
-    """What ONNX Runtime said, or that it opened the session."""
-    blocking: tuple[BlockingNode, ...]
-    """Nodes that stand in the way; those of an accepted session slow it down or make captures wrong."""
-
-
-class DryRunFacts(Record):
-    """A run without the device: which one was played, and what is therefore not real."""
-
-    device: str
-    """Name of the device profile."""
-    device_name: str
-    compute_capability: str
-    memory_bytes: int
-    multiprocessors: int
-    provider_library: str
-    """File of the execution provider, which is the real one."""
-    onnxruntime_version: str
-    cuda_version: str
-    """What the stand-ins answer when they are asked."""
-    stand_ins: str
-    """Name of the build of the stand-in libraries, as the process that ran proved to have loaded them."""
-    not_real: tuple[str, ...]
-    graph_capture: tuple[GraphCapture, ...] | None
-    """One per ONNX file; null when it was not asked for."""
-
-
-class Request(Record):
-    """What the user asked for."""
-
-    verb: str
-    path: str | None = None
-    """Of the package or model, as the process that ran it was given it; null in a report that was written without."""
-    chain: tuple[str, ...]
-    """Provider names in the order given."""
-    chain_source: str
-    """`command line` or `default`, with the reason."""
-    options: dict[str, str]
-    threads: int | None
-    prompt_tokens: int | None
-    """null, like the next two, where nothing is generated."""
-    max_new_tokens: int | None
-    prefill_chunk_tokens: int | None
-    runs: int | None = None
-    """Session runs per phase that `place` was asked for."""
-    limits: dict[str, int] = Field(default_factory=dict)
-    """Limits that the run had to meet, by option name."""
 
 
 class NodePlacement(Record):
@@ -198,7 +121,7 @@ class Copy(Record):
 
 
 class PhaseCost(Record):
-    """What leaving the wanted provider costs in one run of the phase, and per token. Null where it is not known."""
+    """What leaving the preferred provider costs in one run of the phase, and per token. Null where it is not known."""
 
     partitions: int
     crossings: int
@@ -217,15 +140,34 @@ class PhaseCost(Record):
     host_wait_us_per_token: float | None
 
 
+class BodyNode(Record):
+    """A node in the body of an If, a Loop or a Scan."""
+
+    name: str
+    op_type: str | None
+
+
 class Bodies(Record):
     """Nodes in the bodies of If, Loop and Scan. They are in no other figure of the phase."""
 
     nodes: int
     """Those that ONNX Runtime lists; it can leave out nodes of a provider that prefers another layout."""
     cpu_nodes: tuple[str, ...]
-    """Those on the CPU provider, with their operators."""
+    """`on_cpu` for people, `NAME (OPERATOR)` each."""
+    on_cpu: tuple[BodyNode, ...] = ()
+    """Those on the CPU provider."""
     copies: int | None
     """Memcpy nodes, from the log; null when the log was not at INFO."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older(cls, given: Any) -> Any:
+        """What was written without the nodes as data has them in its text."""
+        if not isinstance(given, dict) or "on_cpu" in given or not isinstance(given.get("cpu_nodes"), list | tuple):
+            return given
+        parts = [str(entry).removesuffix(")").rpartition(" (") for entry in given["cpu_nodes"]]
+        nodes = [{"name": name, "op_type": op} if cut else {"name": op, "op_type": None} for name, cut, op in parts]
+        return {**given, "on_cpu": nodes}
 
 
 class Phase(Record):
@@ -257,12 +199,14 @@ class Phase(Record):
     """Median time per step outside the session run."""
     bodies: Bodies | None = None
     """Null when the file has no control flow."""
+    folded: int | None = None
+    """Nodes of the file, where ONNX Runtime computed all of them as it loaded the file and none is left to run."""
     timing_note: str
     """Which steps the figures cover, e.g. whether observed steps are in them."""
 
 
 class RejectedPart(Record):
-    """The smallest part of a graph that the wanted provider does not open, found by bisection."""
+    """The smallest part of a graph that the preferred provider does not open, found by bisection."""
 
     file: str
     provider: str
@@ -271,20 +215,8 @@ class RejectedPart(Record):
     minimal: bool
     """Every smaller part that was tried opens; false when the time was up before."""
     tries: int
-
-
-class Probing(Record):
-    """What the experiments took."""
-
-    seconds: float
-    budget_seconds: float
-    experiments: int
-    """Tried in this run."""
-    cached: int
-    """Known from before."""
-    crashes: int
-    unprobed: tuple[str, ...]
-    """Nodes for which experiments are missing."""
+    company: bool = False
+    """A Neg stood beside it: a provider that compiles may take no partition of a single node."""
 
 
 class CacheState(Record):
@@ -314,17 +246,6 @@ class Cache(Record):
     source: Source = "binding"
 
 
-class Memory(Record):
-    """Memory, in bytes."""
-
-    weight_bytes: int
-    cache_bytes: int
-    rss_before_load_bytes: int | None
-    rss_after_load_bytes: int | None
-    peak_rss_bytes: int | None
-    source: Source = "process"
-
-
 class Totals(Record):
     """Time of the whole run, in seconds."""
 
@@ -349,6 +270,8 @@ class TimelineRun(Record):
     start_us: int
     """Since the profile of this file began; runs of two files have two clocks."""
     host_us: int
+    earlier: bool = False
+    """Of a generation before the one that the steps, tokens and speed of the report are of."""
     events: tuple[tuple[int, int, int], ...]
     """Position of the node in the phase, start in microseconds after the run's, and host time in microseconds."""
 
@@ -386,9 +309,10 @@ class PhaseSummary(Record):
     nodes: int
     nodes_by_provider: dict[str, int]
     elsewhere: int
-    """Of them not on the wanted provider."""
+    """Of them not on the preferred provider."""
     reasons: dict[str, int]
-    """Reason code to the number of nodes that are elsewhere for it, those in control flow included."""
+    """Reason code to the number of nodes that are elsewhere for it, those in control flow included: of the first
+    preferred provider that was there, where there is one."""
     copies: int
     copy_bytes_per_run: int | None
     tokens_per_second: float | None
@@ -400,7 +324,7 @@ class Summary(Record):
 
     wanted: str | None
     """The first provider of the chain; null when there is none."""
-    state: Literal["all", "nearly", "partly", "none", "refused", "nothing"]
+    state: Literal["all", "nearly", "partly", "none", "refused", "empty", "nothing"]
     """How much of it ran there: nearly is all but what is harmless, nothing that no node is known."""
     verdict: str
     """In one line."""
@@ -433,7 +357,11 @@ class Report(Record):
     fallbacks: tuple[Fallback, ...]
     rejected: tuple[RejectedPart, ...] = ()
     probing: Probing | None = None
-    """Null when probing was off, or nothing called for it."""
+    """Null when probing was off or interrupted, or nothing called for it."""
+    interrupted: tuple[Interruption, ...] = ()
+    """What Ctrl-C cut short: the session runs of `place`, or the experiments on nodes that fell back. That of a
+    generation is in `totals`.
+    """
     cache: Cache | None
     """null for a model that is no package."""
     memory: Memory

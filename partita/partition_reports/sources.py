@@ -53,7 +53,7 @@ def cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         known = sum(bool(index.replaces(name)) for name in new)
         parts.append(
             f"{index.facts.file}: {len(index.optimised.nodes)} nodes, {len(index.memcpy)} of them Memcpy, {len(new)} "
-            f"that ONNX Runtime fused or inserted, of which {known} stand for exported nodes"
+            f"that ONNX Runtime fused or inserted, of which {known} are fused from exported nodes"
         )
     return "; ".join(parts)
 
@@ -79,7 +79,7 @@ def cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
 
 
 def count_experiments(facts: RunFacts) -> int:
-    """Experiments of this run and those known from before, as the report counts them: nodes alike share theirs."""
+    """Experiments of this run and those from the cache, as the report counts them: nodes alike share theirs."""
     if facts.probing is not None:
         return facts.probing.experiments + facts.probing.cached
     return sum(map(len, {probe.trials for known in every_provider(facts) for probe in known.probes.values()}))
@@ -94,7 +94,8 @@ def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
         gone = len(index.exported) - len(named.union(index.exported.keys() & index.present))
         parts.append(
             f"{index.facts.file}: {len(index.facts.graph)} nodes in the file, {kept} run under their own name, "
-            f"{len(named)} live on in another node, {gone} are gone; {len(index.order) - kept} are ONNX Runtime's own"
+            f"{len(named)} were fused into another node, {gone} were removed; {len(index.order) - kept} are ONNX "
+            "Runtime's own"
         )
     return "; ".join(parts)
 
@@ -161,7 +162,7 @@ KINDS = (
         "plan_file",
         lambda facts: any(session.plan is not None for session in facts.sessions),
         cover_plan,
-        "names and order only: no operator, no provider, no tensor; bodies of control flow are not in it",
+        "names and order only: no operator, no provider, no tensor; control-flow subgraphs are not in it",
     ),
     Kind(
         "assignment",
@@ -179,13 +180,13 @@ KINDS = (
         "native_log",
         lambda facts: any(session.log for session in facts.sessions),
         cover_log,
-        "says which kernel was not found, not whether operator, version or type was the gap",
+        "says which kernel was not found, not whether operator, version or type was missing",
     ),
     Kind(
         "probe",
         lambda facts: any(known.probes or known.rejected for known in every_provider(facts)),
         cover_probes,
-        "one node alone, with weights made up: what a provider does with its neighbours is not in it",
+        "one node in isolation, with generated weights: what a provider does because of its neighbours is not in it",
         lambda facts: "no experiment was made",
     ),
     Kind(

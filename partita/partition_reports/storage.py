@@ -20,11 +20,12 @@ from partita.errors import ReportError
 from partita.files import write_text
 from partita.observations.records import Record
 from partita.partition_reports.records import SCHEMA, Report
+from partita.spelling import either
 
 NUMBERS = re.compile(r"\[\n([-\d\s,]*?)\]")
 """A list of whole numbers over several lines; inside a string there is no line break."""
 STDIN = Path("-")
-NO_REPORTS = {"partita.bench": "the result of a bench, not a partition report; bench --report DIR writes those"}
+NO_REPORTS = {"partita.bench": "the result of a bench, not a partition report"}
 """What a file of another family of schemas is that is easily taken for a report."""
 Shown = TypeVar("Shown", bound=Record)
 
@@ -52,7 +53,8 @@ def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
     """Read a record of one of these kinds, by the schemas that the files name. Raises as `read` does."""
     raw = parse(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
-        raise ReportError(f"{path}: not a partition report, it has no schema field; write one with --report FILE")
+        how = either("--report FILE", "Report.save")
+        raise ReportError(f"{path}: not a partition report, it has no schema field; write one with {how}")
     if raw["schema"] not in kinds:
         raise ReportError(wrong_schema(path, raw["schema"], kinds))
     return validated(path, raw, kinds[raw["schema"]])
@@ -75,7 +77,9 @@ def parse(path: Path) -> Any:
         raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()
         return json.loads(raw.decode("utf-8"))
     except FileNotFoundError as error:
-        raise ReportError(f"{path}: no such file; write a report with --report FILE") from error
+        raise ReportError(
+            f"{path}: no such file; write a report with {either('--report FILE', 'Report.save')}"
+        ) from error
     except OSError as error:
         raise ReportError(f"{path}: cannot read the report: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -95,5 +99,5 @@ def wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) -> 
     if mine is not None and slash:
         return f"{path}: schema is {shown}, this Partita reads {mine!r}; use the Partita that wrote it"
     if family in NO_REPORTS:
-        return f"{path}: {NO_REPORTS[family]}"
+        return f"{path}: {NO_REPORTS[family]}{either('; bench --report DIR writes those', '')}"
     return f"{path}: not a partition report, its schema is {shown}, not {SCHEMA!r}"

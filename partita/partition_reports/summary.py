@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from partita.partition_reports.outcome import state_name, strays, wanted_of
+from partita.partition_reports.outcome import fallbacks_of, state_name, strays, wanted_of
 from partita.partition_reports.records import Cache, Phase, PhaseSummary, Report, Summary
 from partita.partition_reports.verdict import give_verdict
 
@@ -35,7 +35,7 @@ def summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
         nodes=len(phase.nodes),
         nodes_by_provider={share.provider: share.nodes for share in phase.providers},
         elsewhere=len(strays(report, phase)),
-        reasons=dict(Counter(entry.reason for entry in report.fallbacks if entry.phase == phase.name)),
+        reasons=dict(Counter(entry.reason for entry in fallbacks_of(report) if entry.phase == phase.name)),
         copies=len(phase.copies),
         copy_bytes_per_run=phase.cost.copy_bytes_per_run if phase.cost is not None else None,
         tokens_per_second=phase.tokens_per_second,

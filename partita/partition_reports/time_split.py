@@ -1,4 +1,4 @@
-"""What the host's time in nodes goes to: copies, nodes elsewhere, or the wanted provider's own. Pure."""
+"""What the host's time in nodes goes to: copies, nodes elsewhere, or the preferred provider's own. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TimeSplit:
     """In Memcpy nodes: waiting for work that was queued on the device, and copying."""
     elsewhere: float
     own: float
-    """In nodes on the wanted provider: computing, or only queueing where the device works on its own."""
+    """In nodes on the preferred provider: computing, or only queueing where the device works on its own."""
     elsewhere_nodes: int
     elsewhere_on: tuple[str, ...]
     """The providers that have those."""

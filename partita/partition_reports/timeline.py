@@ -23,16 +23,6 @@ def session_runs(index: SessionIndex) -> list[TimelineRun]:
             entry = (positions[event.name], event.start_us - starts[event.run], event.host_us)
             events.setdefault(event.run, []).append(entry)
     return [
-        TimelineRun.model_validate(
-            {
-                "phase": window.phase,
-                "file": index.facts.file,
-                "run": window.run,
-                "tokens": window.tokens,
-                "start_us": window.start_us,
-                "host_us": window.host_us,
-                "events": tuple(events.get(window.run, ())),
-            }
-        )
+        TimelineRun.taken_from(window, file=index.facts.file, events=tuple(events.get(window.run, ())))
         for window in sorted(index.facts.runs, key=lambda window: window.run)
     ]

@@ -28,6 +28,8 @@ class NodeTimes:
     observed_runs: int
     timed_runs: int
     """Observed runs that the medians cover; the first is left out when there are more."""
+    earlier: bool = False
+    """The observed runs are of an earlier generation than the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ class StepTimes:
     """Over all rows, padding and finished rows left out."""
     seconds: float | None
     tokens_per_second: float | None
-    p50_ms: float | None
-    p95_ms: float | None
-    p99_ms: float | None
+    step_p50_ms: float | None
+    step_p95_ms: float | None
+    step_p99_ms: float | None
     overhead_p50_ms: float | None
     note: str
 
@@ -58,7 +60,8 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
     """Host time (us) and output bytes of every node, from the observed runs of `phase`."""
-    runs = sorted(window.run for window in index.facts.runs if window.phase == phase)
+    windows = [window for window in index.facts.runs if window.phase == phase]
+    runs = sorted(window.run for window in windows)
     timed = runs[1:] if len(runs) > 1 else runs
     last_run = runs[-1] if runs else None
     per_run: dict[str, dict[int, int]] = {}
@@ -71,8 +74,9 @@ def node_times(index: SessionIndex, phase: PhaseName) -> NodeTimes:
         if event.run == last_run:
             output_bytes[event.name] = output_bytes.get(event.name, 0) + event.output_bytes
             last[event.name] = event
+    earlier = any(window.earlier for window in windows)
     host_us = {name: float(statistics.median(of_node.values())) for name, of_node in per_run.items()}
-    return NodeTimes(host_us, output_bytes, last, observed_runs=len(runs), timed_runs=len(timed))
+    return NodeTimes(host_us, output_bytes, last, observed_runs=len(runs), timed_runs=len(timed), earlier=earlier)
 
 
 def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTimes:
@@ -89,9 +93,9 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
         tokens=tokens,
         seconds=seconds if timed else None,
         tokens_per_second=tokens / seconds if seconds > 0 and tokens else None,
-        p50_ms=percentile(milliseconds, 50),
-        p95_ms=percentile(milliseconds, 95),
-        p99_ms=percentile(milliseconds, 99),
+        step_p50_ms=percentile(milliseconds, 50),
+        step_p95_ms=percentile(milliseconds, 95),
+        step_p99_ms=percentile(milliseconds, 99),
         overhead_p50_ms=percentile([1000 * step.overhead_seconds for step in timed], 50),
         note=speed_note(len(of_phase), len(free)),
     )
@@ -112,7 +116,8 @@ def node_time_note(times: NodeTimes) -> str:
     """Which runs the node times cover."""
     if not times.observed_runs:
         return "node times unknown: no run of this phase was profiled"
+    of = " of an earlier generation" if times.earlier else ""
     if times.timed_runs < times.observed_runs:
         runs = "one profiled run" if times.timed_runs == 1 else f"{times.timed_runs} profiled runs"
-        return f"node times are medians over {runs}; the one before, a warm-up, is left out"
-    return "node times are from one profiled run, which includes warm-up"
+        return f"node times are medians over {runs}{of}; the one before, a warm-up, is left out"
+    return f"node times are from one profiled run{of}, which includes warm-up"

@@ -46,6 +46,11 @@ def describe_placement(phases: list[Phase]) -> str:
     """Nodes per provider, partitions and copies of phases that share a placement."""
     phase = phases[0]
     total = len(phase.nodes)
+    if phase.folded is not None:
+        return (
+            f"no node is left to run in {phase_names(phases)}: ONNX Runtime removed all {phase.folded:,} of them as it "
+            "loaded the file"
+        )
     if not total:
         return f"no node known in {phase_names(phases)}"
     first, *others = phase.providers
@@ -55,8 +60,8 @@ def describe_placement(phases: list[Phase]) -> str:
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""
     parts = f"{plural(len(phase.partitions), 'partition')}, {plural(memcpy, 'Memcpy node')}{moved}"
-    inside = len(phase.bodies.cpu_nodes) if phase.bodies else 0
-    bodies = f"; {plural(inside, 'node')} in bodies of control flow on {CPU}" if inside else ""
+    inside = len(phase.bodies.on_cpu) if phase.bodies else 0
+    bodies = f"; {plural(inside, 'node')} in control-flow subgraphs on {CPU}" if inside else ""
     return f"{', '.join(placed)}{in_phases(phase.name for phase in phases)}; {parts}{bodies}"
 
 

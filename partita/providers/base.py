@@ -100,6 +100,10 @@ class Provider:
     plugin: Plugin | None = None
     node_patterns: tuple[LogPattern, ...] = ()
     """What it logs about a node that it does not take."""
+    says_why: tuple[str, ...] = ()
+    """Regular expressions of what it logs at VERBOSE alone about a node that it does not take, most telling first: over
+    several lines, with groups `node` and `why`. Experiments listen, for they open one node; whole models would drown.
+    """
     start_patterns: tuple[LogPattern, ...] = ()
     """What is logged when it cannot start; tried before the patterns that all providers share."""
     remedies: Mapping[str, Remedy] = field(default_factory=dict)
@@ -128,6 +132,9 @@ class Provider:
             raise ValueError(f"{self.name}: aliases repeat a name")
         for pattern in (*self.node_patterns, *self.start_patterns):
             re.compile(pattern.pattern)
+        for text in self.says_why:
+            if not {"node", "why"} <= re.compile(text).groupindex.keys():
+                raise ValueError(f"{self.name}: {text!r} has no groups node and why")
 
     def names(self) -> tuple[str, ...]:
         """Every name a user may write for it, in lower case."""

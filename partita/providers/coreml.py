@@ -2,7 +2,7 @@
 
 Part of the macOS wheel of onnxruntime. Options and their values are those that coreml_options.cc of ONNX Runtime
 accepts, and ModelCacheDirectory from coreml_provider_factory.h. It takes static shapes best and splits decoders into
-many parts, so it is not chosen by itself.
+many parts, so it is not chosen automatically.
 """
 
 from partita.observations.log_pattern import LogPattern
@@ -36,8 +36,8 @@ PROVIDER = Provider(
         Option("ModelCacheDirectory", "path", "", "folder that keeps compiled models"),
     ),
     node_patterns=(
-        LogPattern("dynamic_shape", r"(?P<why>CoreML does not support .*dynamic.*)"),
-        LogPattern("attribute_unsupported", r"(?P<why>CoreML does not support .*)"),
+        # It names no node, so all that follows is that the provider turned down some of the graph.
+        LogPattern("subgraph_rejected", r"(?P<why>CoreML does not support .*)"),
     ),
     remedies={
         "not_in_build": Remedy("on macOS, as no other system has Core ML", ("pip", "install", "onnxruntime")),

@@ -84,6 +84,7 @@ PROVIDER = Provider(
             "attribute_unsupported",
             r"(?P<why>CUDA kernel not supported)\. Fallback to CPU execution provider for Op type: (?P<op>\S+) "
             r"node name: (?P<node>\S+)",
+            vague=True,
         ),
         LogPattern(
             "attribute_unsupported",

@@ -12,6 +12,7 @@ from pathlib import Path
 from partita.errors import UsageError
 from partita.providers.base import Provider
 from partita.remedies import Remedy
+from partita.spelling import spelled
 
 SUFFIX = "ExecutionProvider"
 MAGIC: dict[str, tuple[bytes, ...]] = {
@@ -72,7 +73,9 @@ def library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Pr
     )
 
 
-def parse_libraries(texts: Sequence[str], known: Mapping[str, Provider]) -> tuple[Provider, ...]:
+def parse_libraries(
+    texts: Sequence[str], known: Mapping[str, Provider], argument: str = "provider_libraries"
+) -> tuple[Provider, ...]:
     """Read `--provider-library NAME=PATH` texts.
 
     Raises UsageError when one has no name or no path, the file is missing or no shared library, or a name comes twice.
@@ -82,31 +85,31 @@ def parse_libraries(texts: Sequence[str], known: Mapping[str, Provider]) -> tupl
         name, separator, path = text.partition("=")
         name = name.strip()
         if not separator or not name or not path:
-            raise UsageError(f"--provider-library {text}: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
+            raise UsageError(f"{spelled(argument, text)}: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
         if not name.replace("_", "").replace("-", "").isalnum():
-            raise UsageError(f"--provider-library {text}: a name has only letters, digits, - and _")
-        provider = library_provider(name, check_library(Path(path).expanduser()), known)
+            raise UsageError(f"{spelled(argument, text)}: a name has only letters, digits, - and _")
+        provider = library_provider(name, check_library(Path(path).expanduser(), argument), known)
         if provider.name in found:
-            raise UsageError(f"--provider-library {text}: {provider.name} is given twice; give each library one name")
+            raise UsageError(f"{spelled(argument, text)}: {provider.name} is given twice; give each library one name")
         found[provider.name] = provider
     return tuple(found.values())
 
 
-def check_library(path: Path) -> Path:
+def check_library(path: Path, argument: str = "provider_libraries") -> Path:
     """The absolute path of a file that begins as a shared library does. Raises UsageError when it does not."""
     if path.is_dir():
-        raise UsageError(f"--provider-library: {path} is a folder; give the library file in it")
+        raise UsageError(f"{spelled(argument)}: {path} is a folder; give the library file in it")
     if path.exists() and not path.is_file():
-        raise UsageError(f"--provider-library: {path} is no file; give the library file")
+        raise UsageError(f"{spelled(argument)}: {path} is no file; give the library file")
     try:
         with path.open("rb") as file:
             start = file.read(4)
     except FileNotFoundError as error:
-        raise UsageError(f"--provider-library: {path} does not exist; give the path of the library file") from error
+        raise UsageError(f"{spelled(argument)}: {path} does not exist; give the path of the library file") from error
     except OSError as error:
         why = error.strerror or type(error).__name__
-        raise UsageError(f"--provider-library: {path} cannot be read: {why}; check its permissions") from error
+        raise UsageError(f"{spelled(argument)}: {path} cannot be read: {why}; check its permissions") from error
     if not any(start.startswith(magic) for magics in MAGIC.values() for magic in magics):
         shown = f"begins with the bytes {start.hex(' ')}" if start else "is empty"
-        raise UsageError(f"--provider-library: {path} is no shared library: it {shown}")
+        raise UsageError(f"{spelled(argument)}: {path} is no shared library: it {shown}")
     return path.resolve()

@@ -12,13 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
+from partita.spelling import spelled
 
-FLAG = "--provider-option"
 NO = frozenset({"0", "false", "no", "off"})
 YES = frozenset({"1", "true", "yes", "on"})
 
 
-def parse_options(texts: Sequence[str], chain: Sequence[Provider]) -> dict[str, dict[str, str]]:
+def parse_options(
+    texts: Sequence[str], chain: Sequence[Provider], argument: str = "provider_options"
+) -> dict[str, dict[str, str]]:
     """Read `PROVIDER.NAME=VALUE` texts for the providers of the chain: provider name -> option -> value as ONNX Runtime
     takes it.
 
@@ -28,33 +30,36 @@ def parse_options(texts: Sequence[str], chain: Sequence[Provider]) -> dict[str, 
     by_name = {name.lower(): provider for provider in chain for name in provider.names()}
     found: dict[str, dict[str, str]] = {}
     for text in texts:
-        provider, name, value = split_option(text, by_name, chain)
+        written = spelled(argument, text)
+        provider, name, value = split_option(text, written, by_name, chain)
         given = found.setdefault(provider.name, {})
-        option = find_option(text, provider, name)
+        option = find_option(written, provider, name)
         key = option.name if option else name
         if key in given:
-            raise UsageError(f"{FLAG} {text}: {provider.name}.{key} is given twice; give it once")
-        given[key] = check_value(text, option, value) if option else value
+            raise UsageError(f"{written}: {provider.name}.{key} is given twice; give it once")
+        given[key] = check_value(written, option, value) if option else value
     return found
 
 
-def split_option(text: str, by_name: Mapping[str, Provider], chain: Sequence[Provider]) -> tuple[Provider, str, str]:
+def split_option(
+    text: str, written: str, by_name: Mapping[str, Provider], chain: Sequence[Provider]
+) -> tuple[Provider, str, str]:
     """Provider, option name and value of one text."""
     left, equals, value = text.partition("=")
     word, dot, name = left.partition(".")
     word, name = word.strip(), name.strip()
     if not equals or not dot or not word or not name:
-        raise UsageError(f"{FLAG} {text}: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
+        raise UsageError(f"{written}: write PROVIDER.OPTION=VALUE, e.g. cuda.device_id=1")
     provider = by_name.get(word.lower())
     if provider is None:
         there = ", ".join(entry.name for entry in chain)
         near = difflib.get_close_matches(word.lower(), by_name, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"{FLAG} {text}: {word!r} is not in the provider chain; {hint}the chain is: {there}")
+        raise UsageError(f"{written}: {word!r} is not in the provider chain; {hint}the chain is: {there}")
     return provider, name, value.strip()
 
 
-def find_option(text: str, provider: Provider, name: str) -> Option | None:
+def find_option(written: str, provider: Provider, name: str) -> Option | None:
     """The option called `name`, in any case; None when the provider's options are not known. Raises UsageError."""
     if provider.any_option:
         return None
@@ -63,10 +68,10 @@ def find_option(text: str, provider: Provider, name: str) -> Option | None:
     if option is not None:
         return option
     if not by_name:
-        raise UsageError(f"{FLAG} {text}: {provider.name} takes no options")
+        raise UsageError(f"{written}: {provider.name} takes no options")
     near = difflib.get_close_matches(name.lower(), by_name, n=1)
     hint = f"did you mean {by_name[near[0]].name!r}? " if near else ""
-    raise UsageError(f"{FLAG} {text}: {provider.name} has no option {name!r}; {hint}it has: {listed(provider.options)}")
+    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {hint}it has: {listed(provider.options)}")
 
 
 def listed(options: Iterable[Option]) -> str:
@@ -79,44 +84,44 @@ def kind_of(option: Option) -> str:
     return "|".join(option.choices) if option.kind == "choice" else option.kind
 
 
-def check_value(text: str, option: Option, value: str) -> str:
+def check_value(written: str, option: Option, value: str) -> str:
     """The value as ONNX Runtime takes it. Raises UsageError when it is of the wrong kind."""
     match option.kind:
         case "int":
             try:
                 whole = int(value)
             except ValueError as error:
-                raise wrong_value(text, option, "a whole number") from error
+                raise wrong_value(written, option, "a whole number") from error
             if option.least is not None and whole < option.least:
-                raise wrong_value(text, option, f"a whole number from {option.least}")
+                raise wrong_value(written, option, f"a whole number from {option.least}")
             return str(whole)
         case "float":
             try:
                 number = float(value)
             except ValueError as error:
-                raise wrong_value(text, option, "a number") from error
+                raise wrong_value(written, option, "a number") from error
             if not math.isfinite(number):
-                raise wrong_value(text, option, "a finite number")
+                raise wrong_value(written, option, "a finite number")
             return repr(number)
         case "bool":
             if value.lower() not in NO | YES:
-                raise wrong_value(text, option, "0 or 1")
+                raise wrong_value(written, option, "0 or 1")
             return option.off_on[value.lower() in YES]
         case "choice":
             by_name = {choice.lower(): choice for choice in option.choices}
             if value.lower() not in by_name:
-                raise wrong_value(text, option, f"one of {', '.join(option.choices)}")
+                raise wrong_value(written, option, f"one of {', '.join(option.choices)}")
             return by_name[value.lower()]
         case "path" if not value:
-            raise wrong_value(text, option, "a path")
+            raise wrong_value(written, option, "a path")
         case _:
             return value
 
 
-def wrong_value(text: str, option: Option, wanted: str) -> UsageError:
+def wrong_value(written: str, option: Option, wanted: str) -> UsageError:
     """The error for a value of the wrong kind."""
     default = f" (default {option.default})" if option.default else ""
-    return UsageError(f"{FLAG} {text}: {option.name} takes {wanted}{default}: {option.meaning}")
+    return UsageError(f"{written}: {option.name} takes {wanted}{default}: {option.meaning}")
 
 
 def unchecked_notes(options: Mapping[str, Mapping[str, str]], chain: Sequence[Provider]) -> tuple[str, ...]:

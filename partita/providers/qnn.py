@@ -31,6 +31,9 @@ MODES = (
 EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
 """The chip that the emulator plays: SM8550, whose HTP (v73) computes in float16. A real device knows its own."""
 
+UNIT = r"Node name: (?P<node>\S*) Node index: \d+\n\s*REASON : "
+"""How the log names a node unit that did not pass (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""
+
 PROVIDER = Provider(
     name="qnn",
     ort_name="QNNExecutionProvider",
@@ -39,6 +42,11 @@ PROVIDER = Provider(
     device_memory="Cpu",
     preferred_attention="primitives",
     compiles=True,
+    says_why=(
+        UNIT + r"(?!Failed to add node)(?P<why>[^\n]+)",
+        r"(?P<why>QNN\.\w+\(\) failed for node `(?P<node>[^`]+)` of type `[^`]+` with error code \d+)",
+        UNIT + r"(?P<why>[^\n]+)",
+    ),
     plugin=Plugin(
         "onnxruntime-qnn",
         "onnxruntime_qnn",

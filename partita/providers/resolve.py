@@ -24,6 +24,7 @@ from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
+from partita.spelling import spelled
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
@@ -110,10 +111,10 @@ def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
     return {**names_to_providers(tuple(known_providers().values())), **names_to_providers(tuple(extra))}
 
 
-def parse_chain(text: str, extra: Sequence[Provider] = (), *, flag: str = "--provider") -> tuple[Provider, ...]:
+def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "providers") -> tuple[Provider, ...]:
     """Read a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, in any case, most wanted first.
 
-    `extra` are providers that the user brought with --provider-library, `flag` is the option that has the chain. A name
+    `extra` are providers that the user brought with --provider-library, `argument` is what has the chain. A name
     that has no file here but the form of ONNX Runtime's names, e.g. XnnpackExecutionProvider, is taken as it is. Raises
     UsageError when the chain is empty, or names an unknown provider or the same one twice.
     """
@@ -121,14 +122,16 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, flag: str = "--pro
     listed = tuple(dict.fromkeys((*known_providers(), *(provider.name for provider in extra))))
     words = [word.strip() for word in text.split(",")]
     if not any(words):
-        raise UsageError(f"{flag} is empty; name at least one of: {', '.join(listed)}")
+        raise UsageError(f"{spelled(argument)} is empty; name at least one of: {', '.join(listed)}")
     chain: list[Provider] = []
     for word in words:
         provider = by_name.get(word.lower()) or other_provider(word, by_name.values())
         if provider is None:
-            raise UsageError(unknown_provider(word, tuple(by_name), listed, flag))
+            raise UsageError(unknown_provider(word, tuple(by_name), listed, argument))
         if provider.ort_name in {entry.ort_name for entry in chain}:
-            raise UsageError(f"{flag} {text}: {provider.name} is in the chain twice; name each provider once")
+            raise UsageError(
+                f"{spelled(argument, text)}: {provider.name} is in the chain twice; name each provider once"
+            )
         chain.append(provider)
     return tuple(chain)
 
@@ -143,13 +146,13 @@ def other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     return generic_provider(word)
 
 
-def unknown_provider(word: str, names: Collection[str], listed: Collection[str], flag: str) -> str:
+def unknown_provider(word: str, names: Collection[str], listed: Collection[str], argument: str) -> str:
     """The message for a name that nobody answers to, with the nearest one that exists."""
     if not word:
-        return f"{flag} has an empty place between commas; name providers out of: {', '.join(listed)}"
+        return f"{spelled(argument)} has an empty place between commas; name providers out of: {', '.join(listed)}"
     near = difflib.get_close_matches(word.lower(), names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{flag}: unknown provider {word!r}; {hint}known providers: {', '.join(listed)}"
+    return f"{spelled(argument)}: unknown provider {word!r}; {hint}known providers: {', '.join(listed)}"
 
 
 def resolve(

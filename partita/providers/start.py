@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partita.observations.codes import ReasonCode
+from partita.observations.native_text import without_signatures
 from partita.observations.text_format import clean
 from partita.providers.base import Library, Provider
 from partita.providers.patterns import START_PATTERNS
@@ -17,16 +18,16 @@ from partita.remedies import Remedy
 
 LONGEST = 300
 """Most characters of evidence; what is longer is cut."""
+WHATEVER_ELSE = Remedy("see what it needs", ("partita", "providers"))
 REMEDIES: dict[ReasonCode, Remedy] = {
     "not_in_build": Remedy("install an ONNX Runtime that contains it"),
     "library_missing": Remedy("install the library that the evidence names"),
     "device_missing": Remedy("run it on a machine that has such a device"),
     "version_mismatch": Remedy("install versions that belong together"),
     "duplicate_runtime": Remedy("uninstall every ONNX Runtime and install one of them again"),
-    "option_rejected": Remedy("change or leave out the option that the evidence names"),
-    "initialisation_failed": Remedy("see what it needs", ("partita", "providers")),
+    "option_rejected": Remedy("change or remove the option that the evidence names"),
 }
-"""What to do where the provider's file has nothing better."""
+"""What to do where the provider's file has nothing better; `WHATEVER_ELSE` for the other reasons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
 def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
     """A failure with the remedy that fits it best: that of the library it names, the provider's, or the general one."""
     library = named_library(provider, evidence) if reason == "library_missing" else None
-    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES[reason]
+    remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
     shown = one_line(evidence)
     return Failure(reason, shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…", remedy)
 
@@ -70,5 +71,5 @@ def named_library(provider: Provider, text: str) -> Library | None:
 
 
 def one_line(text: str) -> str:
-    """Foreign text on one line and without control characters."""
-    return clean(" ".join(text.split()))
+    """Foreign text on one line, without control characters and without places in somebody's source."""
+    return clean(without_signatures(" ".join(text.split())))

@@ -57,8 +57,8 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
         lost = lost or left_out[0]
     if refusal is not None:
         why = f"{refusal}" if isinstance(refusal, TemplateError) else f"{type(refusal).__name__}: {refusal}"
-        raise GenerationError(f"{where}: the chat template refuses these messages: {why}") from refusal
-    raise GenerationError(f"{where}: the chat template leaves out what the {lost} message says")
+        raise GenerationError(f"the chat template rejects these messages: {why}", where=where) from refusal
+    raise GenerationError(f"the chat template leaves out what the {lost} message says", where=where)
 
 
 def _is_said(
@@ -86,5 +86,5 @@ def template_of_processor(folder: Path) -> str | None:
         if not isinstance(template, str):
             raise TypeError("chat_template is not a text")
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
+        raise PackageError(f"damaged ({error})", where=path, remedy=FROM_CHECKPOINT) from error
     return template

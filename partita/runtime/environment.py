@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from partita.observations.records import Environment
-from partita.runtime.ort_registry import ort_build
+from partita.observations.records import Environment, InstalledWheel
+from partita.runtime.ort.registry import ort_build
 from partita.runtime.wheels import runtime_wheels
 
 PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch", "onnxscript", "onnx-ir")
@@ -19,14 +19,15 @@ PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch
 
 def environment() -> Environment:
     """Describe this machine and the installed packages."""
-    build = ort_build()
+    build, wheels = ort_build(), onnxruntime_wheels()
     return Environment(
         cpu=cpu_name(),
         logical_cores=os.cpu_count() or 1,
         memory_bytes=int(psutil.virtual_memory().total),
         operating_system=platform.platform(),
         python=platform.python_version(),
-        onnxruntime_package=onnxruntime_package(),
+        onnxruntime_package=", ".join(f"{wheel.name} {wheel.version}" for wheel in wheels),
+        onnxruntime_wheels=wheels,
         onnxruntime_version=build.version,
         onnxruntime_build=build.build,
         packages=installed(PACKAGES),
@@ -44,9 +45,9 @@ def installed(names: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
-def onnxruntime_package() -> str:
-    """Name and version of the wheel that ONNX Runtime came in; all of them when several overwrote each other."""
-    return ", ".join(f"{wheel.name} {wheel.version}" for wheel in runtime_wheels()) or "unknown"
+def onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
+    """The wheel that ONNX Runtime came in; all of them when several overwrote each other."""
+    return tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in runtime_wheels())
 
 
 def cpu_name() -> str:

@@ -39,5 +39,5 @@ def generate(
         samplers=samplers,
         stop_ids=stop_ids,
         prefill_chunk=prefill_chunk,
-        observers=(runner.recorder,),
+        observers=(runner,),
     )

@@ -19,16 +19,15 @@ import numpy.typing as npt
 from partita import dtypes
 from partita.errors import ResourceError, UsageError
 from partita.observations.text_format import families, human_bytes, listing, plural
-from partita.remedies import shell
+from partita.remedies import command_line
 from partita.runtime.onnx_model import ModelPort
+from partita.spelling import spelled
 
 SEED = 0
 SCALE = 0.1
 LARGEST_BYTES = 1 << 40
 BLOCK = 1 << 20
 """Random numbers that are made; longer inputs repeat them."""
-FLAG = "--shape"
-VALUES_FLAG = "--input"
 STRING, STRING_BYTES = "string", 32
 """Bytes of an empty string as ONNX Runtime keeps it."""
 ONES = re.compile(r"mask|len(gth)?s?(_|$)", re.IGNORECASE)
@@ -43,14 +42,21 @@ def read_values(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, n
     by_name = {port.name: port for port in ports}
     values: dict[str, npt.NDArray[Any]] = {}
     for text in texts:
-        name, _, file = text.rpartition("=")
+        name, file = name_and_file(text, by_name)
         if name not in by_name or not file:
             names = listing(by_name) if by_name else "none, it has no inputs"
-            raise UsageError(f"{VALUES_FLAG} {text}: write NAME=FILE.npy, where NAME is an input: {names}")
+            raise UsageError(f"{spelled('inputs', text)}: write NAME=FILE.npy, where NAME is an input: {names}")
         if name in values:
-            raise UsageError(f"{VALUES_FLAG} {text}: {name} is given twice; give it once")
+            raise UsageError(f"{spelled('inputs', text)}: {name} is given twice; give it once")
         values[name] = read_array(text, by_name[name], Path(file))
     return values
+
+
+def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
+    """The input and the file of `NAME=FILE`: the longest name that it begins with, for both may have a = in them."""
+    fitting = [name for name in names if text.startswith(f"{name}=")]
+    name = max(fitting, key=len, default="")
+    return name, text[len(name) + 1 :] if fitting else ""
 
 
 def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
@@ -59,15 +65,17 @@ def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        why = getattr(error, "strerror", None) or "it is no .npy file of plain numbers or strings"
-        raise UsageError(f"{VALUES_FLAG} {text}: {path} cannot be read: {why}; numpy.save writes such files") from error
+        why = getattr(error, "strerror", None) or "it is not a .npy file of plain numbers or strings"
+        raise UsageError(
+            f"{spelled('inputs', text)}: {path} cannot be read: {why}; write it with numpy.save"
+        ) from error
     if not isinstance(array, np.ndarray):
         array.close()
-        raise UsageError(f"{VALUES_FLAG} {text}: {path} holds several arrays; save one with numpy.save")
+        raise UsageError(f"{spelled('inputs', text)}: {path} holds several arrays; save one with numpy.save")
     wanted = STRING if port.dtype == STRING else dtypes.storage(port.dtype)
     if array.dtype.kind != "U" if port.dtype == STRING else array.dtype != np.dtype(wanted):
         stored = f", stored as {wanted}" if wanted != port.dtype else ""
-        raise UsageError(f"{VALUES_FLAG} {text}: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
+        raise UsageError(f"{spelled('inputs', text)}: {path} is {array.dtype}, and {port.name} is {port.dtype}{stored}")
     return array
 
 
@@ -94,28 +102,32 @@ def input_shapes(
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
-    sources = {text.rpartition("=")[0]: f"{VALUES_FLAG} {text}" for text in files}
+    names = [port.name for port in ports]
+    sources = {name_and_file(text, names)[0]: spelled("inputs", text) for text in files}
     for name, shape in (given or {}).items():
-        sources.setdefault(name, f"{VALUES_FLAG} {name}={','.join(map(str, shape))}")
-        shapes[name] = checked_shape(sources[name], by_name[name], shape)
+        sources.setdefault(name, spelled("inputs", f"{name}={','.join(map(str, shape))}"))
+        shapes[name] = checked_shape(sources[name], by_name[name], shape, what="array")
     for text in texts:
         name, numbers = split_text(text)
         if name in by_name:
             if name in shapes:
-                raise UsageError(f"{FLAG} {text}: {name} is given twice; give it once")
-            shapes[name] = checked_shape(f"{FLAG} {text}", by_name[name], numbers)
+                raise UsageError(f"{spelled('shapes', text)}: {name} is given twice; give it once")
+            shapes[name] = checked_shape(spelled("shapes", text), by_name[name], numbers)
         elif name in symbols:
             if len(numbers) != 1:
-                raise UsageError(f"{FLAG} {text}: {name} is one symbolic size, not an input; give one number")
-            settle(f"{FLAG} {text}", sizes, name, numbers[0])
+                raise UsageError(
+                    f"{spelled('shapes', text)}: {name} is one symbolic size, not an input; give one number"
+                )
+            settle(spelled("shapes", text), sizes, name, numbers[0])
         else:
             raise UsageError(
-                f"{FLAG} {text}: {name!r} is neither an input nor a symbolic size; {known(ports, symbols)}"
+                f"{spelled('shapes', text)}: {name!r} is neither an input nor a symbolic size; {known(ports, symbols)}"
             )
     for name, shape in shapes.items():
         for declared, size in zip(by_name[name].shape or (), shape, strict=False):
             if isinstance(declared, str):
-                settle(sources.get(name, f"{FLAG} {name}={','.join(map(str, shape))}"), sizes, declared, size)
+                source = sources.get(name) or spelled("shapes", f"{name}={','.join(map(str, shape))}")
+                settle(source, sizes, declared, size)
     for port in ports:
         found = resolved(port, sizes)
         if port.name not in shapes and found is not None:
@@ -140,23 +152,27 @@ def split_text(text: str) -> tuple[str, Shape]:
     """Name and sizes of `NAME=1,3,224`; `NAME=` is a scalar. The name may hold equals signs, the sizes may not."""
     name, equals, listed = text.rpartition("=")
     if not equals or not name:
-        raise UsageError(f"{FLAG} {text}: write NAME=SIZES, e.g. {FLAG} x=1,3,224,224 or {FLAG} batch=1")
+        raise UsageError(
+            f"{spelled('shapes', text)}: write NAME=SIZES, e.g. "
+            f"{spelled('shapes', 'x=1,3,224,224')} or {spelled('shapes', 'batch=1')}"
+        )
     words = [word.strip() for word in listed.split(",")] if listed.strip() else []
     try:
         numbers = tuple(int(word) for word in words)
     except ValueError as error:
-        raise UsageError(f"{FLAG} {text}: {listed!r} is no list of sizes; write e.g. 1,3,224,224") from error
+        raise UsageError(
+            f"{spelled('shapes', text)}: {listed!r} is not a list of sizes; write e.g. 1,3,224,224"
+        ) from error
     if any(number < 1 for number in numbers):
-        raise UsageError(f"{FLAG} {text}: a size must be 1 or more")
+        raise UsageError(f"{spelled('shapes', text)}: a size must be 1 or more")
     return name, numbers
 
 
-def checked_shape(given: str, port: ModelPort, numbers: Shape) -> Shape:
-    """The shape, when the file allows it. `given`: the option that it comes from."""
+def checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
+    """The shape, when the file allows it. `given`: the option that it comes from, which holds a `what`."""
     if port.shape is None:
         return numbers
     if len(numbers) != len(port.shape):
-        what = "array" if given.startswith(VALUES_FLAG) else "shape"
         raise UsageError(
             f"{given}: {port.name} is {port.declared}, which takes {plural(len(port.shape), 'size')}, not "
             f"{len(numbers)}: the {what} given is [{','.join(map(str, numbers))}]"
@@ -198,7 +214,7 @@ def ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tup
                 str(size) if isinstance(size, int) else str(sizes.get(size or "", 1)) for size in port.shape or (1,)
             )
             flags[f"{port.name}={example}"] = None
-    example = shell((*command, *(word for flag in flags for word in (FLAG, flag))))
+    example = command_line((*command, *(word for sizes_of in flags for word in ("--shape", sizes_of))))
     verb = "needs" if len(missing) == 1 else "need"
     return f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(together(missing))}; give them, e.g.: {example}"
 
@@ -221,7 +237,7 @@ def together(ports: Sequence[ModelPort]) -> list[str]:
 
 
 def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
-    """What --shape can name."""
+    """What sizes can be given for."""
     inputs = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}" if ports else "it has no inputs"
     return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
 
@@ -243,9 +259,9 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
     free = psutil.virtual_memory().available
     if needed > free:
         raise ResourceError(
-            f"making up values for the inputs takes {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
+            f"generating values for the inputs needs {human_bytes(needed)} of memory, and {human_bytes(free)} is free; "
             f"the largest is {largest}[{','.join(map(str, shapes[largest]))}], {human_bytes(sizes[largest])}; give "
-            f"smaller sizes with {FLAG} NAME=SIZES where the file leaves them open"
+            f"smaller sizes with {spelled('shapes', 'NAME=SIZES')} where the file leaves them open"
         )
 
 

@@ -24,8 +24,8 @@ from partita.providers.generic import generic_provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import all_names, known_providers, resolve
 from partita.providers.start import failure, one_line
-from partita.runtime.child_process import ChildOutcome, run_children
 from partita.runtime.gpus import nvidia_gpus
+from partita.runtime.process.children import ChildOutcome, run_children
 from partita.runtime.provider_check import CHILD, STAGES, TIMEOUT_SECONDS, Check, best_chain, check
 from partita.runtime.wheels import environment_findings, plugin_wheels, runtime_wheels, said
 
@@ -48,7 +48,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         default = best_chain(available, checks)
         chain, reason = tuple(entry.name for entry in default.chain), default.reason
     else:
-        checks, chain, reason = (), (), "no ONNX Runtime can be used"
+        checks, chain, reason = (), (), "no usable ONNX Runtime"
     build = imported or {}
     return MachineReport(
         partita_version=partita.__version__,
@@ -111,7 +111,7 @@ def entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
         status="usable" if result.usable else "unavailable",
         reason=resolution.reason,
         evidence=resolution.evidence,
-        remedy=None if resolution.remedy is None else str(resolution.remedy),
+        remedy=None if resolution.remedy is None else resolution.remedy.written("shell"),
         remedies=remedy_records(resolution.remedy),
         seconds=result.seconds,
         devices=result.devices,

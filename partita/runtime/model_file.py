@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from partita.diagnosis.naming import module_in
 from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.package import inside, refuse_absent
@@ -105,26 +106,47 @@ def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
     """Every tensor in the attributes of one node."""
     for attribute in node.attribute:
         yield from (attribute.t, *attribute.tensors)
-        for graph in (attribute.g, *attribute.graphs):
-            yield from graph_tensors(graph)
+    for body in bodies(node):
+        yield from graph_tensors(body)
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
 
 
 def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Every node of a graph, then those of the bodies in it; the main graph comes first as a whole."""
     yield from graph.node
     for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from all_nodes(body)
+        for body in bodies(node):
+            yield from all_nodes(body)
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """A graph and the bodies in it, however deep."""
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for body in (attribute.g, *attribute.graphs):
-                yield from all_graphs(body)
+        for body in bodies(node):
+            yield from all_graphs(body)
+
+
+def reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Tensors that a node reads: its inputs, and what its bodies take from around them."""
+    yield from (name for name in node.input if name)
+    for body in bodies(node):
+        own = defines(body)
+        inside = (name for entry in body.node for name in reads(entry))
+        yield from (name for name in (*inside, *(port.name for port in body.output)) if name not in own)
+
+
+def defines(graph: onnx.GraphProto) -> frozenset[str]:
+    """Tensors that a graph has itself: inputs, constants, and what its nodes make; not those of bodies in it."""
+    given = (*graph.input, *graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    return frozenset(entry.name for entry in given).union(*(filter(None, node.output) for node in graph.node))
 
 
 def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
@@ -135,14 +157,13 @@ def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
 def graph_node(node: onnx.NodeProto) -> GraphNode:
     """One node as a fact. The exporter's own metadata wins over what torch left; the node name is the last resort."""
     notes = {entry.key: entry.value for entry in node.metadata_props}
-    head, slash, _ = node.name.partition("/")
     return GraphNode(
         name=node.name,
         op_type=node.op_type,
         domain=node.domain,
         inputs=tuple(node.input),
         outputs=tuple(node.output),
-        module=(notes[MODULE] if MODULE in notes else head if slash else innermost(notes.get(SCOPES))) or None,
+        module=(notes[MODULE] if MODULE in notes else module_in(node.name) or innermost(notes.get(SCOPES))) or None,
         module_class=notes.get(CLASS) or innermost(notes.get(CLASSES)),
         source=notes.get(SOURCE) or last_frame(notes.get(STACK)),
     )

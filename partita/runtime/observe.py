@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 
 from partita.observations.facts import NodeEvent, RunWindow
-from partita.runtime.evidence import parse_profile
-from partita.runtime.session import Session
+from partita.runtime.ort.evidence import parse_profile
+from partita.runtime.ort.session import Session
 
 OBSERVED_RUNS = {"prefill": 1, "decode": 4}
 """Session runs of each phase that are profiled at least."""
@@ -25,7 +26,13 @@ class Window:
         self._session = session
         self._due = Counter({phase: OBSERVED_RUNS[phase] for phase in phases})
         self._runs: list[tuple[str, int]] = []
+        self._earlier = 0
+        """Runs of generations before the last."""
         self._profile: str | None = None
+
+    def begin(self) -> None:
+        """A generation begins: runs until now are of earlier ones."""
+        self._earlier = len(self._runs)
 
     def after_run(self, phase: str, new_tokens: int) -> None:
         """Count a run that was profiled, and close the window when every phase has had its runs."""
@@ -34,6 +41,15 @@ class Window:
         if max(self._due.values()) <= 0:
             self.close()
 
+    def cut_short(self, phase: str, new_tokens: int) -> None:
+        """Ctrl-C came during a run. Nobody knows whether the profile has it, so it is the last that is observed.
+
+        Native code is not interrupted, so what the profile has is a whole run; one that had not begun is not in it.
+        """
+        if self.open:
+            self._runs.append((phase, new_tokens))
+        self.close()
+
     def close(self) -> None:
         """Stop profiling for good and keep the profile. May be called twice, and before the window is full."""
         if self.open:
@@ -41,6 +57,19 @@ class Window:
             self._profile = self._session.end_profiling()
 
     def events(self) -> tuple[tuple[NodeEvent, ...], tuple[RunWindow, ...]]:
-        """Node executions and runs that were seen; closes the window."""
+        """Node executions and runs that were seen; closes the window.
+
+        Of a phase that the last generation was seen in, its runs alone; of another, those of earlier generations.
+        """
         self.close()
-        return parse_profile(self._profile, self._runs) if self._profile else ((), ())
+        if not self._profile:
+            return (), ()
+        events, runs = parse_profile(self._profile, self._runs)
+        own = {run.phase for run in runs[self._earlier :]}
+        told = tuple(
+            replace(run, earlier=index < self._earlier)
+            for index, run in enumerate(runs)
+            if index >= self._earlier or run.phase not in own
+        )
+        kept = {run.run for run in told}
+        return tuple(event for event in events if event.run in kept), told

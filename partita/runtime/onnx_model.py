@@ -17,7 +17,8 @@ from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package import inside, refuse_absent, unreadable
-from partita.runtime.model_file import all_nodes, all_tensors, graph_node, inner_nodes
+from partita.runtime.model_file import all_nodes, all_tensors, defines, graph_node, inner_nodes
+from partita.runtime.tensor_types import is_fixed, tensor_types
 from partita.strangers import recognise
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class OnnxModel:
     nodes: tuple[GraphNode, ...]
     """Of the main graph."""
     inner: tuple[GraphNode, ...]
-    """In bodies of control flow."""
+    """In control-flow subgraphs."""
     inputs: tuple[ModelPort, ...]
     outputs: tuple[str, ...]
     constants: frozenset[str]
@@ -151,11 +152,11 @@ def parse(path: Path) -> onnx.ModelProto:
             stranger = recognise(path)
             raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
         if path.exists() and not path.is_file():
-            raise PackageError(f"{path}: no regular file; name an ONNX file or a package")
+            raise PackageError(f"{path}: not a regular file; name an ONNX file or a package")
         size = path.stat().st_size
         refuse_absent(path)
         if size > PROTOBUF_LIMIT_BYTES:
-            raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights beside it")
+            raise PackageError(f"{path}: {size:,} bytes; an ONNX file above 2 GiB keeps its weights in external data")
         proto: onnx.ModelProto = onnx.ModelProto.FromString(path.read_bytes())
     except FileNotFoundError as error:
         raise PackageError(f"{path}: no such file; name an ONNX file or a package") from error
@@ -223,7 +224,7 @@ def read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
     if size.HasField("dim_value"):
         return size.dim_value if size.dim_value >= 0 else None
     if not isinstance(size.dim_param, str):
-        raise ValueError(f"the name of a size is not UTF-8: {size.dim_param!r}")
+        raise ValueError(f"the name of a dimension is not UTF-8: {size.dim_param!r}")
     return size.dim_param or None
 
 
@@ -271,15 +272,15 @@ def structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
     if holders:
         inner = sum(1 for _ in all_nodes(proto.graph)) - len(proto.graph.node)
         notes.append(
-            f"{plural(inner, 'node')} in bodies of control flow count as part of the {plural(len(holders), 'node')} "
-            "that holds them: the plan has no nodes of bodies"
+            f"{plural(inner, 'node')} in control-flow subgraphs count as part of the {plural(len(holders), 'node')} "
+            "that contains them: the plan does not list nodes of subgraphs"
         )
     functions = {(function.domain, function.name) for function in proto.functions}
     calls = sum((node.domain, node.op_type) in functions for node in proto.graph.node)
     if calls:
         notes.append(
-            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime puts the function's nodes in "
-            "their place, under names of its own, which cannot be joined with the file"
+            f"{plural(calls, 'call')} of functions that the file defines: ONNX Runtime inlines "
+            "them, under names of its own, which cannot be matched with the file"
         )
     return tuple(notes)
 
@@ -289,36 +290,5 @@ def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) 
 
     Where inference fails, only what the file itself declares is known.
     """
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for port in copy.graph.input:
-        if port.name in inputs:
-            del port.type.tensor_type.shape.dim[:]
-            for size in inputs[port.name]:
-                port.type.tensor_type.shape.dim.add().dim_value = size
-    for port in (*copy.graph.output, *copy.graph.value_info):
-        forget_symbols(port)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(copy, data_prop=True)
-    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        inferred = copy
-    ports = (*inferred.graph.input, *inferred.graph.output, *inferred.graph.value_info)
-    declared = frozenset(port.name for port in ports if is_fixed(port))
-    return declared.union(tensor.name for tensor in proto.graph.initializer)
-
-
-def forget_symbols(port: onnx.ValueInfoProto) -> None:
-    """Drop the names of symbolic sizes, with which inference would be content."""
-    if port.type.WhichOneof("value") == "tensor_type":
-        for size in port.type.tensor_type.shape.dim:
-            if size.HasField("dim_param"):
-                size.ClearField("dim_param")
-
-
-def is_fixed(port: onnx.ValueInfoProto) -> bool:
-    """True when every size is a number."""
-    if port.type.WhichOneof("value") != "tensor_type" or not port.type.tensor_type.HasField("shape"):
-        return False
-    return all(size.HasField("dim_value") for size in port.type.tensor_type.shape.dim)
+    types = tensor_types(proto, inputs)
+    return frozenset(name for name in defines(proto.graph) if is_fixed(types.get(name)))

@@ -7,7 +7,7 @@ on the same chain, options, pins and model; it is closed at once. Whether it spe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from partita.files import temporary_directory
 from partita.observations.facts import GraphNode, RunFacts, SessionFacts
 from partita.observations.text_format import human_bytes, plural
-from partita.runtime.model_file import graph_node
-from partita.runtime.ort_errors import one_line
-from partita.runtime.session import NativeFailureError, Session, open_native
+from partita.runtime.model_file import graph_node, reads
+from partita.runtime.ort.errors import one_line
+from partita.runtime.ort.session import NativeFailureError, Session, open_native
 
 if TYPE_CHECKING:
     import onnx
@@ -49,7 +49,7 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
         nodes, plan = read_optimised(session)
     except (NativeFailureError, OSError, MemoryError, ValueError) as error:
         said = one_line(str(error), SAID)
-        return replace(facts, optimised_why=f"a second session that was to write it failed: {said}")
+        return replace(facts, optimised_why=f"the second session that should have written it failed: {said}")
     why = difference(facts.plan, plan)
     return replace(facts, optimised=None if why else nodes, optimised_why=why)
 
@@ -58,11 +58,11 @@ def ruled_out(session: Session, weight_bytes: int) -> str:
     """Why no second session is opened; empty when one is."""
     compiling = [entry.provider.name for entry in session.active if entry.provider.compiles]
     if compiling:
-        return f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot write down a graph with compiled nodes"
+        return f"{compiling[0]} compiles subgraphs, and ONNX Runtime cannot serialise a graph with compiled nodes"
     if weight_bytes > LIMIT_BYTES:
         return (
-            f"its weights of {human_bytes(weight_bytes)} are more than {human_bytes(LIMIT_BYTES)}, which a second "
-            "session would hold once more"
+            f"its weights of {human_bytes(weight_bytes)} are more than {human_bytes(LIMIT_BYTES)}, and a second "
+            "session would load them again"
         )
     return ""
 
@@ -91,32 +91,14 @@ def read_nodes(path: Path) -> tuple[GraphNode, ...]:
     try:
         graph = onnx.load(path, load_external_data=False).graph
     except DecodeError as error:
-        raise ValueError(f"the file that it wrote is no ONNX file ({error})") from error
+        raise ValueError(f"the file that it wrote is not an ONNX file ({error})") from error
     return tuple(with_captured(graph_node(node), node) for node in graph.node)
 
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:
     """The node with what its bodies read from around them among its inputs."""
-    captured = [name for body in bodies(node) for name in captured_by(body)]
-    return replace(known, inputs=tuple(dict.fromkeys((*known.inputs, *captured)))) if captured else known
-
-
-def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def captured_by(body: onnx.GraphProto) -> Iterator[str]:
-    """Tensors that a body reads and does not have itself, those of bodies within it included."""
-    own = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
-    for node in body.node:
-        inner = [name for deeper in bodies(node) for name in captured_by(deeper)]
-        yield from (name for name in (*node.input, *inner) if name and name not in own)
-        own.update(node.output)
-    yield from (port.name for port in body.output if port.name not in own)
+    captured = dict.fromkeys(name for name in reads(node) if name not in known.inputs)
+    return replace(known, inputs=(*known.inputs, *captured)) if captured else known
 
 
 def difference(ran: Plan | None, wrote: Plan | None) -> str:
@@ -126,12 +108,12 @@ def difference(ran: Plan | None, wrote: Plan | None) -> str:
     Memcpy and Transpose nodes of CPU, CUDA and WebGPU); only compiled nodes are numbered per process.
     """
     if ran is None or wrote is None:
-        return "ONNX Runtime wrote no plan, so nothing shows that a second session's graph is that of the run"
+        return "ONNX Runtime wrote no plan, so nothing shows that a second session's graph matches the run"
     ours, theirs = (Counter(name for stream in plan for name in stream) for plan in (ran, wrote))
     if ours == theirs:
         return ""
     only_ours, only_theirs = (ours - theirs).total(), (theirs - ours).total()
     return (
-        f"the second session placed the graph otherwise, so it is not used: {plural(only_ours, 'node')} only in the "
+        f"the second session placed the graph differently, so it is not used: {plural(only_ours, 'node')} only in the "
         f"plan of the run, {only_theirs} only in its own"
     )

@@ -13,12 +13,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from partita.diagnosis.naming import dotted
 from partita.errors import ProviderError, UsageError
 from partita.observations.names import CPU
 from partita.providers.base import Provider
 from partita.runtime.model_file import graph_node
-from partita.runtime.ort_registry import ort_build
-from partita.runtime.session import Opening, Session
+from partita.runtime.ort.registry import ort_build
+from partita.runtime.ort.session import Opening, Session
+from partita.spelling import spelled
 
 LAYER = "layer_ann"
 """Key of the node metadata that ONNX Runtime matches its layer rules with."""
@@ -69,19 +71,24 @@ def parse_pins(texts: Sequence[str], chain: Sequence[Provider]) -> tuple[Pin, ..
     pins: list[Pin] = []
     for text in texts:
         name, colon, module = (part.strip() for part in text.partition(":"))
-        if not colon or not name or not module or not all(module.split(".")):
-            raise UsageError(f"--pin {text}: write PROVIDER:MODULE, e.g. cpu:lm_head or webgpu:layers.0-11")
+        if not colon or not name or not dotted(module) or not all(module.split(".")):
+            raise UsageError(f"{spelled('pins', text)}: write PROVIDER:MODULE, e.g. cpu:lm_head or webgpu:layers.0-11")
         provider = by_name.get(name.lower())
         if provider is None:
             names = ", ".join(provider.name for provider in chain)
-            raise UsageError(f"--pin {text}: {name} is not in the provider chain ({names}); add it to --provider")
+            raise UsageError(
+                f"{spelled('pins', text)}: {name} is not in the provider chain ({names}); add it to "
+                f"{spelled('providers')}"
+            )
         for limits in filter(None, map(RANGE.fullmatch, module.split("."))):
             if int(limits[1]) > int(limits[2]):
-                raise UsageError(f"--pin {text}: the range {limits[0]} runs backwards")
+                raise UsageError(f"{spelled('pins', text)}: the range {limits[0]} runs backwards")
         other = next((pin for pin in pins if pin.module == module), None)
         if other is not None:
-            raise UsageError(f"--pin {text}: {module} is pinned to {other.provider.name} already; pin it once")
-        pins.append(Pin(provider, module))
+            raise UsageError(
+                f"{spelled('pins', text)}: {module} is pinned to {other.provider.name} already; pin it once"
+            )
+        pins.append(Pin(provider, dotted(module)))
     return tuple(pins)
 
 
@@ -96,7 +103,8 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
     version = ort_build().version
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < NEEDED:
         raise ProviderError(
-            f"--pin needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; install a newer one"
+            f"{spelled('pins')} needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; "
+            "install a newer one"
         )
     rules = "; ".join(f"{pin.provider.ort_name}(={mark(index)})" for index, pin in enumerate(pins))
     model, marks = marked_model(opening.model or path, pins)
@@ -125,7 +133,8 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict
         if len(claims) > 1:
             first, second = pins[claims[0]], pins[claims[1]]
             if first.provider is not second.provider:
-                raise UsageError(f"--pin {first.text} and --pin {second.text} both claim {module}; pin it once")
+                both = f"{spelled('pins', first.text)} and {spelled('pins', second.text)}"
+                raise UsageError(f"{both} both claim {module}; pin it once")
         if claims:
             node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=mark(claims[0])))
             marks[node.name] = pins[claims[0]]
@@ -139,14 +148,14 @@ def no_module(pin: Pin, modules: Collection[str]) -> str:
     """The message for a pin that matches nothing, with the nearest modules that exist."""
     if not modules:
         return (
-            f"--pin {pin.text}: a pin needs module paths in the metadata or names of nodes, as `partita export` and "
-            "torch.onnx write them, and this file has none"
+            f"{spelled('pins', pin.text)}: a pin matches module paths in the metadata or node names, as "
+            "`partita export` and torch.onnx write them, and this file has neither"
         )
     paths = {".".join(module.split(".")[:depth]) for module in modules for depth in range(1, module.count(".") + 2)}
     tails = {path.partition("model.")[2] or path for path in paths}
     near = difflib.get_close_matches(pin.module, sorted(tails), n=3, cutoff=0.5)
     hint = ", ".join(near) if near else ", ".join(sorted({tail.split(".")[0] for tail in tails})[:8])
-    return f"--pin {pin.text}: no module of this model matches; some that exist: {hint}"
+    return f"{spelled('pins', pin.text)}: no module of this model matches; some that exist: {hint}"
 
 
 def check_pins(session: Session, marks: Mapping[str, Pin]) -> dict[str, str]:
@@ -163,8 +172,9 @@ def check_pins(session: Session, marks: Mapping[str, Pin]) -> dict[str, str]:
         wrong = [name for name in pinned if listed.get(name, otherwise) != pin.provider.ort_name]
         if wrong or not pinned:
             where = f"{len(wrong)} of {len(pinned)} nodes are elsewhere: {', '.join(wrong[:MOST_NAMED])}"
+            found = where if pinned else "none of its nodes is in the plan"
             raise ProviderError(
-                f"--pin {pin.text} does not hold: {where if pinned else 'none of its nodes is in the plan'}; "
-                f"{pin.provider.name} has no kernel for them, or they were merged with others"
+                f"{spelled('pins', pin.text)} does not hold: {found}; "
+                f"{pin.provider.name} has no kernel for them, or they were fused with other nodes"
             )
     return {name: pin.text for name, pin in marks.items() if name in left}

@@ -1,7 +1,8 @@
 """Opens any ONNX model or package, runs it a few times on generated inputs, and keeps what is seen: facts for a report.
 
-No generation loop: a package's graphs run on dummy token ids, another model on generated inputs that lie in host
-memory, as a caller's numpy arrays would. A run that fails does not lose what the opening of the session has told.
+A package runs through the engine that generates, on dummy token ids. Another model has no cursor, cache or logits that
+an engine could go by; it runs on generated inputs that lie in host memory, as a caller's numpy arrays would. A run that
+fails does not lose what the opening of the session has told.
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ import numpy.typing as npt
 
 from partita import dtypes
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.observations.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.codes import Interruption
+from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
 from partita.observations.names import CPU
+from partita.observations.records import Memory
 from partita.observations.text_format import listing
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
-from partita.runtime.engine.planner import RowView, plan_step
-from partita.runtime.engine.recorder import Step
-from partita.runtime.evidence import parse_profile, unread_profile
-from partita.runtime.inputs import FLAG, SEED, STRING, VALUES_FLAG, Shape, check_room, make_values
+from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.request import Request
+from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
-from partita.runtime.ort_buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
-from partita.runtime.ort_errors import LACKS, one_line
-from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
+from partita.runtime.ort.errors import LACKS, one_line
+from partita.runtime.ort.evidence import parse_profile, unread_profile
+from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.ort.session import Binding, NativeFailureError, Opening, Session, open_native
 from partita.runtime.pins import Pin
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
-from partita.runtime.session import Binding, NativeFailureError, Opening, Session, open_native
 from partita.runtime.session_facts import session_facts
+from partita.spelling import spelled
 
 PHASE = "run"
 PREFILL_TOKENS = 16
@@ -58,7 +62,7 @@ class RunInterruptedError(GenerationError):
     exit_code = INTERRUPTED
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: interrupted before its runs had ended")
+        super().__init__(f"{path}: interrupted before its runs finished")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +127,19 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             sessions=(seen,),
             states=(),
             steps=tuple(steps),
-            memory=MemoryFacts(model.weight_bytes, 0, before, after, max(peak_rss_bytes(), before, after)),
+            memory=Memory(
+                weight_bytes=model.weight_bytes,
+                cache_bytes=0,
+                rss_before_load_bytes=before,
+                rss_after_load_bytes=after,
+                peak_rss_bytes=max(peak_rss_bytes(), before, after),
+            ),
             tokenizer_load_seconds=0.0,
             first_token_seconds=None,
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
+            interrupted=cut_short(error),
             notes=(*model.notes, *failure_notes(len(steps), where.runs, error), *unread_profile(len(steps), seen.runs)),
         )
         return Placed(with_graphs(facts, (session,), where, error), session.resolutions, error)
@@ -214,12 +225,14 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
     if provider not in (None, CPU) and found and not about_sizes:
         told = ProviderError(
             f"{model.path}: {provider} took node {found[2]!r} ({found[1]}) and cannot run it: {message}; leave it to "
-            "another provider, or the provider out of --provider"
+            f"another provider, or the provider out of {spelled('providers')}"
         )
     elif isinstance(error, ProviderError):
         told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
     else:
-        other = f"other sizes: {FLAG} NAME=SIZES" if about_sizes else f"other values: {VALUES_FLAG} NAME=FILE.npy"
+        other = f"other sizes: {spelled('shapes', 'NAME=SIZES')}"
+        if not about_sizes:
+            other = f"other values: {spelled('inputs', 'NAME=FILE.npy')}"
         told = GenerationError(f"{model.path}: a run on {whose_values(model, given)} failed: {said}; {other}")
     told.__cause__ = error.__cause__
     return told
@@ -246,12 +259,17 @@ def provider_of(session: Session, node: str) -> str | None:
     return next((known.provider for known in listed if known.name == node), active[0])
 
 
+def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
+    """What a run that ended with `error` lacks for Ctrl-C."""
+    return ("runs",) if isinstance(error, RunInterruptedError) else ()
+
+
 def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
     """A sentence about a run that failed."""
     if error is None:
         return ()
     how = "was interrupted" if isinstance(error, RunInterruptedError) else "failed"
-    return (f"run {done + 1} of {wanted} {how}, so what only a whole run can tell is missing: {error}",)
+    return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
 
 
 def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
@@ -306,7 +324,9 @@ def place_package(folder: Path, where: Where) -> Placed:
         let_go(error)
         facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], where, error)
-        return Placed(replace(facts, finish_reason=None), runner.resolutions, error)
+        # Nobody asked for tokens, so none are told of.
+        facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
+        return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None) -> RunFacts:
@@ -316,14 +336,18 @@ def with_graphs(facts: RunFacts, sessions: Sequence[Session], where: Where, erro
 
 
 def run_package(runner: Runner, runs: int) -> PartitaError | None:
-    """`runs` prefill steps at the beginning of the cache, then `runs` decode steps after them; why one failed."""
-    graphs, batch = runner.executor.graphs, runner.contract.batch_size
-    size = graphs.chunk or min(PREFILL_TOKENS, graphs.max_length)
+    """`runs` prompts, each read in one step, then `runs` decode steps after the last; why one failed.
+
+    Through the engine that generates, so what is placed is the loop that a user runs.
+    """
+    engine = Engine(runner.executor, PREFILL_TOKENS, (runner,))
+    graphs = runner.executor.graphs
     try:
         for _ in range(runs):
-            run_step(runner, [RowView(0, size, reads=True)] * batch)
-        for number in range(runs):
-            run_step(runner, [RowView(min(size + number, graphs.max_length - 1), 1)] * batch)
+            begin(engine, graphs.chunk or min(PREFILL_TOKENS, graphs.max_length))
+            engine.step()
+        for _ in range(runs if graphs.max_length > 1 else 0):
+            decode(engine)
     except KeyboardInterrupt:
         return RunInterruptedError(runner.folder)
     except RUN_ERRORS as error:
@@ -331,28 +355,26 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
     return None
 
 
-def run_step(runner: Runner, rows: Sequence[RowView]) -> None:
-    """One step on dummy tokens, as the planner has it; kept as a step of the runner."""
-    began = time.perf_counter()
-    plan = plan_step(rows, runner.executor.graphs, PREFILL_TOKENS)
-    assert plan is not None, "every row has a token to read"
-    graph = runner.executor.prepare(plan)
-    graph.tokens.fill(DUMMY_TOKEN)
-    outcome = runner.executor.run(plan, graph, max(plan.starts) + plan.new_tokens)
-    runner.recorder.on_step(
-        Step(
-            phase="prefill" if plan.reads else "decode",
-            index=len(runner.steps),
-            new_tokens=plan.new_tokens,
-            row_tokens=sum(plan.take),
-            tokens=((),) * len(rows),
-            run_seconds=outcome.run_seconds,
-            overhead_seconds=time.perf_counter() - began - outcome.run_seconds,
-            finish=(None,) * len(rows),
-            observed=outcome.observed,
-            file=outcome.file,
-        )
-    )
+def begin(engine: Engine, tokens: int) -> None:
+    """Begin a dummy prompt of so many tokens in every row; what was in it has left."""
+    taken = [row for row, request in enumerate(engine.rows) if request is not None]
+    for row in taken:
+        engine.leave(row)
+    budget = engine.executor.graphs.max_length  # never reached: rows go on for as long as the cache has room
+    for _ in engine.rows:
+        engine.join(Request([DUMMY_TOKEN] * tokens, dummy, budget, any_logits=True))
+
+
+def dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+    """The next token, whatever the logits are: nothing is computed where a device is played."""
+    return DUMMY_TOKEN
+
+
+def decode(engine: Engine) -> None:
+    """One decode step. In a full cache every row goes back by a token, or begins anew where it cannot."""
+    while (step := engine.step()) is None or step.phase != "decode":
+        if step is None and not all(engine.rewind(row, 1) for row in range(len(engine.rows))):
+            begin(engine, 1)
 
 
 def with_shapes(

@@ -35,8 +35,8 @@ def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | No
         return None
     kinds = sorted({known[token] for token in held})
     return (
-        f"the prompt holds token {', '.join(map(str, sorted(held)))}, which stands for {_listed(kinds)}: this package "
-        "has the text decoder alone and reads it as text"
+        f"the prompt holds token {', '.join(map(str, sorted(held)))}, a placeholder for {_listed(kinds)}: this package "
+        "has only the text decoder and reads it as text"
     )
 
 

@@ -15,9 +15,9 @@ from partita.providers.base import Provider
 from partita.providers.plugins import installed_version
 from partita.providers.resolve import Resolution, known_providers, resolve_one
 from partita.providers.start import Failure, explain, failure
-from partita.runtime.child_process import ChildOutcome, run_children
-from partita.runtime.native_log import HEAD
-from partita.runtime.ort_errors import STRICT, one_line
+from partita.runtime.ort.errors import STRICT, one_line
+from partita.runtime.ort.native_log import HEAD
+from partita.runtime.process.children import ChildOutcome, run_children
 
 CHILD = "partita.runtime.provider_child"
 TIMEOUT_SECONDS = 60.0
@@ -111,7 +111,7 @@ def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, 
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
     if outcome.ended is not None:
         last = " | ".join(outcome.log[-LAST_LINES:])
-        said = f"; its last words: {last}" if last else "; it said nothing"
+        said = f"; its last output: {last}" if last else "; it said nothing"
         return failure(provider, "initialisation_failed", f"its process {outcome.ended} while {doing}{said}")
     if result.get("error") is not None:
         return explain(provider, words_of(result["error"], outcome.log))
@@ -119,7 +119,7 @@ def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, 
         return failure(
             provider,
             "device_missing",
-            f"{resolution.library} was loaded and offers no device here{provider.plugin_takes}",
+            f"{resolution.library} was loaded but offers no device here{provider.plugin_takes}",
         )
     if not result.get("correct"):
         return failure(provider, "initialisation_failed", f"it computed {result.get('output')}, which is wrong")
@@ -134,7 +134,7 @@ def words_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
     raised = one_line(str(error.get("text", "")))
     strict = STRICT in raised
     if strict:
-        raised = "it started, but left a MatMul of float32 to the CPU provider"
+        raised = "it started, but did not take a MatMul of float32"
     elif error.get("type") not in (None, "Fail", "RuntimeError"):
         raised = f"{error['type']}: {raised}"
     others = [line for line in log if not HEAD.match(line)]
@@ -159,19 +159,24 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
     one is usable; where none but the CPU provider is there, no process is started.
     """
     known = {entry.resolution.provider.name: entry for entry in checks}
-    failed: list[str] = []
+    failed: dict[str, str] = {}
     for resolution in candidates(available_ort_names):
         provider = resolution.provider
         tried = known.get(provider.name) or check([resolution])[0]
         if tried.usable and not tried.software:
             return DefaultChain(
-                with_cpu(provider), "; ".join([*failed, f"{provider.name} is usable; so {provider.name}, then cpu"])
+                with_cpu(provider),
+                "; ".join([*told(failed), f"{provider.name} is usable; so {provider.name}, then cpu"]),
             )
-        failed.append(f"{provider.name}: {tried.resolution.reason or 'usable, but on the CPU: there is no GPU'}")
-    seen = {text.partition(":")[0] for text in failed}
-    absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in seen]
-    parts = [*failed, *([f"{listing(absent)}: not in this build"] if absent else []), "so cpu"]
+        failed[provider.name] = tried.resolution.reason or "usable, but on the CPU: there is no GPU"
+    absent = [entry.name for entry in known_providers().values() if entry.rank > 1 and entry.name not in failed]
+    parts = [*told(failed), *([f"{listing(absent)}: not in this build"] if absent else []), "so cpu"]
     return DefaultChain((known_providers()["cpu"],), "; ".join(parts))
+
+
+def told(failed: Mapping[str, str]) -> list[str]:
+    """Why each of these providers is not taken."""
+    return [f"{name}: {why}" for name, why in failed.items()]
 
 
 def with_cpu(provider: Provider) -> tuple[Provider, ...]:

@@ -48,7 +48,7 @@ def answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
     found: dict[str, Any] = {"error": None}
     try:
         say(out, {"stage": "import"})
-        from partita.runtime import ort_registry as registry
+        from partita.runtime.ort import registry
 
         if request.get("inventory"):
             found["build"] = dataclasses.asdict(registry.ort_build())
@@ -68,7 +68,7 @@ def probe(wanted: dict[str, Any], found: dict[str, Any], out: TextIO) -> None:
     """Register the plugin library if there is one, run the model on the provider alone, and keep what it says."""
     import numpy as np
 
-    from partita.runtime import ort_registry as registry
+    from partita.runtime.ort import registry
 
     name, library = wanted["ort_name"], wanted.get("library")
     say(out, {"stage": "load"})

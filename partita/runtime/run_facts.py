@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.observations.facts import MemoryFacts, PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.facts import PortFact, RunFacts, RunWindow, SessionFacts, StepFact
+from partita.observations.records import Memory
 from partita.process import peak_rss_bytes
 from partita.runtime.engine.executor import BoundGraph, LoadedGraph
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Finish
-from partita.runtime.evidence import unread_profile
+from partita.runtime.ort.evidence import unread_profile
 from partita.runtime.runner import Runner
 from partita.runtime.session_facts import session_facts
 
@@ -40,7 +41,12 @@ def run_facts(
         new_tokens=new_tokens(steps),
         finish_reason=finish_reason or finished(steps),
         finish_detail=finish_detail,
-        notes=(*notes, *prompt_notes(runner), *unread_profile(sum(step.observed for step in steps), seen)),
+        notes=(
+            *notes,
+            *prompt_notes(runner),
+            *earlier_notes(seen),
+            *unread_profile(sum(step.observed for step in steps), seen),
+        ),
     )
 
 
@@ -55,17 +61,29 @@ def prompt_notes(runner: Runner) -> tuple[str, ...]:
         if not runner.cache.padding_is_safe:
             why += ", or would have been padded, which would spoil the states"
         notes.append(
-            f"{tokens} prompt tokens were read one by one with {file}, where a chunk of "
+            f"{tokens} prompt tokens were prefilled one at a time with {file}, where a chunk of "
             f"{runner.executor.graphs.chunk} {why}; they count as prefill steps"
         )
     again = [step for step in runner.steps if step.again]
     if again:
         tokens = sum(step.row_tokens for step in again)
         notes.append(
-            f"{tokens} tokens were read again when the text grew beyond {runner.manifest.graph.rereads_at}, where the "
-            "model changes its rotary frequencies; they count as prefill steps, and not as prompt"
+            f"{tokens} tokens were prefilled again when the sequence grew beyond "
+            f"{runner.manifest.graph.rereads_at}, where the "
+            "model's rotary frequencies change; they count as prefill steps, not as prompt tokens"
         )
     return tuple(notes)
+
+
+def earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
+    """What the profile shows of a generation before the one that the steps are of."""
+    phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
+    if not phases:
+        return ()
+    return (
+        f"the profiled runs of {' and '.join(phases)} are of an earlier generation, because a loaded model is profiled "
+        "once: node times, copies and bytes are theirs; steps, tokens and speed are those of the last generation",
+    )
 
 
 def graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
@@ -102,9 +120,9 @@ def port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> 
     )
 
 
-def memory_facts(runner: Runner) -> MemoryFacts:
+def memory_facts(runner: Runner) -> Memory:
     """Memory of the process so far, and what the package says of its weights; the cache is counted from its buffers."""
-    return MemoryFacts(
+    return Memory(
         weight_bytes=runner.manifest.graph.weight_bytes,
         cache_bytes=runner.cache.size_bytes,
         rss_before_load_bytes=runner.rss_before_load_bytes,

@@ -22,14 +22,17 @@ from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.executor import Executor, LoadedGraph
 from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.model_file import ModelFile, read_model_file
-from partita.runtime.native_log import captured_output
 from partita.runtime.observe import Window
-from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.ort.native_log import captured_output
+from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.pins import Pin
 
 
 class Runner:
-    """A loaded package. One generation at a time; close it, or use it as a context manager."""
+    """A loaded package. One generation at a time; close it, or use it as a context manager.
+
+    It observes the engine: the steps of the last generation are kept, and which profiled runs are of it.
+    """
 
     def __init__(self, folder: Path, manifest: Manifest, graphs: tuple[LoadedGraph, ...], rss: tuple[int, int]) -> None:
         self.folder, self.manifest, self.graphs = folder, manifest, graphs
@@ -37,6 +40,16 @@ class Runner:
         self.contract = manifest.graph
         self.executor = Executor(manifest.graph, graphs)
         self.recorder = Recorder()
+
+    def on_prompts(self, lengths: tuple[int, ...]) -> None:
+        """A generation begins: what is kept is of it alone."""
+        self.recorder.on_prompts(lengths)
+        for entry in self.graphs:
+            entry.window.begin()
+
+    def on_step(self, step: Step) -> None:
+        """A step was made."""
+        self.recorder.on_step(step)
 
     @property
     def cache(self) -> Cache:
@@ -122,7 +135,9 @@ def checked_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFi
     unlisted = sorted(model.data_files - {entry.name for entry in manifest.files})
     if unlisted or manifest.file(graph.file) is None:
         name = unlisted[0] if unlisted else graph.file
-        raise PackageError(f"{folder}: {name} is not in the manifest's list of files, so nothing vouches for it")
+        raise PackageError(
+            f"{folder}: {name} is not in the manifest's list of files, so its integrity cannot be checked"
+        )
     states = manifest.graph.states
     listed = {*(port.name for port in graph.inputs), *(state.past for state in states)}
     given = {*(port.name for port in graph.outputs), *(state.present for state in states)}

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import UsageError
-from partita.remedies import flag
+from partita.spelling import spelled
 
 Logits = npt.NDArray[np.float32]
 """[vocab]."""
@@ -36,20 +36,19 @@ def make_sampler(
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
     seed: int | None = None,
-    spell: Callable[[str], str] = flag,
 ) -> Sampler:
     """A sampler. Temperature 0 takes the likeliest token; top_k 0, top_p 1, min_p 0 and repetition_penalty 1 are off.
 
-    `seed` makes draws repeatable; None draws differently every time. `spell`: how a message writes an option's name.
+    `seed` makes draws repeatable; None draws differently every time.
     Raises UsageError naming the option and its range.
     """
-    check(spell("temperature"), temperature, 0 <= temperature < math.inf, "0 (greedy) or more, and finite")
-    check(spell("top_k"), top_k, top_k >= 0, "0 (off) or more")
-    check(spell("top_p"), top_p, 0 < top_p <= 1, "above 0 and at most 1 (off)")
-    check(spell("min_p"), min_p, 0 <= min_p <= 1, "from 0 (off) to 1")
+    check("temperature", temperature, 0 <= temperature < math.inf, "0 (greedy) or more, and finite")
+    check("top_k", top_k, top_k >= 0, "0 (off) or more")
+    check("top_p", top_p, 0 < top_p <= 1, "above 0 and at most 1 (off)")
+    check("min_p", min_p, 0 <= min_p <= 1, "from 0 (off) to 1")
     penalty_is_good = 0 < repetition_penalty < math.inf
-    check(spell("repetition_penalty"), repetition_penalty, penalty_is_good, "above 0 (1: off), and finite")
-    check(spell("seed"), seed, seed is None or seed >= 0, "0 or more")
+    check("repetition_penalty", repetition_penalty, penalty_is_good, "above 0 (1: off), and finite")
+    check("seed", seed, seed is None or seed >= 0, "0 or more")
     if temperature == 0:
         return (
             greedy
@@ -69,10 +68,10 @@ def make_sampler(
     return draw
 
 
-def check(option: str, value: float | None, good: bool, allowed: str) -> None:
+def check(name: str, value: float | None, good: bool, allowed: str) -> None:
     """Raise UsageError when an option's value is outside what is allowed. NaN is outside of everything."""
     if not good:
-        raise UsageError(f"{option} is {value}; it must be {allowed}")
+        raise UsageError(f"{spelled(name)} is {value}; it must be {allowed}")
 
 
 def greedy(logits: Logits, history: Ids) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from partita.observations.facts import GraphNode, NodeEvent, PortFact, ProviderFacts, RunWindow, SessionFacts
 from partita.providers.resolve import Resolution
-from partita.runtime.session import Session
+from partita.runtime.ort.session import Session
 
 
 def session_facts(

@@ -37,12 +37,12 @@ def smoke(
         first = runner.resolutions[0]
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
-            raise ProviderError(f"{folder}: {first.provider.name} takes no node of it")
+            raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
         size = prompt_tokens(runner)
         for _ in serve(runner.executor, [request(runner, row, size) for row in range(runner.contract.batch_size)]):
             pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
-    detail = f"opened, read {plural(size, 'token')} and one more; finite logits"
+    detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"
     return SmokeRecord(chain=names, status="ran", detail=detail)
 
 

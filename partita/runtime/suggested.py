@@ -14,6 +14,7 @@ from typing import Any
 
 from partita.errors import PackageError
 from partita.remedies import FROM_CHECKPOINT
+from partita.spelling import spelled
 
 FILE = "generation_config.json"
 NEUTRAL: dict[str, Any] = {
@@ -128,5 +129,6 @@ class _Reader:
 
     def bad(self, name: str, value: Any) -> PackageError:
         return PackageError(
-            f"{self.path}: {name} is {value!r}, with which nothing can be sampled; mend it, or leave --sampling out"
+            f"{self.path}: {name} is {value!r}, which is not a valid sampling setting; correct it, or leave "
+            f"{spelled('sampling')} out"
         )

@@ -16,6 +16,7 @@ from partita.extras import explain
 from partita.package import TokenizerKind, refuse_absent
 from partita.remedies import FROM_CHECKPOINT, Remedy
 from partita.runtime.chat import Message, conversation, rendered, template_of_processor
+from partita.spelling import either, spelled
 
 INCOMPLETE = "\ufffd"
 """What a decoder writes for bytes that are no whole character yet."""
@@ -87,7 +88,11 @@ class Text:
         full = self._tokenizer if isinstance(self._tokenizer, FullTokenizer) else loaded(FullTokenizer, self._folder)
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
-            raise UsageError(f"{self._folder}: --chat needs a chat template, which the tokenizer lacks; leave it out")
+            raise UsageError(
+                f"{either('--chat', 'chat')} needs a chat template, which the tokenizer lacks; "
+                f"{either('leave it out', 'generate goes without')}",
+                where=self._folder,
+            )
 
         def render(said: Sequence[Message]) -> str:
             return str(
@@ -180,7 +185,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if not all(stops):
-            raise UsageError("--stop is empty; give the text to stop at")
+            raise UsageError(f"{spelled('stop')} is empty; give the text to stop at")
         self._stops, self._held = tuple(stops), ""
         self.found: str | None = None
 
@@ -220,7 +225,7 @@ def load_text(folder: Path, kind: TokenizerKind = "transformers") -> Text:
     Raises PackageError when the package has no tokenizer, or it cannot be loaded.
     """
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise PackageError(f"{folder}: the package has no tokenizer", remedy=TOKEN_IDS)
+        raise PackageError("the package has no tokenizer", where=folder, remedy=TOKEN_IDS)
     if kind == "tokenizers":
         return Text(loaded(PlainTokenizer, folder), folder)
     return Text(loaded(FullTokenizer, folder), folder)
@@ -241,7 +246,7 @@ def loaded(reader: type[Loaded], folder: Path) -> Loaded:
         if lacking is not None:
             raise lacking from error
         reason = " ".join(str(error).split())[:300]
-        raise PackageError(f"{folder}: the tokenizer does not load ({reason})", remedy=TOKEN_IDS) from error
+        raise PackageError(f"the tokenizer does not load ({reason})", where=folder, remedy=TOKEN_IDS) from error
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
@@ -261,5 +266,5 @@ def stop_token_ids(folder: Path) -> frozenset[int]:
                     raise TypeError(f"eos_token_id is {ids!r}")
                 return frozenset(listed)
         except (ValueError, TypeError, AttributeError) as error:
-            raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
+            raise PackageError(f"damaged ({error})", where=path, remedy=FROM_CHECKPOINT) from error
     return frozenset()

@@ -23,10 +23,10 @@ from partita.runtime.engine.executor import port_by_role
 from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Request
 from partita.runtime.engine.scheduler import Policy, one_token_first, prompts_first
-from partita.runtime.generate import generate
 from partita.runtime.pins import Pin
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import Sampler
+from partita.spelling import spelled
 
 REPLAY_CHUNK_TOKENS = 5
 """Small and odd, so that even a short prompt takes several chunks and the last one is short."""
@@ -69,6 +69,8 @@ class Comparison:
     reference: Logits
     """[n, vocab]."""
     tolerance: float
+    again: bool = False
+    """What another step compares, too: its near ties are counted there."""
     max_abs: float = 0.0
     tokens_equal: bool = True
     ties: set[int] = field(default_factory=set)
@@ -157,7 +159,7 @@ def replay(
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
-        near_ties=sum(len(entry.ties) for entry in compared if entry.step != "chunked prefill"),
+        near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
         not_run=not_run,
         steps=tuple(entry.result() for entry in compared),
     )
@@ -175,14 +177,23 @@ def first_difference(verification: Verification) -> str | None:
         if not entry.max_rel_error <= limit:
             return f"{where}: max relative error {entry.max_rel_error:.2e}, allowed {limit:.0e}"
         if not entry.tokens_equal:
-            return f"{where}: another greedy token, although the error {entry.max_rel_error:.2e} is within {limit:.0e}"
+            return (
+                f"{where}: a different greedy token, although the error {entry.max_rel_error:.2e} is within {limit:.0e}"
+            )
     return None
 
 
 def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
     """Read the prompt in as few steps as the package can, and look at every position."""
     comparison = Comparison("prefill", output_name(runner), answer.prefill_logits, tolerance)
-    request = Request(answer.prompt.tolist(), forced(answer), 1, listener=comparison.compare, rope_length=answer.length)
+    request = Request(
+        answer.prompt.tolist(),
+        forced(answer),
+        1,
+        listener=comparison.compare,
+        any_logits=True,
+        rope_length=answer.length,
+    )
     run_all(runner, request, prefill_chunk=len(answer.prompt))
     yield comparison
 
@@ -193,7 +204,7 @@ def compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) ->
     A fully static pair has one chunk size; it begins with a single token, so that a chunk begins elsewhere than at 0.
     """
     name, count = output_name(runner), len(answer.prompt)
-    chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance)
+    chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance, again=True)
     decoded = [
         Comparison(f"decode {index + 1}", name, answer.decode_logits[index : index + 1], tolerance)
         for index in range(len(answer.tokens))
@@ -206,7 +217,12 @@ def compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) ->
             decoded[position - count].compare(0, logits)
 
     request = Request(
-        answer.prompt.tolist(), forced(answer), len(answer.tokens) + 1, listener=hear, rope_length=answer.length
+        answer.prompt.tolist(),
+        forced(answer),
+        len(answer.tokens) + 1,
+        listener=hear,
+        any_logits=True,
+        rope_length=answer.length,
     )
     static = runner.executor.graphs.chunk is not None
     policy = one_token_first if static else prompts_first
@@ -219,22 +235,35 @@ def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Itera
 
     Left out where rotary frequencies depend on the length of the text: the reference has those of the whole.
     """
-    sequence = np.concatenate([answer.prompt, answer.tokens])
-    lengths = [max(1, len(answer.prompt) - 3 * row) for row in range(runner.contract.batch_size)]
-    if len(set(lengths)) < 2 or port_by_role(runner.loaded("decode").graph, "rope_length") is not None:
+    lengths = row_lengths(runner, answer)
+    if len(set(lengths)) < 2 or depends_on_length(runner):
         return
+    sequence = np.concatenate([answer.prompt, answer.tokens])
     reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
     comparison = Comparison("rows of different length", output_name(runner), reference, tolerance)
 
     def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
-        position = len(history) - 1
-        comparison.compare(position, logits)
-        return int(sequence[min(position + 1, len(sequence) - 1)])
+        return int(sequence[min(len(history), len(sequence) - 1)])
 
-    prompts = [sequence[:length].tolist() for length in lengths]
-    for _ in generate(runner, prompts, max_new_tokens=len(answer.tokens), sampler=known):
-        pass
+    serve_all(
+        runner,
+        [
+            Request(sequence[:length].tolist(), known, len(answer.tokens), listener=comparison.compare, any_logits=True)
+            for length in lengths
+        ],
+        prefill_chunk=max(lengths),
+    )
     yield comparison
+
+
+def row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
+    """[B]: prompt tokens of each row where rows get prompts of different lengths; a short prompt has not enough."""
+    return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.contract.batch_size)]
+
+
+def depends_on_length(runner: Runner) -> bool:
+    """Whether the logits of a text depend on how long it gets."""
+    return port_by_role(runner.loaded("decode").graph, "rope_length") is not None
 
 
 def forced(answer: KnownAnswer) -> Sampler:
@@ -248,9 +277,18 @@ def forced(answer: KnownAnswer) -> Sampler:
 
 
 def run_all(runner: Runner, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
-    """Run the same request in every row of the batch, in a cache that is all zero."""
+    """Run the same request in every row of the batch."""
+    serve_all(runner, [request] * runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
+
+
+def serve_all(
+    runner: Runner, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first
+) -> None:
+    """Run a request per row of the batch, in a cache that is all zero: what the run before left may not be finite.
+
+    Every request listens and takes any logits, so logits that are not finite are a difference, and no error.
+    """
     runner.cache.clear()
-    requests = [request] * runner.contract.batch_size
     for _ in serve(runner.executor, requests, prefill_chunk=prefill_chunk, policy=policy):
         pass
 
@@ -264,10 +302,13 @@ def too_long(runner: Runner, answer: KnownAnswer) -> tuple[str, ...]:
 
 def unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
     """What of a package the known answer cannot have shown, as the end of a sentence."""
+    apart = len(set(row_lengths(runner, answer))) > 1 and depends_on_length(runner)
     tokens = len(answer.prompt) + len(answer.tokens)
     windows = sorted({state.window or 0 for state in runner.manifest.graph.states if (state.window or 0) >= tokens})
     parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
     parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
+    if apart:
+        parts.append("rows of different length not compared: the rotary frequencies depend on the length of the text")
     return "".join(f"; {part}" for part in parts)
 
 
@@ -282,7 +323,9 @@ def read_known_answer(folder: Path) -> KnownAnswer:
 
     path = folder / KNOWN_ANSWER
     if not path.is_file():
-        raise PackageError(f"{folder}: the package has no {KNOWN_ANSWER}; export the checkpoint without --no-verify")
+        raise PackageError(
+            f"{folder}: the package has no {KNOWN_ANSWER}; export the checkpoint without {spelled('verify', False)}"
+        )
     try:
         with safe_open(path, framework="numpy") as file:
             return KnownAnswer(
@@ -302,5 +345,5 @@ def check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
     shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)
     if not shapes or not count or count + steps > runner.contract.max_length:
         raise PackageError(
-            f"{folder / KNOWN_ANSWER}: not of this package, its shapes do not fit", remedy=FROM_CHECKPOINT
+            f"{folder / KNOWN_ANSWER}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
         )

@@ -114,14 +114,14 @@ def reinstall(owner: Wheel) -> Remedy:
 
 def said(remedy: Remedy) -> dict[str, Any]:
     """A remedy as a finding has it."""
-    return {"remedy": str(remedy), "remedies": remedy_records(remedy)}
+    return {"remedy": remedy.written("shell"), "remedies": remedy_records(remedy)}
 
 
 def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
     """Several wheels: in one folder their files are a mixture, in several the first one hides the others."""
     mixed = [owner for owner in owners if owner.folder == owners[0].folder]
     if len(mixed) > 1:
-        evidence = f"{names(mixed)} installed one folder, {owners[0].folder}, and overwrote each other's files"
+        evidence = f"{names(mixed)} share one folder, {owners[0].folder}, and overwrote each other's files"
     else:
         hidden = names(owner for owner in owners if owner.folder != owners[0].folder)
         evidence = f"{names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
@@ -140,7 +140,7 @@ def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
 def no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
     """No ONNX Runtime at all, with or without plugins that need one."""
     if plugins:
-        evidence = f"{shown(plugins.items())} has no ONNX Runtime to be plugged into: none is installed"
+        evidence = f"{shown(plugins.items())} needs an ONNX Runtime, and none is installed"
     else:
         evidence = "no ONNX Runtime is installed"
     return EnvironmentFinding(reason="not_in_build", evidence=evidence, **said(extras.runtime_remedy()))

@@ -20,8 +20,10 @@ from partita.bench.contenders import (
     stand,
 )
 from partita.bench.records import Bench, Contender, Turn
-from partita.bench.verdict import give_verdict, whole_percent
+from partita.bench.verdict import judge
 from partita.bench.views.text import render
+from partita.bench.words import give_verdict, whole_percent
+from partita.bench.words import sentences as said
 from tests.partition_reports.changed import mixed
 from tests.partition_reports.samples import CPU, ENVIRONMENT, PACKAGE, recorded_facts, report_of
 
@@ -310,3 +312,41 @@ def test_the_page_fits_a_terminal_and_lets_no_control_character_through():
     assert "\x1b" not in page and "\u202e" not in page
     assert page.index("webgpu,cpu is 0.48x cpu") < page.index("Speed")
     assert Bench.model_validate(bench.model_dump(mode="json", by_alias=True)) == bench
+
+
+def judged(*lanes: Lane):
+    """The verdicts, and the contenders that they are on."""
+    contenders = built(*lanes)
+    return judge(contenders, choose_baseline(lanes, None)), contenders
+
+
+def test_who_is_faster_is_data():
+    (verdict,), contenders = judged(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
+    assert (verdict.kind, verdict.contender, verdict.baseline) == ("compared", "webgpu,cpu", "cpu")
+    main = verdict.phases[0]
+    assert (main.phase, main.faster, main.standing) == ("decode", "cpu", "differs") and main.ratio < 1
+    assert main.ratio_low <= main.ratio <= main.ratio_high
+    assert main.baseline_tokens_per_second == contenders[1].decode.tokens_per_second
+    assert verdict.time is not None and verdict.same_provider is None
+    (text,) = said((verdict,), contenders)
+    assert "webgpu,cpu is 0." in text
+
+
+def test_a_spread_that_does_not_allow_to_say_so_names_nobody():
+    (verdict,), contenders = judged(lane("webgpu,cpu", FAST), lane("cpu", FAST))
+    assert {phase.faster for phase in verdict.phases} == {None}
+    assert verdict.phases[0].standing == "within_noise"
+    (few,), _ = judged(lane("webgpu,cpu", SLOW[:2]), lane("cpu", [19.0, 18.0]))
+    assert few.phases[0].standing != "differs" and few.phases[0].faster is None
+
+
+def test_words_are_made_from_the_verdict_alone():
+    verdicts, contenders = judged(lane("webgpu,cpu", SLOW, observed=MIXED), lane("cpu", FAST, observed=ON_CPU))
+    other = verdicts[0].model_copy(update={"phases": (verdicts[0].phases[0].model_copy(update={"ratio": 7.0}),)})
+    (text,) = said((other,), contenders)
+    assert text.startswith("webgpu,cpu is 7x cpu in decode") and ":" not in text
+
+
+def test_a_contender_that_failed_and_one_that_stands_alone():
+    verdicts, _ = judged(lane("cpu", FAST), lane("qnn", SLOW[:1], error="it crashed"))
+    assert {(each.contender, each.kind) for each in verdicts} == {("cpu", "alone"), ("qnn", "failed")}

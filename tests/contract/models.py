@@ -51,6 +51,17 @@ def matmul_relu(path: Path, *, opset: int = OPSET) -> Path:
     return save(nodes, path, opset=opset)
 
 
+def old_names(path: Path) -> Path:
+    """MatMul and Relu in three layers, with names as torch's older exporter writes them."""
+    nodes, last = [], "x"
+    for layer in range(3):
+        for operator, inputs in (("MatMul", [last, "w"]), ("Relu", [f"m{layer}"])):
+            last = "y" if (layer, operator) == (2, "Relu") else f"{operator[0].lower()}{layer}"
+            name = f"/layers.{layer}/mlp/{operator}"
+            nodes.append(helper.make_node(operator, inputs, [last], name=name))
+    return save(nodes, path)
+
+
 def island(path: Path) -> Path:
     """MatMul, Scaler, MatMul: no provider but the CPU has a kernel for ai.onnx.ml's Scaler, so it is an island."""
     nodes = [

@@ -45,7 +45,7 @@ import time
 from pathlib import Path
 import onnx
 from partita.providers.resolve import parse_chain, resolve_one
-from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.probes.asking import ask
 from partita.runtime.probes.cache import cache_for
 from partita.runtime.probes.lab import Lab

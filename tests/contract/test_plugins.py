@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import pytest
 
@@ -67,3 +68,22 @@ def test_a_library_that_is_not_there_is_refused(environment, provider, partita, 
 def test_a_value_that_is_no_name_and_path_is_a_usage_error(environment, value, packages, partita):
     done = generated(partita, packages / "llama-gqa-fp32", "cpu", "--provider-library", value)
     refused(done, "--provider-library", code=2)
+
+
+@cases("provider", usable_plugins)
+@pytest.mark.usefixtures("device")
+def test_a_pin_that_the_plugin_stumbles_over_is_named_and_not_the_model(
+    environment, provider, partita, model, tmp_path
+):
+    """ONNX Runtime takes pinned nodes out before a plugin is asked; what then fails is the pin's doing."""
+    report = tmp_path / "report.json"
+    words = ("place", model("old_names"), "--provider", f"{provider},cpu", "--report", report)
+    done = partita(*words, "--pin", "cpu:/layers.1/mlp")
+    if done.code == 0:
+        (phase,) = json.loads(report.read_text(encoding="utf-8"))["phases"]
+        where = {node["name"]: node["provider"] for node in phase["nodes"]}
+        assert where["/layers.1/mlp/MatMul"] == "CPUExecutionProvider"
+        assert ORT_NAMES[provider] in where.values()
+    else:
+        refused(done, "--pin cpu:layers.1.mlp", "opens this model without", code=3)
+    honoured(partita(*words))

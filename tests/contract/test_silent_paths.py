@@ -124,8 +124,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 from partita.errors import PartitaError
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.chain import open_session
-from partita.runtime.ort_buffers import host_buffer
-from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.ort.buffers import host_buffer
+from partita.runtime.ort.registry import available_ort_names
 
 class Failing:
     def __init__(self, native):

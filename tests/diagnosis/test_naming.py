@@ -34,6 +34,22 @@ def test_module_is_only_read_off_a_name_when_the_file_knows_it():
     assert naming.module_of("somewhere.else/Mul", modules) is None
     assert naming.module_of("model.layers.0.mlp", modules) is None
     assert naming.module_of("/Unsqueeze", modules) is None
+    assert naming.module_of("/model/layers.0/mlp/Mul/QuickGeluFusion/", modules) == "model.layers.0.mlp"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("model.layers.1.mlp/MatMul_2", "model.layers.1.mlp"),
+        ("/layers.1/mlp/MatMul", "layers.1.mlp"),
+        ("/model/layers.0/self_attn/q_proj/MatMul", "model.layers.0.self_attn.q_proj"),
+        ("/MatMul", None),
+        ("MatMul_12", None),
+        ("", None),
+    ],
+)
+def test_a_name_has_the_path_of_its_module_in_both_ways_of_writing_it(name, module):
+    assert naming.module_in(name) == module
 
 
 def test_a_fused_name_is_cut_at_slashes_only():

@@ -8,11 +8,15 @@ from typing import get_args
 import pytest
 
 from partita.diagnosis import precedence
-from partita.diagnosis.precedence import PRECEDENCE, explain, ranks
+from partita.diagnosis.evidence import names_a_node
+from partita.diagnosis.precedence import PRECEDENCE, Rank, explain, ranks
 from partita.diagnosis.probe_verdict import Code
-from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.observations.codes import NODE_CODES, PROVIDER_CODES
 from partita.observations.facts import NodeProbe, Trial
+from partita.observations.log_pattern import LogPattern
+from partita.providers.resolve import known_providers
+from partita.runtime.probes import factors as probe_factors
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import NO_KERNEL
 
@@ -28,11 +32,67 @@ def test_the_codes_are_the_files_of_the_folder() -> None:
         assert {reason.code for reason in load_reasons() if reason.level == level} == codes
 
 
-def test_whatever_a_log_or_an_experiment_can_show_has_a_rank() -> None:
-    for code in set(NODE_CODES) - {"unexplained"}:
-        assert {(code, "line"), (code, "blank_line")} <= set(ranks())
-    assert {(code, "alone") for code in get_args(Code)} <= set(ranks())
+def test_whatever_a_reason_can_find_has_a_rank_and_no_row_stands_for_more() -> None:
+    assert set(ranks()) == {(reason.code, ground) for reason in load_reasons() for ground in reason.grounds}
+    shown = {(reason.code, "alone") for reason in load_reasons() if reason.factors or reason.code in get_args(Code)}
+    assert shown <= set(ranks())
     assert {(code, "entry") for code in (*PROVIDER_CODES, "dynamic_shape")} <= set(ranks())
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        (PRECEDENCE[:-1], "unexplained by nothing has no rank"),
+        (
+            (*PRECEDENCE, Rank("line", ("runtime_inserted",), "nobody finds it")),
+            "runtime_inserted by line has a rank and is never found",
+        ),
+    ],
+)
+def test_a_table_that_does_not_fit_the_reasons_is_refused_at_once(
+    table: tuple[Rank, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precedence, "PRECEDENCE", table)
+    ranks.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=problem):
+            ranks()
+    finally:
+        ranks.cache_clear()
+
+
+@pytest.mark.parametrize("reason", load_reasons(), ids=lambda reason: reason.code)
+def test_every_finding_of_every_example_is_on_a_ground_that_its_reason_lists(reason: Reason) -> None:
+    for other in load_reasons():
+        assert {finding.ground for finding in reason.findings(other.example)} <= reason.grounds
+
+
+def test_every_pattern_of_every_provider_can_lead_to_a_finding() -> None:
+    """One without a node's name is read by the reasons that look at the graph, at a failure, or at a budget."""
+    reasons = {reason.code: reason for reason in load_reasons()}
+    for provider in known_providers().values():
+        for pattern in provider.node_patterns:
+            grounds = reasons[pattern.reason].grounds
+            assert grounds & ({"line"} if names_a_node(pattern) else {"graph_line", "alone_said", "budget"}), pattern
+        for pattern in provider.start_patterns:
+            assert "entry" in reasons[pattern.reason].grounds, pattern
+
+
+def test_a_pattern_about_a_node_gives_no_reason_of_a_provider() -> None:
+    with pytest.raises(ValueError, match="library_missing is about a provider"):
+        LogPattern("library_missing", r"no library for (?P<node>\S+)")
+
+
+def test_a_factor_that_no_reason_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change in it that helps would decide the node and leave it unexplained."""
+    without = tuple(replace(reason, factors=()) if reason.factors else reason for reason in load_reasons())
+    monkeypatch.setattr(probe_factors, "load_reasons", lambda: without)
+    probe_factors.factors.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="0 reasons name it"):
+            probe_factors.factors()
+    finally:
+        probe_factors.factors.cache_clear()
 
 
 def test_every_row_says_why_it_stands_where_it_stands() -> None:
@@ -100,3 +160,27 @@ def test_only_a_line_with_its_name_speaks_for_a_node_against_an_experiment() -> 
     nameless = context(nameless=True, log=(blank,))
     assert explain(nameless)[0].code == "no_kernel_op"
     assert explain(replace(nameless, probe=TAKEN_ALONE))[0].code == "not_claimed"
+
+
+VAGUE = LogPattern("attribute_unsupported", r"not supported: (?P<node>\S+)$", vague=True)
+TELLING = LogPattern("attribute_unsupported", r"not supported: (?P<node>\S+) because (?P<why>.*)")
+
+
+def test_a_line_that_does_not_say_what_of_the_node_gives_way_to_an_experiment_that_does() -> None:
+    lines = ("CUDA kernel not supported: planted",)
+    told = context(node="planted", log=lines, patterns=(VAGUE,))
+    reason, finding = explain(told)
+    assert (reason.code, finding.kind, finding.ground) == ("attribute_unsupported", "logged", "vague_line")
+    trials = (
+        Trial("as_is", "", "left", ""),
+        Trial("attribute", "without clip=3", "taken", "", removes=True),
+    )
+    reason, finding = explain(replace(told, probe=NodeProbe("planted", trials)))
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "probed") and "clip=3" in finding.evidence
+
+
+def test_the_most_telling_line_is_the_evidence() -> None:
+    lines = ("CUDA kernel not supported: planted", "not supported: planted because of its clip")
+    told = context(node="planted", log=lines, patterns=(VAGUE, TELLING))
+    _, finding = explain(told)
+    assert finding.ground == "line" and "because of its clip" in finding.evidence

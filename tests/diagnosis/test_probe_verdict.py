@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import pytest
 
 from partita.diagnosis.precedence import explain
-from partita.diagnosis.probe_verdict import CODES, conclude, fullest, unprobed_nodes
+from partita.diagnosis.probe_verdict import fullest, unprobed_nodes
+from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
-from partita.observations.facts import Factor, NodeProbe, Outcome, ProbingFacts, RejectedPart, Swap, Trial
-from partita.observations.records import ChainEntry
-from partita.partition_reports.probing import find_rejected, state_probing
+from partita.observations.facts import Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
+from partita.observations.records import ChainEntry, Probing
+from partita.partition_reports.probing import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
 from tests.partition_reports.samples import (
     COPIED,
@@ -29,6 +30,8 @@ from tests.partition_reports.samples import (
     with_session,
 )
 
+CODES = {factor: reason.code for reason in load_reasons() for factor in reason.factors}
+KINDS = {"type": "other types", "opset": "other opsets"}
 DET, CONCAT = "model.layers.0.self_attn/Det", "model.rotary_emb/Concat"
 LEFT = Trial("as_is", "", "left", "")
 
@@ -41,7 +44,20 @@ def changed(factor: Factor, outcome: Outcome, change: str = "something else", *p
     now, _, before = change.partition(" in place of ")
     before, place, where = before.partition(" in ")
     swap = Swap(now, before, f"in {where}" if place else "", partly=bool(place)) if before else None
-    return Trial(factor, change, outcome, "", parts=parts, swap=swap, removes=change.startswith("without "))
+    removes = change.startswith("without ")
+    return Trial(factor, change, outcome, "", parts=parts, swap=swap, removes=removes, kind=KINDS.get(factor, ""))
+
+
+class Shown(NamedTuple):
+    """What a report says of a node with which only experiments were made."""
+
+    code: str
+    evidence: str
+
+
+def conclude(made: NodeProbe | None) -> Shown | None:
+    reason, finding = explain(context(probe=made))
+    return None if reason.code == "unexplained" else Shown(reason.code, finding.evidence)
 
 
 def code(*trials: Trial, unprobed: str = "") -> str | None:
@@ -118,7 +134,7 @@ def test_several_changes_together_name_the_first_that_matters():
     shown = conclude(probe(LEFT, changed("type", "left"), both))
     assert shown is not None and shown.code == "no_kernel_type"
     assert "with float16 in place of float32 and all sizes fixed" in shown.evidence
-    assert "with no single change" in shown.evidence
+    assert "with one change at a time (1 tried) it does not" in shown.evidence
     assert code(LEFT, changed("combined", "taken", "x", "static_shape", "attribute")) == "attribute_unsupported"
     assert code(LEFT, changed("type", "taken"), changed("combined", "taken", "x", "opset", "attribute")) == (
         "no_kernel_type"
@@ -264,18 +280,19 @@ def test_nothing_calls_for_experiments_where_all_is_on_the_wanted_provider():
 def probed_facts(**probes: NodeProbe):
     named = {GATHER: probes.get("gather"), DET: probes.get("det")}
     facts = with_session(mixed_facts(), probes={name: entry for name, entry in named.items() if entry is not None})
-    return replace(facts, probing=ProbingFacts(2.5, 60.0, 7, 3, 1))
+    took = Probing(seconds=2.5, budget_seconds=60.0, experiments=7, cached=3, crashes=1, unprobed=(DET,))
+    return replace(facts, probing=took)
 
 
 def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
     facts = probed_facts(
-        gather=NodeProbe(GATHER, TAKEN_AS_FLOAT), det=NodeProbe(DET, (LEFT,), "the time for experiments was up")
+        gather=NodeProbe(GATHER, TAKEN_AS_FLOAT), det=NodeProbe(DET, (LEFT,), "the time for experiments ran out")
     )
     report = report_of(facts, GPU_CHAIN)
     found = {entry.node: entry for entry in report.fallbacks if entry.phase == "decode"}
     assert (found[GATHER].reason, found[GATHER].evidence_kind) == ("no_kernel_type", "probed")
     assert [(trial.factor, trial.outcome) for trial in found[GATHER].trials] == [("as_is", "left"), ("type", "taken")]
-    assert found[DET].reason == "unexplained" and found[DET].unprobed == "the time for experiments was up"
+    assert found[DET].reason == "unexplained" and found[DET].unprobed == "the time for experiments ran out"
     assert found[CONCAT].trials == () and found[CONCAT].unprobed == ""
     assert report.probing is not None
     assert (report.probing.experiments, report.probing.cached, report.probing.crashes) == (7, 3, 1)
@@ -285,7 +302,6 @@ def test_a_fallback_carries_its_experiments_and_the_report_what_they_took():
 def test_a_report_without_experiments_says_nothing_of_them():
     report = report_of(mixed_facts(), GPU_CHAIN)
     assert report.probing is None and report.rejected == ()
-    assert state_probing(mixed_facts()) is None
     assert all(not entry.trials and not entry.unprobed for entry in report.fallbacks)
 
 
@@ -326,6 +342,46 @@ def test_a_part_that_may_not_be_the_smallest_says_so():
     assert "the smallest failing part found in time" in found.evidence
 
 
+def test_a_node_that_was_tried_in_company_was_not_tried_alone():
+    for outcome in ("left", "failed", "crashed", "taken"):
+        for company, said in ((True, "tested with only a Neg beside it"), (False, "tested in isolation")):
+            shown = conclude(probe(replace(changed("as_is", outcome, ""), company=company)))
+            assert shown is not None and shown.evidence.startswith(said)
+
+
+def test_a_node_that_is_taken_as_its_function_is_not_said_to_be_taken_itself():
+    shown = conclude(probe(replace(changed("as_is", "taken", ""), unfolded=True)))
+    assert shown is not None and shown.code == "not_claimed"
+    assert "accepts the nodes of its function, not the operator itself" in shown.evidence
+
+
+def test_an_error_is_no_difference_that_was_not_made():
+    others = (changed("opset", "left"), changed("input", "failed"), changed("opset", "timed_out"))
+    shown = conclude(probe(LEFT, *others, changed("attribute", "invalid"), changed("type", "taken")))
+    assert shown is not None and shown.evidence.endswith(
+        "1 other variation made no difference; 1 other variation ended in an error; "
+        "1 other variation got no answer in time"
+    )
+
+
+def test_what_was_not_tried_is_told_where_nothing_helped():
+    trials = (LEFT, changed("type", "left"), changed("opset", "invalid"))
+    shown = conclude(replace(probe(*trials), left_out=12))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert "1 variation could not be tried, because ONNX Runtime takes no such model" in shown.evidence
+    assert shown.evidence.endswith("12 more combinations of changes not tried")
+
+
+def test_parts_that_were_not_tried_are_told_with_the_part_that_was_found():
+    part = RejectedPart((DET,), "failed", True, 2, untried="the type of its input 'h' is not known")
+    evidence = explain(context(rejected=part))[1].evidence
+    assert f"of those that could be tried (the type of its input 'h' is not known), is {DET}" in evidence
+    assert "no other was looked for" in evidence
+    whole = RejectedPart((DET, GATHER), "failed", False, 0, whole=True, untried="the time was up")
+    evidence = explain(context(rejected=whole))[1].evidence
+    assert "parts of it not tried: the time was up" in evidence and "no part" not in evidence
+
+
 def replace_entry(entry: ChainEntry, **changes) -> ChainEntry:
     return entry.model_copy(update=changes)
 
@@ -340,7 +396,7 @@ KERNEL_LINE = "CUDA kernel not found in registries for Op type: Gather"
 
 
 def test_experiments_that_are_not_complete_prove_no_missing_operator():
-    left = NodeProbe(GATHER, (Trial("as_is", "", "left", KERNEL_LINE),), "the time for experiments was up")
+    left = NodeProbe(GATHER, (Trial("as_is", "", "left", KERNEL_LINE),), "the time for experiments ran out")
     reason, finding = explain(context(probe=left, log=(NO_KERNEL,)))
     assert (reason.code, finding.kind) == ("no_kernel_op", "logged")
 
@@ -398,4 +454,4 @@ def test_a_graph_that_fails_only_as_a_whole_says_so():
     part = RejectedPart((DET, CONCAT), "not acyclic", minimal=False, tries=1, whole=True)
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     reason, finding = explain(context(node=DET, skipped=gone, rejected=part, log=()))
-    assert reason.code == "subgraph_rejected" and "over no part cut out of it: not acyclic" in finding.evidence
+    assert reason.code == "subgraph_rejected" and "on no part extracted from it: not acyclic" in finding.evidence

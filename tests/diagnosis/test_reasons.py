@@ -9,8 +9,10 @@ import pytest
 
 import partita.diagnosis.reasons as reasons_folder
 from partita.diagnosis.evidence import Context
+from partita.diagnosis.native_log import lines_by_node
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.reasons.base import load_reasons
+from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
 from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, PREFERRED
 
@@ -141,3 +143,24 @@ def test_a_rejected_graph_is_weaker_than_a_line_about_the_node():
     both = replace(example, log=(line,), patterns=(*example.patterns, *PATTERNS))
     assert explain(both)[0].code == "no_kernel_op"
     assert explain(example)[1].kind == "derived"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (r"too dark for (?P<node>\S+): (?P<why>.+)", "too dark for {}: new moon"),
+        (r"too dark for '(?P<node>[^']+)'", "too dark for '{}' tonight"),
+        (r"too dark for \[(?P<node>\S+)\]", "too dark for [{}]"),
+        (r"too dark for (?P<node>\S+)", "too dark for {}"),
+        (r"too dark for (?P<node>\S+), (?P<why>.+)", "too dark for {}, as ever"),
+    ],
+)
+def test_a_pattern_may_end_the_name_as_log_lines_do(pattern, line):
+    """And the name is all of it: a line about a longer one is about another node."""
+    patterns = (LogPattern("cpu_preferred", pattern),)
+    for name, told in ((GATHER, True), (f"{GATHER}_1", False)):
+        said = line.format(name)
+        log = lines_by_node((said,), (GATHER, f"{GATHER}_1")).get(GATHER, ())
+        found = explain(context(log=log, patterns=patterns))[0]
+        assert (found.code == "cpu_preferred") == told
+        assert (explain(context(log=(said,), patterns=patterns))[0].code == "cpu_preferred") == told

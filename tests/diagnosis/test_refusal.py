@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from partita.commands.refusal import MOST_ROWS, SINGLE_NODES, render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.observations.facts import AssignedNode
 from partita.observations.records import ChainEntry
-from partita.runtime.chain import rows_of
-from tests.partition_reports.samples import CPU, GPU, NO_KERNEL, PATTERNS, exported, mixed_session, session_facts
+from partita.runtime import refused
+from partita.runtime.refused import rows_of
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    MISSING_FIRST_CHAIN,
+    NO_KERNEL,
+    PATTERNS,
+    TENSORRT,
+    exported,
+    mixed_session,
+    session_facts,
+)
 
 GPU_ALONE = (ChainEntry(provider=GPU, status="active"),)
 
@@ -51,7 +63,7 @@ def test_nodes_without_a_name_in_any_source_count_one_by_one():
     nameless = tuple(AssignedNode("", op, "", CPU, number) for number, op in enumerate(("Det", "Det", "NonZero")))
     rows = refused_nodes(session_facts(assigned=nameless, plan=(("Det0",),)), GPU_ALONE)
     assert [row.op_type for row in rows] == ["Det", "Det", "NonZero"]
-    assert "(no name)" in render_refusal(rows_of(rows))
+    assert "(no name)" in render_refusal(rows_of(rows, (GPU,)))
 
 
 def test_an_unavailable_provider_allows_nothing():
@@ -61,12 +73,40 @@ def test_an_unavailable_provider_allows_nothing():
 
 
 def test_the_table_names_every_node_and_quotes_the_evidence():
-    text = render_refusal(rows_of(refused_nodes(opened(), GPU_ALONE)))
+    text = render_refusal(rows_of(refused_nodes(opened(), GPU_ALONE), (GPU,)))
     assert text.startswith(f"4 nodes would not run on {GPU}:\n")
     for word in ("model.rotary_emb/Gather", "Det", "no_kernel_op", "webgpu kernel not found in registries"):
         assert word in text
     assert max(map(len, text.splitlines())) <= 120
     assert render_refusal(()) == ""
+
+
+def test_a_first_provider_that_is_missing_hides_no_reason_of_the_next():
+    chain = MISSING_FIRST_CHAIN[:2]
+    rows = rows_of(refused_nodes(opened(), chain), (GPU,))
+    assert {(row.wanted, row.reason, row.available) for row in rows} == {(TENSORRT, "library_missing", False)}
+    told = [(entry.provider, entry.reason, entry.available) for row in rows for entry in row.skipped]
+    assert told[:2] == [(GPU, "no_kernel_op", True), (GPU, "cpu_preferred", True)] and len(told) == len(rows) == 4
+    text = render_refusal(rows)
+    assert text.startswith(f"4 nodes would not run on {GPU}:\n")
+    assert text.count("library_missing") == 1 and "Tensorrt is not available: library_missing: install TensorRT" in text
+    assert "WebGpu: no_kernel_op: " in text and NO_KERNEL[-40:] in text
+
+
+def test_two_providers_that_were_asked_have_a_reason_each():
+    chain = (ChainEntry(provider=TENSORRT, status="active"), *GPU_ALONE)
+    rows = rows_of(refused_nodes(opened(), chain), (TENSORRT, GPU))
+    text = render_refusal(rows, 300)
+    assert text.startswith(f"4 nodes would not run on {TENSORRT} or {GPU}:\n")
+    assert "Tensorrt: unexplained, WebGpu: no_kernel_op" in text
+
+
+def test_a_package_is_made_anew_for_the_provider_that_was_asked(monkeypatch):
+    asked = []
+    monkeypatch.setattr(refused, "export_anew", lambda path, codes, wanted: asked.append((wanted, sorted(codes))))
+    rows = rows_of(refused_nodes(opened(), MISSING_FIRST_CHAIN[:2]), (GPU,))
+    assert refused.anew_for(Path("m.onnx"), rows) is None
+    assert asked == [(GPU, ["cpu_preferred", "no_kernel_op", "runtime_inserted", "unexplained"])]
 
 
 def many(count, kinds):
@@ -86,16 +126,16 @@ def many(count, kinds):
 
 
 def test_many_nodes_are_grouped_by_operator():
-    text = render_refusal(rows_of(refused_nodes(many(90, 3), GPU_ALONE)))
+    text = render_refusal(rows_of(refused_nodes(many(90, 3), GPU_ALONE), (GPU,)))
     assert "90 nodes would not run" in text and "Op1" in text and " 30 " in text and "and 88 more like it" in text
     assert len(text.splitlines()) < 20
 
 
 def test_a_long_table_is_cut_and_says_so():
-    text = render_refusal(rows_of(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE)))
+    text = render_refusal(rows_of(refused_nodes(many(SINGLE_NODES + 60, 100), GPU_ALONE), (GPU,)))
     assert f"and 60 more nodes of {100 - MOST_ROWS} more kinds" in text
 
 
 def test_a_name_cannot_drive_the_terminal():
-    row = replace(rows_of(refused_nodes(opened(), GPU_ALONE))[0], node="a\x1b[31m\nb")
+    row = replace(rows_of(refused_nodes(opened(), GPU_ALONE), (GPU,))[0], node="a\x1b[31m\nb")
     assert "\x1b" not in render_refusal([row]) and "a?[31m?b" in render_refusal([row])

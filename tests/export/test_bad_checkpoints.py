@@ -56,7 +56,7 @@ def test_a_file_is_no_checkpoint(tmp_path: Path) -> None:
 def test_hub_id_without_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     error = refuse("partita-nobody/no-such-model", tmp_path / "out")
-    assert "hub did not give it" in str(error) and "partita-nobody/no-such-model" in str(error)
+    assert "downloaded from the Hugging Face hub" in str(error) and "partita-nobody/no-such-model" in str(error)
 
 
 def test_config_is_not_json(tiny_checkpoint: TinyCheckpoint, own_copy: Copy, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_value_that_does_not_fit_float16(tiny_checkpoint: TinyCheckpoint, own_co
         ({"max_length": 1}, "must be between 2 and"),
         ({"max_length": -5}, "--max-length -5"),
         ({"max_length": 1 << 40}, "--max-length"),
-        ({"max_length": 257}, "made for at most 256 positions"),
+        ({"max_length": 257}, "the model supports at most 256 positions"),
         ({"batch_size": 0}, "--batch-size 0"),
         ({"batch_size": 1 << 30}, "--batch-size"),
         ({"prefill_chunk": 8}, "needs --static-shapes"),

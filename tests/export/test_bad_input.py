@@ -58,7 +58,7 @@ def test_all_three_kinds_in_one_message(
     error = refused(rewritten(own_copy(tiny_checkpoint("llama")), change), tmp_path, capsys)
     assert "weights and config.json disagree: missing from the weight files: model.layers.1.input_layernorm.we" in error
     assert "and 4 more (9 in all)" in error
-    assert "not what the model takes: model.norm.weight is [65], config.json asks for [64]" in error
+    assert "not what the model expects: model.norm.weight is [65], config.json asks for [64]" in error
     assert "not in the model: adapter.0.weight, adapter.1.weight" in error and "and 2 more (7 in all)" in error
 
 
@@ -75,7 +75,7 @@ def test_extra_tensors_alone_are_a_note(
     assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "32", "--no-verify"]) == 0
     err = capsys.readouterr().err
     told = "vision_tower (3 tensors, 0.1 MB), model.layers.7 (1 tensor, 8 bytes), model.norm.extra"
-    assert f"left out, as nothing from tokens to logits uses it: {told}" in err
+    assert f"left out, because the logits do not depend on it: {told}" in err
 
 
 def test_an_expert_that_is_missing(
@@ -88,7 +88,7 @@ def test_an_expert_that_is_missing(
         del tensors[f"{expert}.w3.weight"]
 
     error = refused(rewritten(folder, change), tmp_path, capsys)
-    assert "experts.gate_up_proj cannot be put together (tensors of the shapes [3, 96, 64] and [4, 96, 64]" in error
+    assert "experts.gate_up_proj cannot be assembled (tensors of the shapes [3, 96, 64] and [4, 96, 64]" in error
 
 
 # rope settings
@@ -160,8 +160,11 @@ def test_a_model_that_is_code(
     folder = own_copy(tiny_checkpoint("llama"))
     code = {"AutoConfig": "configuration_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.EvilForCausalLM"}
     error = refused(edited(folder, model_type="evil", auto_map=code), tmp_path, capsys)
-    assert "code of the checkpoint (EvilForCausalLM in modeling_evil.py, by auto_map)" in error
-    assert "does not run" in error and "has no model type 'evil'; it takes a transformers that has" in error
+    assert "custom code in the checkpoint (EvilForCausalLM in modeling_evil.py, from auto_map)" in error
+    assert (
+        "which Partita does not run" in error
+        and "has no model type 'evil'; use a transformers release that has" in error
+    )
 
 
 def test_code_that_calls_itself_by_a_known_type(
@@ -174,7 +177,7 @@ def test_code_that_calls_itself_by_a_known_type(
         auto_map={"AutoModelForCausalLM": "someone/twisted--modeling_twisted.TwistedForCausalLM"},
     )
     error = refused(folder, tmp_path, capsys)
-    assert "(TwistedForCausalLM in modeling_twisted.py, by auto_map)" in error
+    assert "(TwistedForCausalLM in modeling_twisted.py, from auto_map)" in error
     assert "has LlamaForCausalLM for model type 'llama', not TwistedForCausalLM" in error
 
 

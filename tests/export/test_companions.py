@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from partita import cli
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError
+from partita.export.companions import Reader, chat_notes
+from partita.export.running import NotRunningError, opened_and_run
+from partita.package import TokenizerKind
+from partita.remedies import Remedy
 from tests.conftest import TinyCheckpoint
+
+AGAIN = Remedy("do it again")
 
 
 @pytest.fixture
@@ -55,3 +63,31 @@ def test_a_chat_template_that_fails_is_said(
 def test_a_sound_checkpoint_has_nothing_to_say(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(checkpoint, capsys)
     assert code == 0 and "--chat" not in err and "eos_token_id" not in err
+
+
+@pytest.mark.parametrize("error", [GenerationError, PackageError])
+def test_a_note_does_not_name_the_hidden_folder(tmp_path: Path, error: type[PartitaError]) -> None:
+    hidden = tmp_path / "my folder: .out.partial-x"
+
+    def chat(folder: Path, kind: TokenizerKind) -> bool:
+        raise error("it is damaged", where=folder / "chat.json" if error is PackageError else folder, remedy=AGAIN)
+
+    (note,) = chat_notes(Reader(lambda folder: frozenset(), chat), hidden, "tokenizers")
+    named = "chat.json: " if error is PackageError else ""
+    assert note == f"generate --chat will fail: {named}it is damaged; do it again"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        lambda folder: ProviderError("cpu cannot run 2 nodes", where=folder / "model.onnx"),
+        lambda folder: RuntimeError(f"Load model from {folder}/model.onnx failed"),
+    ],
+)
+def test_why_a_graph_does_not_run_does_not_name_the_hidden_folder(
+    tmp_path: Path, raised: Callable[[Path], Exception]
+) -> None:
+    hidden = tmp_path / "my folder: .out.partial-x"
+    with pytest.raises(NotRunningError) as caught, opened_and_run("cpu", hidden):
+        raise raised(hidden)
+    assert str(hidden) not in str(caught.value) and "model.onnx" in caught.value.detail

@@ -130,5 +130,5 @@ def test_axes_of_a_reshaped_weight_are_gone(checkpoint: Checkpoint) -> None:
     )
     with pytest.raises(ValueError, match="are gone"):
         seen.permuted((0, 2, 1))
-    with pytest.raises(ValueError, match="cannot be seen as"):
+    with pytest.raises(ValueError, match="cannot be viewed as"):
         seen.reshaped((7, 7))

@@ -30,7 +30,7 @@ from tests.conftest import Exported, TinyCheckpoint
 
 COUNT, CHOSEN, HIDDEN, INNER = 8, 2, 32, 24
 OPERATOR = "MoE operator"
-ALL, GATHERED = "standard operators over all experts", "standard operators over the chosen experts"
+ALL, GATHERED = "standard operators over all experts", "standard operators over the selected experts"
 
 LAYERS = {
     "mixtral": "MixtralExperts",
@@ -186,7 +186,7 @@ def test_what_a_model_does_with_the_output_of_each_expert(fixed: bool) -> None:
     experts.has_post_expert_norm, experts.post_expert_norm = True, torch.nn.RMSNorm(HIDDEN)
     model, values = Routed(experts), inputs(1 if fixed else 3)
     graph, notes = traced(model, "contrib", values, fixed=fixed)
-    assert "does something with the output of each expert" in notes[0]
+    assert "post-processes the output of each expert" in notes[0]
     hidden, index, logits = inputs(1 if fixed else 5)
     outputs = []
     for token, row in enumerate(hidden):
@@ -202,7 +202,7 @@ def test_gelu_is_not_taken_for_silu() -> None:
     model = Routed(layer("mixtral", hidden_act="gelu"))
     graph, notes = traced(model, "contrib", inputs(3), fixed=False)
     assert notes == [
-        f"experts of 1 layer: {ALL}, because the activation of MixtralExperts is none that the MoE operator has"
+        f"experts of 1 layer: {ALL}, because the activation of MixtralExperts is not one that the MoE operator supports"
     ]
     check(run(graph, inputs(5)), eager(model, inputs(5)))
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+import partita
+from partita import cli
+from partita.commands import completion
 from partita.errors import ParityError, UsageError
 from partita.export import exporters
 from partita.export.pipeline import ExportOptions, export
@@ -110,6 +113,26 @@ def test_what_it_knows_to_go_wrong_ends_the_error(tiny_checkpoint: TinyCheckpoin
     with pytest.raises(ParityError, match="does not compute what the model computes: .*; ask those who wrote it"):
         export(options(other, tmp_path / "out", exporter="another"), replay=replay)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("another")
+def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That `--exporter` reaches it shows in its own error: the graphs that it takes are not there."""
+    checkpoint, out = str(tiny_checkpoint("llama")), str(tmp_path / "out")
+    assert completion.exporters("") == ["another", "native"] and completion.exporters("an") == ["another"]
+    assert cli.run(["export", checkpoint, out, "--exporter", "others"]) == 2
+    assert "--exporter others: no such exporter; choose one of another, native" in capsys.readouterr().err
+    with pytest.raises(partita.ArgumentError, match="^target_options is about the provider that target names; add it"):
+        partita.export(checkpoint, out, target_options={"device_id": 1})
+    with pytest.raises(partita.ArgumentError, match="exporter='others': no such exporter; choose one of another, nat"):
+        partita.export(checkpoint, out, exporter="others")
+    assert cli.run(["export", checkpoint, out, "--max-length", "64", "--attention", "gqa"]) == 0
+    (tmp_path / "out").rename(tmp_path / "ready")
+    more = ["--max-length", "64", "--attention", "gqa"]
+    assert cli.run(["export", checkpoint, out, "--exporter", "another", *more]) == 0
+    assert read_manifest(tmp_path / "out").graph.attention == "theirs"
 
 
 def test_exporters_are_found_by_their_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:

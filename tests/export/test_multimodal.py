@@ -134,7 +134,7 @@ def test_what_text_alone_cannot_run_is_refused(tiny: Tiny, tmp_path: Path) -> No
     from partita.export.pipeline import ExportOptions, export
     from partita.library.exporting import replay
 
-    with pytest.raises(UnsupportedModelError, match="does not answer to text alone: it asks for pixel_values"):
+    with pytest.raises(UnsupportedModelError, match="cannot run on text alone: it also requires pixel_values"):
         export(ExportOptions(str(tiny("blip-2")), tmp_path / "out", max_length=64), replay=replay)
     assert not (tmp_path / "out").exists()
 
@@ -150,5 +150,5 @@ def test_a_placeholder_in_the_prompt_is_told(
     base = ["generate", str(package), "--token-ids", "--max-new-tokens", "2", "--provider", "cpu"]
     for prompt, told in (("1,5,9", False), (f"1,{token},9", True)):
         assert run([*base, prompt]) == 0
-        note = f"the prompt holds token {token}, which stands for an image: this package has the text decoder alone"
+        note = f"the prompt holds token {token}, a placeholder for an image: this package has only the text decoder"
         assert (note in capsys.readouterr().err) is told

@@ -118,11 +118,11 @@ def test_what_a_pass_refuses_by_name_stays_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("breaks", "said"),
     [
-        (retypes, "input or output out .*FLOAT.* has become out .*FLOAT16"),
-        (reshapes, r"input or output x .*\[2, ?3\] has become x .*\[3, ?2\]"),
+        (retypes, "input or output out .*FLOAT.* changed to out .*FLOAT16"),
+        (reshapes, r"input or output x .*\[2, ?3\] changed to x .*\[3, ?2\]"),
         (drops_an_output, "had 2 inputs and outputs and has 1"),
-        (removes_what_is_read, r"node 'layer/Abs' \(Abs\) reads 'middle', which nothing has made before it"),
-        (reads_too_early, "reads 'middle', which nothing has made before it"),
+        (removes_what_is_read, r"node 'layer/Abs' \(Abs\) reads 'middle', which no earlier node produces"),
+        (reads_too_early, "reads 'middle', which no earlier node produces"),
         (names_twice, "2 values are called 'x'"),
         (nodes_named_twice, "2 nodes are called 'layer/Abs'"),
         (constant_without_value, "the constant 'c' has no value"),

@@ -124,7 +124,7 @@ def test_force_keeps_a_package_that_holds_other_files(tiny_checkpoint: TinyCheck
     out = tmp_path / "out"
     export(options(tiny_checkpoint("llama", **ONE), out, verify=False), replay=no_replay)
     (out / "notes.txt").write_text("mine")
-    with pytest.raises(PackageError, match=r"not the package's \(notes.txt\)"):
+    with pytest.raises(PackageError, match=r"do not belong to the package \(notes.txt\)"):
         export(options(tiny_checkpoint("llama", **ONE), out, force=True, verify=False), replay=no_replay)
     assert (out / "notes.txt").read_text() == "mine"
 
@@ -134,7 +134,7 @@ def test_force_never_deletes_the_checkpoint(
 ) -> None:
     checkpoint = own_copy(tiny_checkpoint("llama", **ONE))
     for out in (checkpoint, checkpoint.parent):
-        with pytest.raises(PackageError, match="holds the checkpoint"):
+        with pytest.raises(PackageError, match="contains the checkpoint"):
             export(options(checkpoint, out, force=True, verify=False), replay=no_replay)
     assert (checkpoint / "model.safetensors").is_file()
 

@@ -45,7 +45,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "torchao": ({"quant_method": "torchao", "quant_type": "int4wo"}, "quantised: TorchAO ("),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantised: ModelOpt ("),
     "unheard_of": ({"quant_method": "q99"}, "quantised: q99 ("),
-    "nameless": ({"x": 1}, "quantised: a method that Partita does not know ("),
+    "nameless": ({"x": 1}, "quantised: an unknown method ("),
 }
 
 
@@ -66,7 +66,7 @@ def test_by_its_config(
     (folder / "config.json").write_text(json.dumps(config))
     error = refused(folder, tmp_path, capsys)
     assert words.replace("in config.json", "in text_config of config.json" if inside else "in config.json") in error
-    assert "cannot be exported yet, export the checkpoint that it was made from" in error
+    assert "cannot be exported yet, export the checkpoint that it was quantised from" in error
 
 
 FILES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -123,7 +123,7 @@ TENSORS: dict[str, tuple[dict[str, torch.Tensor], str]] = {
     "hqq": ({".W_q": ints(torch.uint8), ".meta": SCALES}, "HQQ"),
     "mlx": ({".weight": ints().view(torch.uint32), ".scales": SCALES, ".biases": SCALES}, "MLX"),
     "int8": ({".weight": ints(torch.int8), ".weight_scale": SCALES}, "int8"),
-    "unknown": ({".weight": ints(torch.int8)}, "a method that Partita does not know"),
+    "unknown": ({".weight": ints(torch.int8)}, "an unknown method"),
 }
 
 

@@ -15,14 +15,14 @@ from partita.package import Manifest, Verification
 from tests.export.breadth import recipes
 
 REFUSED = {
-    "dbrx": "loops over the experts that its tokens hit",
+    "dbrx": "loops over the selected experts",
     "deepseek_v32": "sparse attention indexer",
-    "deepseek_v4": "reads the layers of transformers' cache itself",
-    "minimax": "cache of its own",
-    "recurrent_gemma": "temporal_block.conv1d_state from one step to the next, outside of transformers' cache",
-    "rwkv": "takes no cache",
-    "openai-gpt": "takes no cache",
-    "zamba": "scans the heads of a selective state space one by one",
+    "deepseek_v4": "accesses the layers of transformers' cache directly",
+    "minimax": "its own cache class",
+    "recurrent_gemma": "temporal_block.conv1d_state from one step to the next outside transformers' cache",
+    "rwkv": "has no cache argument",
+    "openai-gpt": "has no cache argument",
+    "zamba": "scans the heads of a selective state space separately",
 }
 
 
@@ -42,7 +42,7 @@ def test_rows_of_their_own_length_need_positions_of_their_own(tmp_path: Path) ->
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     recipes.save(folder, "llama4_text")
-    with pytest.raises(UnsupportedModelError, match="one for all rows; export it with --batch-size 1"):
+    with pytest.raises(UnsupportedModelError, match="the same for all rows; export it with --batch-size 1"):
         export(ExportOptions(str(folder), tmp_path / "out", max_length=64, batch_size=2), replay=_never)
 
 
@@ -87,7 +87,7 @@ def test_other_causal_masks_are_no_rule(mask: MaskFunction) -> None:
     ],
 )
 def test_masks_that_see_the_future_are_refused(mask: MaskFunction) -> None:
-    with pytest.raises(UnsupportedModelError, match="a token sees later ones"):
+    with pytest.raises(UnsupportedModelError, match="a token attends to later ones"):
         classify_mask(mask, 64)
 
 

@@ -249,9 +249,9 @@ def test_a_package_put_aside_by_a_killed_export_comes_back(tmp_path: Path, force
     package(aside / "package", "old")
     if force:
         (told,) = export(out, "new", force=True)
-        assert "is back" in told and word(out) == "new"
+        assert "was restored" in told and word(out) == "new"
     else:
-        with pytest.raises(PackageError, match="it is back"):
+        with pytest.raises(PackageError, match="it has been restored"):
             export(out, "new")
         assert word(out) == "old"
     assert hidden(tmp_path) == []

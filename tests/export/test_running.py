@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from partita import cli
-from partita.errors import GenerationError, PartitaError, ProviderError
+from partita.errors import GenerationError, ParityError, PartitaError, ProviderError
 from partita.export import known_answer
 from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target
@@ -62,7 +62,7 @@ class There:
         return Verification(status="verified", detail="10 steps agree")
 
     def target(self) -> Target:
-        return Target("there", "--target", "gqa", "by itself", self.ask, self.replay, self.smoke)
+        return Target("there", "--target", "gqa", "directly", self.ask, self.replay, self.smoke)
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -144,7 +144,8 @@ def test_a_target_that_cannot_run_here_is_recorded_with_the_reason(exporting: Ex
         assert there.detail == "not run here: device_missing: no such device"
 
 
-def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+def overflowing(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> Path:
+    """A checkpoint whose logits are not finite in float16."""
     from safetensors.torch import load_file, save_file
 
     folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=False)
@@ -154,7 +155,22 @@ def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoi
     copy.mkdir()
     save_file(weights, copy / "model.safetensors")
     (copy / "config.json").write_text((folder / "config.json").read_text())
-    options = ExportOptions(str(copy), tmp_path / "out", max_length=64, precision="fp16", verify=False)
+    return copy
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_logits_that_are_not_finite_are_no_parity(tiny_checkpoint: TinyCheckpoint, tmp_path: Path, batch: int) -> None:
+    """Every row is compared, and none ends the comparison."""
+    folder = overflowing(tiny_checkpoint, tmp_path)
+    options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", batch_size=batch)
+    with pytest.raises(ParityError, match="first difference in prefill, output logits") as caught:
+        export(options, replay=replay_on_cpu, smoke=smoke_on_cpu)
+    assert caught.value.exit_code == 4
+
+
+def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    folder = overflowing(tiny_checkpoint, tmp_path)
+    options = ExportOptions(str(folder), tmp_path / "out", max_length=64, precision="fp16", verify=False)
     with pytest.raises(PartitaError, match=r"not finite.*nothing was written"):
         export(options, replay=replay_on_cpu, smoke=smoke_on_cpu)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
@@ -179,7 +195,7 @@ def test_bf16_says_where_it_does_not_run_and_what_does(
     assert cli.run(arguments) == 0
     manifest, (out, err) = read_manifest(tmp_path / "out"), capsys.readouterr()
     assert manifest.target is not None and manifest.target.verification == "not_run"
-    assert "verified on it" not in out.replace("NOT verified on it", "")
+    assert "verified there" not in out.replace("NOT verified there", "")
     assert (manifest.verification.twin is not None) == (not more)
     if manifest.target.provider == "cpu":
         assert "does not run on cpu" in err and "--precision fp16 or fp32" in err

@@ -60,7 +60,7 @@ class Provider:
         return Verification(status="verified", detail="10 steps agree")
 
     def target(self, preferred: str = "gqa") -> Target:
-        return Target("there", "--target", preferred, "by itself", self.ask, self.replay)
+        return Target("there", "--target", preferred, "directly", self.ask, self.replay)
 
 
 Exporting = Callable[..., Summary]
@@ -89,7 +89,7 @@ def test_the_first_lowering_that_is_taken_whole_ends_the_questions(exporting: Ex
     assert summary.attention_reason == f"auto: there takes {nodes} of {nodes} nodes"
     target = read_manifest(summary.out).target
     assert target is not None
-    assert (target.provider, target.source, target.how) == ("there", "--target", "by itself")
+    assert (target.provider, target.source, target.how) == ("there", "--target", "directly")
     assert (target.verification, target.detail) == ("verified", "10 steps agree")
     (asked,) = target.asked
     assert (asked.attention, asked.left, asked.fails, asked.unasked, asked.disagrees) == ("gqa", {}, "", 0, "")
@@ -218,7 +218,7 @@ def test_without_a_replay_or_with_no_verify_the_record_says_not_run(exporting: E
 
 
 def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(exporting: Exporting) -> None:
-    how = "which could not be asked: not_in_build: no such provider"
+    how = "which could not be queried: not_in_build: no such provider"
     summary = exporting(Target("there", "--target", "primitives", how))
     assert summary.manifest.graph.attention == "primitives"
     assert summary.attention_reason == f"auto: the default for there, {how}"
@@ -226,7 +226,21 @@ def test_a_target_that_cannot_be_asked_gets_its_default_and_the_record_says_so(e
     assert target is not None and (target.asked, target.how) == ((), how)
 
 
-def test_ranking_counts_what_is_left_and_what_is_unknown_and_failures_last() -> None:
+def test_a_slow_machine_does_not_change_the_choice(exporting: Exporting) -> None:
+    """What was not answered in time says nothing of the lowering."""
+
+    class Slow(Provider):
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+            answer = super().ask(model, sizes)
+            return replace(answer, unasked=3 if self.asked[-1] == "gqa" else 0)
+
+    provider = Slow({})
+    summary = exporting(provider.target())
+    assert summary.manifest.graph.attention == "gqa" and "no answer on 3" in summary.attention_reason
+    assert provider.asked == ["gqa"]
+
+
+def test_ranking_counts_what_is_left_and_failures_and_what_nobody_knows_last() -> None:
     order = candidates(Target("there", "--target", "primitives", ""), "auto")
     primitives, gqa, onnx24 = order
     assert order == [usual("primitives"), usual("gqa"), usual("onnx24")]
@@ -235,7 +249,9 @@ def test_ranking_counts_what_is_left_and_what_is_unknown_and_failures_last() -> 
         gqa: Answer(50, {"GroupQueryAttention": 2}, ""),
         onnx24: Answer(60, {}, "", unasked=2),
     }
-    assert rank(answers, order) == [gqa, onnx24, primitives], "of equals the one that was asked first"
+    assert rank(answers, order) == [onnx24, gqa, primitives]
+    equals = {way: replace(answers[onnx24], unasked=count) for way, count in zip(order, (60, 9, 1), strict=True)}
+    assert rank(equals, order) == [gqa, onnx24, primitives], "of equals the one that was asked first"
     assert describe(answers[primitives]) == "fails over the whole graph: cannot compile"
     assert describe(answers[gqa]) == "takes 48 of 50 nodes, not GroupQueryAttention (2)"
     assert describe(answers[onnx24]) == "takes 58 of 60 nodes; no answer on 2"
@@ -272,6 +288,38 @@ def test_experts_that_are_taken_stay_as_they_are(exporting: Exporting) -> None:
     summary = exporting(provider.target(), "mixtral")
     operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
     assert provider.asked == ["gqa"] and "MoE" in operators
+
+
+class WithExperts(Provider):
+    """It has the MoE operator."""
+
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        answer = super().ask(model, sizes)
+        operators = [node.op_type for node in onnx.ModelProto.FromString(model).graph.node]
+        self.asked[-1] += f" {operators.count('MoE')}"
+        return answer
+
+
+def test_experts_are_one_operator_beside_a_standard_attention_where_the_target_takes_that(exporting: Exporting) -> None:
+    provider = WithExperts({"gqa": 6})
+    summary = exporting(provider.target(), "mixtral")
+    assert provider.asked == ["gqa 1", "onnx24 0", "onnx24 1"], "in both forms, as standard attention has either"
+    manifest = read_manifest(summary.out)
+    assert (manifest.graph.attention, manifest.verification.status) == ("onnx24", "verified")
+    operators = {node.op_type for node in onnx.load(summary.out / "model.onnx", load_external_data=False).graph.node}
+    assert {"Attention", "MoE"} <= operators and "GroupQueryAttention" not in operators
+    assert manifest.target is not None
+    assert [(entry.attention, entry.form) for entry in manifest.target.asked] == [
+        ("gqa", None),
+        ("onnx24", None),
+        ("onnx24", "contrib"),
+    ]
+
+
+def test_a_model_without_experts_is_asked_about_once_for_each_lowering(exporting: Exporting) -> None:
+    provider = Provider({"gqa": 6})
+    exporting(provider.target())
+    assert provider.asked == ["gqa", "onnx24"]
 
 
 def test_a_way_says_what_is_unusual_about_it() -> None:

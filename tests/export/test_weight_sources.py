@@ -19,7 +19,7 @@ from partita.export.passes.rewriting import drop_unused_initializers
 from partita.export.progress import Silent, stage
 from partita.export.target import skeleton
 from partita.export.weight_files import OpenFiles
-from partita.export.weight_sources import Part, WeightSource, initializers, stored
+from partita.export.weight_sources import Part, WeightSource, checkpoint_weight, initializers, stored
 from partita.export.weights import parameter_count, planned_bytes, write_data
 from partita.package import WEIGHTS
 from tests.conftest import TinyCheckpoint
@@ -129,6 +129,24 @@ def test_a_source_that_gives_less_than_it_says_is_no_package(checkpoint: Checkpo
 
     with pytest.raises(ValueError, match=f"{NAME}: 0 bytes of part 1 came, and it has {4 * ROWS}"):
         write([model(Short(checkpoint, NAME))], tmp_path)
+
+
+def test_a_weight_of_several_parts_is_not_turned_in_part(checkpoint: Checkpoint) -> None:
+    """Its scales would stay as they were, whatever the source says that it can do."""
+
+    class Turning(ByRow):
+        def permuted(self, order: tuple[int, ...]) -> WeightSource:
+            return Turning(self.checkpoint, self.name)
+
+        def interleaved(self, axis: int) -> WeightSource:
+            return checkpoint_weight(self.checkpoint, NAME, ir.DataType.FLOAT).source
+
+    for part in initializers(Turning(checkpoint, NAME), NAME):
+        weight = stored(part)
+        assert weight is not None
+        assert weight.permuted((1, 0)) is None and weight.interleaved(0) is None
+    whole = checkpoint_weight(checkpoint, NAME, ir.DataType.FLOAT).permuted((1, 0))
+    assert whole is not None and tuple(whole.shape.numpy()) == (COLUMNS, ROWS)
 
 
 def test_a_value_that_is_no_weight_is_none() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -12,9 +16,11 @@ import pytest
 
 import partita
 from partita.library.remote import RemoteEngine
-from tests.conftest import require
+from tests.conftest import REPOSITORY, require
 
 PROMPT = [5, 6, 7]
+SECONDS = 60.0
+"""Longest wait for what takes a moment."""
 ABORTS = "#include <stdlib.h>\n__attribute__((constructor)) static void boom(void) { abort(); }\n"
 
 
@@ -85,6 +91,38 @@ def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path)
         partita.load(package, providers=["mine", "cpu"], provider_libraries=libraries)
     with pytest.raises(partita.ProviderError, match="initialisation_failed.*SIGABRT"):
         partita.place(package, providers=["mine", "cpu"], provider_libraries=libraries)
+
+
+GENERATES = """
+import sys, partita
+model = partita.load(sys.argv[1], "cpu", process="child")
+while True:
+    for step in model.generate([5, 6, 7], max_new_tokens=40, stop_token_ids=()):
+        print(model._engine._child.process.pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+def test_whatever_ends_a_program_ends_its_child_and_leaves_no_folder(package, tmp_path, number):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path)}
+    program = subprocess.Popen(
+        [sys.executable, "-c", GENERATES, str(package)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert program.stdout is not None
+    child = psutil.Process(int(program.stdout.readline()))
+    assert list(tmp_path.glob("partita-*"))
+    program.send_signal(number)
+    program.communicate(timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
+    while (child.is_running() or list(tmp_path.glob("partita-*"))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert program.returncode != 0
+    assert not child.is_running() and not list(tmp_path.glob("partita-*"))
 
 
 def test_a_process_that_dies_later_is_a_provider_error(model):

@@ -15,6 +15,7 @@ import pytest
 import partita
 from partita.library.edge import public
 from partita.library.local import LocalEngine
+from partita.runtime.ort.session import Binding
 from tests.conftest import REPOSITORY
 
 PROMPT = [5, 6, 7]
@@ -160,7 +161,7 @@ def test_ctrl_c_in_the_iterator_ends_it_and_nothing_else(model, monkeypatch):
     next(generation)
     next(generation)
     with monkeypatch.context() as patch:
-        patch.setattr("partita.runtime.session.Binding.run", press_ctrl_c)
+        patch.setattr("partita.runtime.ort.session.Binding.run", press_ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             next(generation)
     assert list(generation) == [] and generation.finish_reason == "interrupted"
@@ -172,6 +173,58 @@ def test_ctrl_c_in_the_iterator_ends_it_and_nothing_else(model, monkeypatch):
 
 def press_ctrl_c(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("done", [1, 2, 3], ids=lambda steps: f"after {steps}")
+def test_a_run_that_ctrl_c_ended_is_not_taken_for_one_of_the_next_generation(model, monkeypatch, done):
+    """Native code is not interrupted: the run is in the profile when Ctrl-C arrives."""
+    run = Binding.run
+
+    def run_then_interrupt(binding):
+        run(binding)
+        raise KeyboardInterrupt
+
+    generation = model.generate(PROMPT, max_new_tokens=N, stop_token_ids=())
+    for _ in range(done - 1):
+        next(generation)
+    with monkeypatch.context() as patch:
+        patch.setattr(Binding, "run", run_then_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(generation)
+    model.generate(list(range(40)), max_new_tokens=N, stop_token_ids=()).run()
+    report = model.report()
+    seen = [(run.phase, run.tokens) for run in report.timeline]
+    assert seen == [("prefill", len(PROMPT)), ("decode", 1), ("decode", 1)][:done]
+    tokens_per_run = [phase.cost.tokens_per_run for phase in report.phases]
+    assert tokens_per_run == [len(PROMPT), None if done == 1 else 1]
+    assert not any(step.observed for step in model._engine.runner.steps)
+    assert all(check.passed for check in report.checks)
+
+
+def test_a_report_says_which_of_its_runs_are_of_an_earlier_generation(package):
+    """A session is profiled once. What the last generation was seen in counts; what it was not, is told to be older."""
+    with partita.load(package, providers="cpu") as other:
+        other.generate(PROMPT, max_new_tokens=3, stop_token_ids=()).run()
+        other.generate(list(range(40)), max_new_tokens=2, stop_token_ids=()).run()
+        report = other.report()
+        assert [(run.phase, run.tokens, run.earlier) for run in report.timeline] == [
+            ("prefill", 40, False),
+            ("decode", 1, False),
+        ]
+        assert [phase.observed_runs for phase in report.phases] == [1, 1]
+        assert not any("earlier" in text for text in (*report.notes, *(phase.timing_note for phase in report.phases)))
+        tokens(other)
+        report = other.report()
+        assert [(run.phase, run.tokens, run.earlier) for run in report.timeline] == [
+            ("prefill", 3, True),
+            ("decode", 1, True),
+            ("decode", 1, True),
+            ("prefill", 40, True),
+            ("decode", 1, True),
+        ]
+        assert all("of an earlier generation" in phase.timing_note for phase in report.phases)
+        assert any("the profiled runs of prefill and decode are of an earlier generation" in n for n in report.notes)
+        assert all(check.passed for check in report.checks)
 
 
 def test_a_generation_that_nobody_reads_on_can_be_reported_and_followed(model):
@@ -198,9 +251,7 @@ def test_ctrl_c_in_the_experiments_is_ctrl_c_and_a_report_without_them_can_be_ha
 def interrupted_experiments(facts, chain, *_: object):
     from dataclasses import replace
 
-    from partita.library.probing import INTERRUPTED_NOTE
-
-    return replace(facts, notes=(*facts.notes, INTERRUPTED_NOTE)), chain
+    return replace(facts, interrupted=("experiments",)), chain
 
 
 def test_a_later_generation_ends_an_earlier_one(model):

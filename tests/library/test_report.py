@@ -11,6 +11,7 @@ from onnx import parser
 
 import partita
 from partita.partition_reports import storage
+from partita.remedies import Remedy
 
 RELU = """<ir_version: 10, opset_import: ["": 21]>
 g (float[N,4] x) => (float[N,4] y) { [first] h = Relu(x)  [second] y = Sigmoid(h) }"""
@@ -53,12 +54,24 @@ def test_a_run_that_fails_keeps_the_report(tmp_path, process):
     np.save(values, np.array([77], np.int64))
     with pytest.raises(partita.PlacementError) as caught:
         partita.place(path, "cpu", inputs={"i": values}, process=process)
-    assert caught.value.report.phases[0].nodes and isinstance(caught.value.__cause__, partita.PartitaError)
+    cause = caught.value.__cause__
+    assert caught.value.report.phases[0].nodes and isinstance(cause, partita.PartitaError)
+    assert (str(caught.value), caught.value.remedy) == (str(cause), cause.remedy)
+
+
+def test_what_to_do_about_a_run_that_failed_is_kept_as_data(model, monkeypatch):
+    def fails(*_: object) -> None:
+        raise partita.ResourceError("no memory is left", where=model, remedy=Remedy("free some"))
+
+    monkeypatch.setattr("partita.runtime.ort.session.Binding.run", fails)
+    with pytest.raises(partita.PlacementError) as caught:
+        partita.place(model, "cpu", shapes={"N": 1})
+    assert caught.value.remedy == Remedy("free some") and caught.value.where == model
 
 
 @pytest.mark.parametrize("process", ["this", "child"])
 def test_ctrl_c_while_placing_is_ctrl_c(model, monkeypatch, process):
-    where = "session.Binding.run" if process == "this" else "child_process.Child.wait"
+    where = "ort.session.Binding.run" if process == "this" else "process.children.Child.wait"
 
     def press(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

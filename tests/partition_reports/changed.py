@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from partita.observations.facts import AssignedNode
+from partita.observations.records import ChainEntry
 from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.records import NodePlacement, Phase, PhaseCost, Report
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MIXED_PLAN, event, mixed_facts, report_of
@@ -15,15 +16,16 @@ HOSTILE = "[bold]a[/nope]\x1b[31m\x07\r\n\u202eevil\u2028\x9b2Jé漢/Mul"
 HARMFUL = set("\x1b\x07\r\u202e\u2028\x9b")
 
 
-def mixed(**changes: Any) -> Report:
+def mixed(chain: tuple[ChainEntry, ...] = GPU_CHAIN, **changes: Any) -> Report:
     """The hand-made run on WebGPU and CPU: 13 nodes, 4 of them on the CPU, 3 Memcpy nodes."""
-    return report_of(mixed_facts(**changes), GPU_CHAIN)
+    return report_of(mixed_facts(**changes), chain)
 
 
-def moved(*names: str) -> Report:
+def moved(*names: str, chain: tuple[ChainEntry, ...] = GPU_CHAIN) -> Report:
     """The same after an upgrade that sent these nodes to the CPU."""
     plan = [(name, op, CPU if name in names else provider) for name, op, provider in MIXED_PLAN]
     report = mixed(
+        chain,
         events=tuple(
             event(run, order, name, op, provider, host_us=100, output_bytes=512)
             for run in range(4)

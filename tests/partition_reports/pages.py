@@ -130,7 +130,7 @@ def fallback(phase: str, entry: NodePlacement, **changes: Any) -> Fallback:
         host_us_per_run=12.5,
         time_share=0.001,
         harmless=False,
-        why="it makes 1 copy necessary",
+        why="it causes 1 copy",
     )
     given: dict[str, Any] = {
         "phase": phase,

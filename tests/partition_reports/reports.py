@@ -13,9 +13,10 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from partita.partition_reports.records import Bodies, DryRunFacts, ModelFacts, ModelInput, Report
+from partita.partition_reports.records import Bodies, Report
+from partita.partition_reports.request_records import DryRunFacts, ModelFacts, ModelInput
 from tests.partition_reports import changed, pages
-from tests.partition_reports.samples import NO_GPU_CHAIN, recorded_facts, report_of
+from tests.partition_reports.samples import MISSING_FIRST_CHAIN, NO_GPU_CHAIN, recorded_facts, report_of
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -97,6 +98,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "refused": pages.refused_report,
     "dry": dry_report,
     "unavailable": lambda: report_of(recorded_facts(), NO_GPU_CHAIN),
+    "first of three unavailable": lambda: changed.mixed(MISSING_FIRST_CHAIN),
     "moved": lambda: changed.moved("lm_head/MatMul"),
     "many inputs": many_inputs,
     "empty": empty_report,

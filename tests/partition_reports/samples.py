@@ -15,7 +15,6 @@ from typing import Any
 from partita.observations.facts import (
     AssignedNode,
     GraphNode,
-    MemoryFacts,
     NodeEvent,
     PortFact,
     RunFacts,
@@ -25,9 +24,10 @@ from partita.observations.facts import (
     StepFact,
 )
 from partita.observations.log_pattern import LogPattern
-from partita.observations.records import ChainEntry, Environment, PackageFacts
+from partita.observations.records import ChainEntry, Environment, Memory, PackageFacts
 from partita.partition_reports.build import build_report
-from partita.partition_reports.records import Phase, Report, Request
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.request_records import Request
 
 CPU = "CPUExecutionProvider"
 GPU = "WebGpuExecutionProvider"
@@ -43,6 +43,18 @@ NO_GPU_CHAIN = (
     ),
     *CPU_CHAIN,
 )
+TENSORRT = "TensorrtExecutionProvider"
+MISSING_FIRST_CHAIN = (
+    ChainEntry(
+        provider=TENSORRT,
+        status="unavailable",
+        reason="library_missing",
+        evidence="libnvinfer.so.10: cannot open shared object file",
+        remedy="install TensorRT",
+    ),
+    *GPU_CHAIN,
+)
+"""Three providers, of which the one wanted most is not there."""
 ENVIRONMENT = Environment(
     cpu="Test CPU",
     logical_cores=2,
@@ -75,7 +87,13 @@ REQUEST = Request(
     max_new_tokens=5,
     prefill_chunk_tokens=512,
 )
-MEMORY = MemoryFacts(1 << 20, 65536, 100_000_000, 120_000_000, 130_000_000)
+MEMORY = Memory(
+    weight_bytes=1 << 20,
+    cache_bytes=65536,
+    rss_before_load_bytes=100_000_000,
+    rss_after_load_bytes=120_000_000,
+    peak_rss_bytes=130_000_000,
+)
 
 
 def report_of(facts: RunFacts, chain: tuple[ChainEntry, ...] = CPU_CHAIN, **changes: Any) -> Report:
@@ -176,7 +194,7 @@ def recorded_facts() -> RunFacts:
     session |= {name: tuple(kind(*row) for row in session[name]) for name, kind in kinds.items()}
     session |= {"runs": tuple(RunWindow(**row) for row in session["runs"])}
     session |= {"ports": tuple(PortFact(**row) for row in session["ports"])}
-    raw |= {"states": tuple(StateFact(**row) for row in raw["states"]), "memory": MemoryFacts(**raw["memory"])}
+    raw |= {"states": tuple(StateFact(**row) for row in raw["states"]), "memory": Memory(**raw["memory"])}
     raw |= {"steps": tuple(StepFact(**row) for row in raw["steps"]), "sessions": (SessionFacts(**session),)}
     return RunFacts(**raw)
 

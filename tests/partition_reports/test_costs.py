@@ -221,8 +221,8 @@ def test_nothing_is_called_harmless_when_the_provider_is_not_there():
 
 def test_the_text_says_what_a_group_of_fallbacks_costs():
     text = " ".join(VIEW.to_text(report_of(mixed_facts(), GPU_CHAIN)).split())
-    cost = "cost in decode: 2 copies (1 KiB, 0.200 ms wait), 7.7 % of the node time; 1 node makes copies necessary"
-    assert cost in text
+    cost = "cost in decode: 2 copies (1 KiB, 0.200 ms wait, 15.4 % of the node time), the nodes themselves: 7.7 % of "
+    assert f"{cost}the node time; 1 node causes copies" in text
     assert "query to host 1 512 B 0.100 model.layers.0.self_attn/Det" in text
     assert "cost per run of decode: 6 tensors between partitions" in text
 

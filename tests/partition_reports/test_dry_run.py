@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from partita.observations.facts import GraphNode, PortFact
-from partita.partition_reports.graph_capture import WHY_BODY, WHY_COPY, WHY_ELSEWHERE, WHY_SIZE, blocking_nodes
-from partita.partition_reports.records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
+from partita.partition_reports.graph_capture import blocking_nodes
+from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import (
@@ -98,7 +98,7 @@ def test_no_time_leaks():
     report = report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=PLAYED)
     assert list(times_in(report.model_dump(mode="json"))) == []
     assert {phase.steps for phase in report.phases} == {0}
-    assert "no time is given" in report.phases[0].timing_note
+    assert "no times" in report.phases[0].timing_note
     assert report.memory.peak_rss_bytes is None
     clock = {source.source: source.available for source in report.sources}
     assert (clock["clock"], clock["process"], clock["profile"]) == (False, False, True)
@@ -230,13 +230,13 @@ def test_the_banner_comes_first_and_names_what_was_real():
 def test_blocking_nodes_are_named_with_the_reason():
     session = mixed_session()
     phase = phase_of(report_of(run_facts(session), GPU_CHAIN), "decode")
-    found = {entry.node: entry.why for entry in blocking_nodes(phase, GPU)}
-    assert found["Memcpy"] == WHY_COPY and found["model.layers.0.self_attn/Det"] == WHY_ELSEWHERE
+    found = {entry.node: entry.cause for entry in blocking_nodes(phase, GPU)}
+    assert found["Memcpy"] == "copy" and found["model.layers.0.self_attn/Det"] == "elsewhere"
     assert "lm_head/MatMul" not in found
     loop = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "Loop"}),)})
-    assert [entry.why for entry in blocking_nodes(loop, GPU)] == [WHY_BODY]
+    assert [entry.cause for entry in blocking_nodes(loop, GPU)] == ["control_flow"]
     sized_late = phase.model_copy(update={"nodes": (phase.nodes[0].model_copy(update={"op_type": "NonZero"}),)})
-    assert [entry.why for entry in blocking_nodes(sized_late, GPU)] == [WHY_SIZE]
+    assert [entry.cause for entry in blocking_nodes(sized_late, GPU)] == ["size"]
 
 
 def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():

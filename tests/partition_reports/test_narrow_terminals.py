@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from partita.bench.records import Bench
-from partita.bench.verdict import give_verdict
 from partita.bench.views import text as bench_view
+from partita.bench.words import give_verdict
 from partita.commands.refusal import render_refusal
 from partita.diagnosis.refusal import refused_nodes
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
@@ -28,7 +28,7 @@ from partita.partition_reports.diff.views import text as diff
 from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
 from partita.partition_reports.explain.views import text as explain
 from partita.partition_reports.views import brief, text
-from partita.runtime.chain import rows_of
+from partita.runtime.refused import rows_of
 from tests.bench import test_contenders
 from tests.diagnosis import test_refusal
 from tests.partition_reports import changed, pages
@@ -169,14 +169,16 @@ VIEWS: dict[str, Callable[[], Render]] = {
     "providers": machine,
     "refusal": lambda: (
         lambda console: console.out(
-            render_refusal(rows_of(refused_nodes(test_refusal.opened(), test_refusal.GPU_ALONE)), console.width),
+            render_refusal(rows_of(refused_nodes(test_refusal.opened(), test_refusal.GPU_ALONE), ()), console.width),
             end="",
             highlight=False,
         )
     ),
     "refusal of many": lambda: (
         lambda console: console.out(
-            render_refusal(rows_of(refused_nodes(test_refusal.many(90, 45), test_refusal.GPU_ALONE)), console.width),
+            render_refusal(
+                rows_of(refused_nodes(test_refusal.many(90, 45), test_refusal.GPU_ALONE), ()), console.width
+            ),
             end="",
             highlight=False,
         )

@@ -28,7 +28,7 @@ def test_observed_steps_stay_out_of_the_speed():
     assert (times.steps, times.tokens) == (2, 2)
     assert times.seconds == pytest.approx(0.3)
     assert times.tokens_per_second == pytest.approx(2 / 0.3)
-    assert times.p50_ms == pytest.approx(150)
+    assert times.step_p50_ms == pytest.approx(150)
     assert times.overhead_p50_ms == pytest.approx(10)
     assert "2 of 3 steps" in times.note
 

@@ -170,9 +170,9 @@ def test_pictures_have_words(page: str) -> None:
         (pages.cpu_report, "all", "All of it ran on CPU"),
         (pages.mixed_report, "partly", "31 % of decode's node time is in 4 nodes on CPU"),
         (REPORTS["unavailable"], "none", "Nothing ran on WebGpu: not_in_build"),
-        (pages.refused_report, "refused", "WebGpu refused part of the graph; the rest ran there"),
+        (pages.refused_report, "refused", "WebGpu rejected part of the graph; the rest ran there"),
         (REPORTS["empty"], "nothing", "No node is known to have run"),
-        (dry_report, "partly", "Partly on WebGpu: 4 nodes elsewhere make 3 copies necessary in every decode run"),
+        (dry_report, "partly", "Partly on WebGpu: 4 nodes elsewhere cause 3 copies in every decode run"),
     ],
 )
 def test_the_state_comes_first(report, state: str, headline: str) -> None:
@@ -216,7 +216,7 @@ def test_phases_are_in_figures(mixed: Element) -> None:
     }
     assert rows["nodes on WebGpu (node time)"] == ["9 (69.2 %)"] * 2
     assert rows["partitions"] == ["5"] * 2
-    assert {"tokens per second", "copies between devices", "bytes copied per token", "step p99, ms"} <= set(rows)
+    assert {"tokens per second", "copies between devices", "bytes copied per token", "step p50, ms"} <= set(rows)
     assert "KV cache" not in rows, "there is none"
 
 
@@ -263,7 +263,7 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     group = reasons.one("article")
     said = words(group)
     assert "3 nodes in prefill and decode, on CPU" in said
-    assert "3 nodes make copies necessary" in said and "export with --precision fp16" in said
+    assert "3 nodes cause copies" in said and "export with --precision fp16" in said
     assert len([e for e in group.all("div") if e["class"] == "finding"]) == 1, "evidence that differs in the name only"
     assert "no kernel for (this node) in float32" in said
     assert "2 experiments on" in said and "and 2 nodes like it" in said

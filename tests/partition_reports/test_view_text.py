@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from partita.observations.records import InstalledWheel
 from partita.observations.text_format import clean, decimals, families, human_bytes, plural, tally
 from partita.partition_reports.sections.actions import top_actions
 from partita.partition_reports.sections.fallbacks import by_reason
@@ -242,7 +243,7 @@ def test_a_command_is_copied_whole_from_a_narrow_terminal():
         while whole.endswith("\\"):
             first += 1
             whole = whole[:-1] + lines[first]
-        assert shlex.split(whole) == list(next(top_actions(report, by_reason(report.fallbacks))).words)
+        assert shlex.split(whole) == list(next(top_actions(report, by_reason(report))).words)
 
 
 def test_inputs_that_are_alike_share_a_line():
@@ -262,7 +263,8 @@ def test_a_model_with_one_phase_is_not_told_in_runs_of_run():
 
 
 def test_the_runtime_has_its_version_once():
-    environment = ENVIRONMENT.model_copy(update={"onnxruntime_package": "onnxruntime-gpu 1.31.1"})
+    wheel = InstalledWheel(name="onnxruntime-gpu", version="1.31.1")
+    environment = ENVIRONMENT.model_copy(update={"onnxruntime_wheels": (wheel,)})
     out = rendered(report_of(recorded_facts(), environment=environment), 200)
     assert "onnxruntime-gpu 1.31.1 (Release)" in out and "1.31.1 1.31.1" not in out
 

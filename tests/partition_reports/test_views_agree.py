@@ -11,6 +11,7 @@ from rich.console import Console
 
 from partita.observations.text_format import decimals, percent
 from partita.partition_reports.groups import OUTSIDE_LAYERS
+from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.views import html, text
 from tests.partition_reports.html_tree import Element, read, section, words
@@ -208,7 +209,7 @@ def test_fallbacks_are_counted_alike(shown: Shown) -> None:
     heading = text_section(shown, "Fallbacks").splitlines()[0]
     about = words(section(shown.page, "fallbacks").one("p", class_="about"))
     assert leading(heading.partition(": ")[2]) == leading(about) == len(nodes)
-    reasons = {(entry.reason, entry.provider) for entry in shown.report.fallbacks}
+    reasons = {(entry.reason, entry.provider) for entry in fallbacks_of(shown.report)}
     groups = [e for e in section(shown.page, "fallbacks").all("article") if re.fullmatch(r"r\d+", e["id"])]
     assert len(groups) == len(reasons)
     listed = {

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.conftest import REPOSITORY
 from tests.contract.expectations import ENVIRONMENTS, MAIN
+from tests.planted.case import NO_FALLBACK
 from tests.planted.cases import CASES
 from tests.planted.judge import judge, outcomes, plainly
 
@@ -69,7 +70,9 @@ def lines(environment: str, verdicts: list[dict[str, Any]]) -> list[str]:
             details.append(f"  {verdict['name']}: {verdict['wrong']} ({verdict['kind'] or 'no evidence'})")
             details.append(f"    {verdict['evidence'] or verdict['said']}"[:400])
             details += [f"    {trial}"[:200] for trial in verdict["trials"]]
-        if verdict["checked"] and verdict["planted"] == "taken" or verdict["control"] not in ("-", "taken"):
+        whole = verdict["expected"] == NO_FALLBACK
+        surprise = verdict["checked"] and (verdict["planted"] == "taken") != whole
+        if surprise or verdict["control"] not in ("-", "taken"):
             details.append(f"  {verdict['name']}: NOT TRUE: planted {verdict['planted']}, control {verdict['control']}")
     row = [environment, str(len(verdicts)), *(str(count[name]) for name in ("right", "wrong", "unexplained"))]
     return ["  ".join(cell.ljust(11) for cell in row).rstrip(), *details]

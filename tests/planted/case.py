@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+NO_FALLBACK = "no fallback"
+"""Expected in place of a code where the provider has all of the graph, or nothing of it is left to run."""
 Kind = Literal["logged", "probed", "derived"]
 
 EVIDENCE: Mapping[str, tuple[Kind, ...]] = {
@@ -46,7 +48,7 @@ class Run:
     library: str = ""
     """A library to compile and to use in place of what is installed: what to define in PLUGIN, as NAME=VALUE."""
     dry_run: bool = False
-    """Over stand-in CUDA libraries."""
+    """Over stub CUDA libraries."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Case:
     """Further arguments of `partita place`."""
     evidence: tuple[Kind, ...] = ()
     """Kinds that are accepted; empty for those of EVIDENCE."""
+    says: str = ""
+    """Words of the provider's own that the evidence has to have."""
     plain: bool = True
     """Plain ONNX Runtime, asked for the same run, does not put the node on the provider either."""
     two_wheels: str = ""
@@ -79,7 +83,7 @@ class Case:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Kinds of evidence that are accepted."""
-        return self.evidence or EVIDENCE[self.expected]
+        return self.evidence or EVIDENCE.get(self.expected, ())
 
     @property
     def command(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.conftest import REPOSITORY
 from tests.contract.commands import COMMAND_SECONDS, variables
-from tests.planted.case import CONFIGURED, OPTION_PREFIX, ORT_NAMES, PLUGIN, WHEELS, Case, Run
+from tests.planted.case import CONFIGURED, NO_FALLBACK, OPTION_PREFIX, ORT_NAMES, PLUGIN, WHEELS, Case, Run
 from tests.planted.graphs import save
 
 BATCH_SECONDS = 600
@@ -61,13 +61,17 @@ class Verdict:
         """What is not, in one line."""
         if self.reason != self.case.expected:
             return f"{self.reason} in place of {self.case.expected}"
+        if self.case.expected == NO_FALLBACK:
+            return ""
         if self.kind not in self.case.kinds:
             return f"evidence is {self.kind}, which cannot show it"
+        if self.case.says not in self.evidence:
+            return f"the evidence does not say {self.case.says!r}"
         return "" if self.evidence and self.remedy else "it comes without evidence or remedy"
 
 
 def dry_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of a process that sees stand-in CUDA libraries."""
+    """Environment variables of a process that sees stub CUDA libraries."""
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 
@@ -149,6 +153,8 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
     """What the report says of the planted node."""
     if outcome.report is None:
         return Verdict(case, f"no report, exit code {outcome.code}", said=outcome.err)
+    if case.expected == NO_FALLBACK:
+        return judge_whole(case, outcome.report)
     fallbacks = outcome.report["fallbacks"]
     row = next((row for row in fallbacks if names(case, row["node"], row["op_type"])), None)
     if row is None:
@@ -156,6 +162,21 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
         return Verdict(case, "no reason given for the node", said=f"reasons: {told}; {outcome.err}")
     trials = tuple(f"{trial['factor']} {trial['change']}: {trial['outcome']}" for trial in row["trials"])
     return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials)
+
+
+def judge_whole(case: Case, report: Mapping[str, Any]) -> Verdict:
+    """Whether the report has all of the graph on the provider, and adds up."""
+    told = [f"{row['node']} ({row['op_type']}): {row['reason']}" for row in report["fallbacks"]]
+    told += [f"check failed: {check['name']}" for check in report["checks"] if not check["passed"]]
+    told += [f"sources disagree on {entry['node']}" for entry in report["disagreements"]]
+    wanted = report["summary"]["wanted"]
+    told += [
+        f"{node['name']} on {node['provider']}"
+        for phase in report["phases"]
+        for node in phase["nodes"]
+        if node["provider"] != wanted
+    ]
+    return Verdict(case, "a fallback" if told else NO_FALLBACK, said="; ".join(told))
 
 
 def names(case: Case, name: str, op_type: str | None) -> bool:
@@ -225,6 +246,8 @@ def placement(case: Case, answer: Mapping[str, Any]) -> str:
     """
     if "error" in answer:
         return str(answer["error"])
+    if case.expected == NO_FALLBACK:
+        return f"{answer['cpu']} left" if answer["cpu"] else "taken"
     if any(names(case, name, op) for name, op in answer["cpu"]):
         return "left"
     listed = [(re.sub(r"_token_\d+$", "", name), op) for name, op in answer["elsewhere"]]

@@ -13,6 +13,11 @@ PADS = operators(
     "g (float[4,16] x, int64[4] pads) => (float[A,B] y) {\n"
     "  [first] h = Neg(x)\n  [padding] q = Pad(h, pads)\n  [planted] y = Neg(q)\n}",
 )
+DEFAULT = operators(
+    21,
+    "g (float[2,6] x, int64[2] s={2,1}) => (float[4,6] y) {\n"
+    "  [first] h = Neg(x)\n  [planted] p = Tile(h, s)\n  [last] y = Neg(p)\n}",
+)
 CLIPPED = operators(
     21,
     "g (float[4,16] x, float low) => (float[4,16] y) {\n"
@@ -150,11 +155,28 @@ CASES: tuple[Case, ...] = (
         swap(CLIPPED, ", float low) => (float[4,16] y)", ") => (float[4,16] y) <float low={0.0}>"),
     ),
     qnn(
+        "tile-by-a-default",
+        "Tile whose counts are an initializer that is a graph input, which a caller may override",
+        "attribute_unsupported",
+        DEFAULT,
+        swap(DEFAULT, ", int64[2] s={2,1}) => (float[4,6] y)", ") => (float[4,6] y) <int64[2] s={2,1}>"),
+        says="Cannot get shape",
+    ),
+    qnn(
+        "behind-a-default",
+        "a node whose sizes follow from such an initializer",
+        "dynamic_shape",
+        DEFAULT,
+        swap(DEFAULT, ", int64[2] s={2,1}) => (float[4,6] y)", ") => (float[4,6] y) <int64[2] s={2,1}>"),
+        node="last",
+    ),
+    qnn(
         "pad-wrap",
         "Pad that wraps around",
         "attribute_unsupported",
         PADDED,
         swap(PADDED, "wrap", "reflect"),
+        says="Pad mode only support constant",
     ),
     qnn(
         "average-pool-dilated",
@@ -162,6 +184,7 @@ CASES: tuple[Case, ...] = (
         "attribute_unsupported",
         DILATED,
         swap(DILATED, ", dilations=[2,2]", ""),
+        says="only supports dilations 1",
     ),
     qnn(
         "einsum-of-three",
@@ -169,6 +192,7 @@ CASES: tuple[Case, ...] = (
         "attribute_unsupported",
         THREE,
         swap(swap(THREE, "ij,jk,kl->il", "ij,jk->ik"), "(h, w, w)", "(h, w)"),
+        says="unsupported equation",
     ),
     qnn(
         "maxpool-indices",

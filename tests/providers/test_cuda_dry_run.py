@@ -650,7 +650,7 @@ def test_a_provider_for_another_cuda_is_refused(tmp_path: Path):
 def test_a_library_without_a_stand_in_is_named(tmp_path: Path):
     require("elftools")
     library = fake_provider(tmp_path / "ort", soname="libcusparse.so.12", function="cusparseCreate")
-    refused(r"needs libcusparse\.so\.12, for which the dry run has no stand-in", library, tmp_path / "c")
+    refused(r"needs libcusparse\.so\.12, for which the dry run has no stub", library, tmp_path / "c")
 
 
 def test_a_missing_provider_library_is_named(tmp_path: Path):
@@ -685,7 +685,7 @@ def test_a_compiler_that_fails_is_quoted(provider: Path, tmp_path: Path, monkeyp
 
 def test_pyelftools_that_does_not_load_is_named(provider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "elftools.elf.elffile", None)
-    with pytest.raises(InstallationError, match="elftools is installed and does not load .* --force-reinstall"):
+    with pytest.raises(InstallationError, match="elftools is installed but does not load .* --force-reinstall"):
         prepare(provider, cache=tmp_path / "c")
     assert not (tmp_path / "c").is_dir() or list((tmp_path / "c").iterdir()) == []
 
@@ -758,7 +758,7 @@ def test_a_real_run_refuses_stand_ins(stand_ins: StandIns):
     assert "was started for a dry run" in done.stderr
     code = "import ctypes; ctypes.CDLL('libcudart.so.13'); " + GUARD.format("ensure_real")
     done = run_child(code, {"LD_LIBRARY_PATH": str(stand_ins.folder)}, succeed=False)
-    assert "ProviderError: libcudart.so.13 in this process is a stand-in" in done.stderr
+    assert "ProviderError: libcudart.so.13 in this process is a stub" in done.stderr
 
 
 def test_a_new_profile_replaces_the_old_one_and_hides_real_gpus(stand_ins: StandIns):

@@ -6,32 +6,10 @@ import re
 
 import pytest
 
+from partita.observations.codes import NODE_CODES, PROVIDER_CODES
 from partita.providers.resolve import known_providers, parse_chain, resolve
 from partita.providers.start import explain
 
-LEVEL_PROVIDER = {
-    "not_in_build",
-    "library_missing",
-    "device_missing",
-    "version_mismatch",
-    "duplicate_runtime",
-    "option_rejected",
-    "initialisation_failed",
-}
-LEVEL_NODE = {
-    "no_kernel_op",
-    "no_kernel_version",
-    "no_kernel_type",
-    "attribute_unsupported",
-    "dynamic_shape",
-    "cpu_preferred",
-    "subgraph_rejected",
-    "pinned_by_user",
-    "over_budget",
-    "runtime_inserted",
-    "not_claimed",
-    "unexplained",
-}
 NAMES = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
@@ -62,9 +40,9 @@ def test_a_provider_answers_to_every_name_and_explains_its_absence(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_codes_of_patterns_and_remedies_are_in_the_vocabulary(name):
     provider = known_providers()[name]
-    assert {pattern.reason for pattern in provider.node_patterns} <= LEVEL_NODE
-    assert {pattern.reason for pattern in provider.start_patterns} <= LEVEL_PROVIDER
-    assert set(provider.remedies) <= LEVEL_PROVIDER
+    assert {pattern.reason for pattern in provider.node_patterns} <= set(NODE_CODES)
+    assert {pattern.reason for pattern in provider.start_patterns} <= set(PROVIDER_CODES)
+    assert set(provider.remedies) <= set(PROVIDER_CODES)
     for pattern in (*provider.node_patterns, *provider.start_patterns):
         assert set(re.compile(pattern.pattern).groupindex) <= {"node", "op", "why"}
 

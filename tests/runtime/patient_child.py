@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from partita.runtime.child_process import run_children
+from partita.runtime.process.children import run_children
 
 request = json.load(sys.stdin)
 # A test run in the background of a shell hands on SIGINT as ignored.

@@ -14,9 +14,9 @@ from partita.errors import ResourceError
 from partita.library.run_report import Asked, join
 from partita.runtime import optimised, place
 from partita.runtime.optimised import LIMIT_BYTES, add_optimised, difference, with_captured
+from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import run_facts
-from partita.runtime.session import NativeFailureError
 from tests.runtime.test_place import placed, port, save, where
 
 SHAPE = (2, 16, 16)

@@ -14,8 +14,8 @@ from partita.errors import ProviderError, UsageError
 from partita.observations.facts import AssignedNode
 from partita.providers.resolve import parse_chain
 from partita.runtime import pins
+from partita.runtime.ort.session import Opening
 from partita.runtime.pins import Pin, check_pins, marked_model, parse_pins
-from partita.runtime.session import Opening
 from tests.conftest import require_dry_run
 
 CHAIN = parse_chain("cuda,cpu")
@@ -56,6 +56,11 @@ def test_pins_that_make_no_sense(texts, words):
         parse_pins(texts, CHAIN)
 
 
+def test_a_module_may_be_written_with_slashes_as_in_the_names_of_nodes():
+    (pin,) = parse_pins(["cpu:/layers.1/mlp"], CHAIN)
+    assert pin.module == "layers.1.mlp" and pin.covers("model.layers.1.mlp.up_proj")
+
+
 def test_names_of_a_provider_are_as_free_as_in_the_chain():
     assert [pin.text for pin in parse_pins(["CPUExecutionProvider:lm_head", " cuda : layers.0 "], CHAIN)] == [
         "cpu:lm_head",
@@ -72,7 +77,7 @@ def test_a_pin_on_a_file_without_module_paths_says_what_it_needs(tmp_path):
     ports = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in ("x", "y")]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"], name="a")], "g", ports[:1], ports[1:])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "m.onnx")
-    with pytest.raises(UsageError, match=r"--pin cpu:a: a pin needs module paths .* and this file has none"):
+    with pytest.raises(UsageError, match=r"--pin cpu:a: a pin matches module paths .* and this file has neither"):
         marked_model(tmp_path / "m.onnx", [Pin(CPU, "a")])
 
 
@@ -126,7 +131,7 @@ def test_a_node_that_the_list_lacks_is_not_on_the_cpu():
 def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
     from partita.providers.resolve import resolve
     from partita.runtime.chain import open_session
-    from partita.runtime.ort_registry import available_ort_names
+    from partita.runtime.ort.registry import available_ort_names
 
     names = available_ort_names()
     if "CUDAExecutionProvider" not in names or Path("/dev/nvidia0").exists():

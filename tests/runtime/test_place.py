@@ -17,11 +17,11 @@ from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.inputs import check_room, input_shapes, make_values, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
-from partita.runtime.ort_errors import run_error
+from partita.runtime.ort.errors import run_error
 from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package, told_error
 
 if TYPE_CHECKING:
-    from partita.runtime.session import Session
+    from partita.runtime.ort.session import Session
 
 CPU = "CPUExecutionProvider"
 F = TensorProto.FLOAT
@@ -188,7 +188,7 @@ def test_control_flow_bodies_count_as_part_of_their_node(tmp_path):
     result = placed(save(tmp_path / "m.onnx", nodes, [port("flag", TensorProto.BOOL, ()), port("x")], [port("y")]))
     assert result.error is None
     assert [name for stream in result.facts.sessions[0].plan or () for name in stream] == ["if", "mm"]
-    assert any("2 nodes in bodies of control flow" in note for note in result.facts.notes)
+    assert any("2 nodes in control-flow subgraphs" in note for note in result.facts.notes)
 
 
 def test_functions_are_run_and_noted(tmp_path):
@@ -238,7 +238,7 @@ def test_missing_sizes_are_asked_for_in_one_line_with_an_example_that_works():
         ("x=2,-3,1", "must be 1 or more"),
         ("x=2,0,1", "must be 1 or more"),
         ("x=2,4,1", "size 1 of x is fixed to 3"),
-        ("x=two,3,1", "no list of sizes"),
+        ("x=two,3,1", "not a list of sizes"),
         ("x", "write NAME=SIZES"),
         ("=3", "write NAME=SIZES"),
         ("batch=1,2", "one symbolic size"),
@@ -344,8 +344,8 @@ def test_values_from_files_are_what_the_model_is_run_on(tmp_path):
         ("y={good}", "write NAME=FILE.npy"),
         ("x=", "write NAME=FILE.npy"),
         ("x={missing}", "cannot be read: No such file"),
-        ("x={text}", "no .npy file"),
-        ("x={pickled}", "no .npy file"),
+        ("x={text}", "not a .npy file"),
+        ("x={pickled}", "not a .npy file"),
         ("x={several}", "several arrays"),
         ("x={double}", "is float64, and x is float32"),
         ("s={good}", "is float32, and s is string"),
@@ -400,7 +400,8 @@ def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_mad
     path = chain([("Relu", "a")], tmp_path / "m.onnx")
     model = read_onnx(path)
     wide = {"x": (1 << 19, 1 << 18)}
-    with pytest.raises(ResourceError, match=r"takes 1 TiB .* is free; the largest is x\[524288,262144\], 512 GiB"):
+    said = r"needs 1 TiB of memory.* is free; the largest is x\[524288,262144\], 512 GiB"
+    with pytest.raises(ResourceError, match=said):
         place_model(model, wide, where())
     check_room(model.inputs, wide, {"x"})
 

@@ -16,8 +16,8 @@ from partita.providers.generic import parse_libraries
 from partita.providers.resolve import Resolution, all_names, known_providers, parse_chain, resolve
 from partita.remedies import Remedy
 from partita.runtime import provider_check
-from partita.runtime.child_process import ChildOutcome, run_children
-from partita.runtime.ort_registry import available_ort_names
+from partita.runtime.ort.registry import available_ort_names
+from partita.runtime.process.children import ChildOutcome, run_children
 from partita.runtime.provider_check import (
     CHILD,
     STAGES,
@@ -171,7 +171,7 @@ def test_an_interrupt_ends_the_children(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         os.sched_yield()
 
-    monkeypatch.setattr("partita.runtime.child_process.time.sleep", sleep)
+    monkeypatch.setattr("partita.runtime.process.children.time.sleep", sleep)
     with pytest.raises(KeyboardInterrupt):
         try_library(library)
     monkeypatch.undo()
@@ -201,7 +201,7 @@ def test_a_wrong_answer_and_a_silent_fallback_are_findings():
     strict = "graph nodes that are assigned to the default CPU EP, but fallback to CPU EP has been explicitly disabled"
     left = judge(resolution, outcome(result={"error": {"type": "Fail", "text": strict}}))
     assert left.resolution.reason == "initialisation_failed"
-    assert "left a MatMul of float32 to the CPU provider" in (left.resolution.evidence or "")
+    assert "did not take a MatMul of float32" in (left.resolution.evidence or "")
 
 
 def test_a_plugin_without_a_device_is_a_finding():

@@ -74,7 +74,9 @@ def test_a_text_that_grows_beyond_the_limit_is_read_again_once(generated, shapes
     assert [step.tokens[0] for step in again] == [()] * (len(again) - 1) + [(7,)]
     assert [step.index for step in steps] == list(range(len(steps)))
     assert steps[-1].finish == ("length",)
-    assert any(note.startswith("13 tokens were read again when the text grew beyond 12") for note in facts.notes)
+    assert any(
+        note.startswith("13 tokens were prefilled again when the sequence grew beyond 12") for note in facts.notes
+    )
 
 
 @pytest.mark.parametrize("length", [LIMIT - 1, LIMIT, LIMIT + 1])

@@ -11,8 +11,8 @@ import pytest
 
 from partita.errors import GenerationError
 from partita.runtime.environment import environment
-from partita.runtime.evidence import parse_plan, parse_profile, unread_profile
 from partita.runtime.generate import generate
+from partita.runtime.ort.evidence import parse_plan, parse_profile, unread_profile
 from partita.runtime.run_facts import run_facts
 from partita.runtime.sampling import greedy
 from tests.conftest import BASE, REPOSITORY
@@ -170,8 +170,9 @@ def test_a_failed_run_ends_the_window_and_loses_nothing(open_runner):
 
 def test_the_environment_names_machine_and_software():
     here = environment()
-    assert here.onnxruntime_package.startswith("onnxruntime")
-    assert here.onnxruntime_version in here.onnxruntime_package
+    (wheel,) = here.onnxruntime_wheels
+    assert wheel.name.startswith("onnxruntime") and wheel.version == here.onnxruntime_version
+    assert here.onnxruntime_package == f"{wheel.name} {wheel.version}"
     assert here.cpu
     assert here.memory_bytes > 1 << 28
     assert {"numpy", "onnx", "transformers"} <= set(here.packages)
@@ -180,6 +181,10 @@ def test_the_environment_names_machine_and_software():
 @pytest.mark.parametrize("text", ["", "no json", "{}", '{"streams": 3}', "[]"])
 def test_a_plan_that_cannot_be_read_is_no_plan(text):
     assert parse_plan(text) is None
+
+
+def test_a_plan_without_streams_is_that_of_a_graph_without_nodes():
+    assert parse_plan('{"type":"DeviceBasedPartitioner"}') == ()
 
 
 def test_a_profile_is_read_into_runs_and_events():
@@ -220,7 +225,7 @@ def test_prompt_tokens_that_the_decode_graph_read_are_named(open_runner):
     by_decode = [step for step in steps if step.phase == "prefill" and step.file == "decode.onnx"]
     assert by_decode, "62 tokens in chunks of 6 end too close to the 64 that the cache holds"
     (note,) = run_facts(runner).notes
-    assert note.startswith(f"{len(by_decode)} prompt tokens were read one by one with decode.onnx")
+    assert note.startswith(f"{len(by_decode)} prompt tokens were prefilled one at a time with decode.onnx")
 
 
 def test_the_peak_stays_when_memory_is_freed():

@@ -14,7 +14,7 @@ from partita.providers.resolve import parse_chain
 from partita.runtime.engine.cache.recurrent import RecurrentStates
 from partita.runtime.engine.executor import Executor
 from partita.runtime.generate import generate
-from partita.runtime.ort_buffers import host_buffer
+from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.place import run_package
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
@@ -122,7 +122,9 @@ def test_a_static_pair_reads_whole_chunks_and_the_rest_token_by_token(opened):
     alone = [(5, 5, "prefill")] * 2 + [(1, 1, "decode")] * 4
     assert reading(steps) == [*alone, (5, 10, "prefill"), (1, 2, "decode")]
     (note,) = run_facts(runner).notes
-    assert note.startswith("6 prompt tokens were read one by one with decode.onnx") and "spoil the states" in note
+    assert (
+        note.startswith("6 prompt tokens were prefilled one at a time with decode.onnx") and "spoil the states" in note
+    )
 
 
 def test_a_prompt_shorter_than_a_static_chunk_never_meets_the_prefill_graph(opened):
@@ -188,6 +190,18 @@ def test_such_a_package_can_be_placed(opened, shapes):
     runner = opened(shapes=shapes, batch=2)
     assert run_package(runner, 3) is None
     assert [step.phase for step in runner.steps] == ["prefill"] * 3 + ["decode"] * 3
+    read = runner.executor.graphs.chunk or 16
+    assert runner.cache.filled == [read + 3] * 2, (
+        "the cursors are those of the engine: the last prompt and what followed"
+    )
+
+
+@pytest.mark.parametrize("states", [ALL, ("key",)], ids=["states", "keys"])
+def test_more_decode_steps_than_the_cache_is_long_can_be_placed(opened, states):
+    runner = opened(batch=2, states=states)
+    assert run_package(runner, 60) is None
+    assert [step.phase for step in runner.steps].count("decode") == 60 > LENGTH
+    assert all(count <= LENGTH for count in runner.cache.filled)
 
 
 def test_all_states_stay_where_they_are(opened):

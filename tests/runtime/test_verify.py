@@ -14,6 +14,7 @@ from partita.errors import PackageError, UsageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
 from partita.providers.resolve import parse_chain
 from partita.runtime.verify import Comparison, first_difference, replay
+from tests.runtime.handmade import VOCAB, WIDTH, handmade
 
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
 
@@ -139,6 +140,27 @@ def test_logits_that_are_not_finite_never_agree(bad):
     assert comparison.result().max_rel_error == float("inf")
 
 
+@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("shapes", ["any", "pair"])
+def test_a_package_whose_logits_are_not_finite_is_unverified_whatever_its_batch(tmp_path, batch, shapes):
+    folder = handmade(tmp_path / "package", batch=batch, shapes=shapes)
+    sound = replay(folder, parse_chain("cpu"), threads=1)
+    assert sound.status == "verified", sound.detail
+    for path in folder.glob("*.onnx"):
+        model = onnx.load(path)
+        for weight in model.graph.initializer:
+            if tuple(weight.dims) == (WIDTH, VOCAB) and weight.data_type == onnx.TensorProto.FLOAT:
+                values = onnx.numpy_helper.to_array(weight).copy()
+                values[:, 7] = np.nan
+                weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+        onnx.save(model, path)
+    reseal(folder)
+    found = replay(folder, parse_chain("cpu"), threads=1)
+    assert found.status == "unverified" and found.detail.startswith("first difference in prefill, output logits")
+    assert [step.step for step in found.steps] == [step.step for step in sound.steps], "every comparison is told"
+    assert all(step.max_rel_error == float("inf") for step in found.steps)
+
+
 def test_every_row_of_a_batch_is_compared(open_runner, monkeypatch):
     seen: Counter[tuple[str, int]] = Counter()
     compare = Comparison.compare
@@ -176,7 +198,7 @@ def test_a_known_answer_of_another_model_is_refused(package_copy):
         tensors["prefill_logits"] = np.zeros((length, vocab + 1), np.float32)
 
     change_answer(folder, widen)
-    with pytest.raises(PackageError, match="not of this package"):
+    with pytest.raises(PackageError, match="does not belong to this package"):
         replay(folder, parse_chain("cpu"))
 
 

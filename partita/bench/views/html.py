@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from partita.bench.records import Bench
 from partita.bench.sections import PHASES, sections, speeds_of
+from partita.bench.words import verdict_of
 from partita.observations.text_format import decimals
 from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
@@ -49,6 +50,7 @@ def to_text(bench: Bench) -> str:
             "contents": contents,
             "names": names,
             "bench": bench,
+            "verdict": verdict_of(bench),
             "charts": tuple(draw(bench)),
             "sections": parts,
         },

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from partita.bench.records import Bench
 from partita.bench.sections import sections
+from partita.bench.words import verdict_of
 from partita.partition_reports.render.blocks import show_section
 from partita.partition_reports.render.terminal import BOLD, Page, terminal_view
 
@@ -20,7 +21,7 @@ def render(bench: Bench, console: Console) -> None:
 
 def show_verdict(page: Page, bench: Bench) -> None:
     """The answer in sentences."""
-    for sentence in bench.verdict:
+    for sentence in verdict_of(bench):
         page.line(sentence, indent=0, style=BOLD)
 
 

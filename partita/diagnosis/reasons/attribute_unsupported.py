@@ -12,14 +12,16 @@ REASON = Reason(
     code="attribute_unsupported",
     level="node",
     title="Attributes or inputs not supported",
-    condition="the wanted provider has a kernel for the operator and looked at the node, but does not take "
+    condition="the preferred provider has a kernel for the operator and considered the node, but does not support "
     "its attributes, its optional inputs or its shapes",
-    needs="a native log line by which the provider turns the node down by name and cause, e.g. `CUDA kernel not "
-    "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: the node "
-    "alone is left or fails, and is taken without an attribute or an optional input, with an input as a constant, or "
-    "with another rank, and nothing else changed",
+    needs="a native log line in which the provider rejects the node by name and with a cause, e.g. `CUDA kernel not "
+    "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: in "
+    "isolation "
+    "the node is not claimed or fails, and it is claimed without an attribute or an optional input, with an "
+    "input as a constant, or with another rank, and nothing else changed",
     remedy="export the model so that this operator has what the evidence names: another attribute, one input less, a "
     "constant for an input, another rank",
+    factors=("attribute", "input"),
     example=Context(
         node="decoder/ConvTranspose",
         op_type="ConvTranspose",

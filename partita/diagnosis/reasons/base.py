@@ -12,11 +12,13 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
-from partita.diagnosis.evidence import Context, Finding, usual
+from partita.diagnosis.evidence import Context, Finding, Ground, usual
+from partita.diagnosis.probe_verdict import Code
 from partita.diagnosis.steps import Step
 from partita.observations.codes import EvidenceKind, ReasonCode
+from partita.observations.facts import Factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +39,51 @@ class Reason:
     """Commands that go with the remedy, the one to try first before the others."""
     find: Callable[[Context], Iterable[Finding]] | None = None
     """What shows it; None: what shows any reason, see `evidence.usual`."""
+    found_on: tuple[Ground, ...] = ()
+    """Grounds of what `find` yields, every one of them; empty without it."""
+    loses_provider: bool = False
+    """Of a reason of nodes: a provider may not be there for it, having failed over the graph."""
     entry_kind: EvidenceKind = "logged"
     """How it is known when a provider is not there for this reason."""
+    undecided: bool = False
+    """What else shows it does not tell the cause, which experiments may find: they are made, and what they show is said
+    in its place.
+    """
+    factors: tuple[Factor, ...] = ()
+    """Of experiments: a change in one of them that makes the provider take the node shows this reason."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z_]*", self.code):
             raise ValueError(f"{self.code!r} is not a reason code: lower-case letters and underscores only")
+        if (self.find is None) != (not self.found_on):
+            raise ValueError(f"{self.code}: `find` and `found_on` go together")
+
+    @property
+    def grounds(self) -> frozenset[Ground]:
+        """Grounds on which it can be found. The table of precedence has a row for each, and for no other."""
+        if self.find is not None:
+            return frozenset(self.found_on)
+        if self.level == "provider":
+            return frozenset({"entry"})
+        found: set[Ground] = {"line", "blank_line"}
+        found |= {"entry"} if self.loses_provider else set()
+        found |= {"alone"} if self.factors or self.code in get_args(Code) else set()
+        found |= {"together", "vague_line"} if self.factors else set()
+        return frozenset(found)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:
         """Everything that shows this reason for a node; empty when it does not apply."""
-        return tuple(usual(context, self.code, self.entry_kind) if self.find is None else self.find(context))
+        if self.find is not None:
+            return tuple(self.find(context))
+        found = usual(context, self.code, self.entry_kind, self.factors)
+        return tuple(finding for finding in found if finding.ground in self.grounds)
 
 
 @cache
 def load_reasons() -> tuple[Reason, ...]:
-    """Every reason of this folder, by code. Raises ValueError when a file and its code have different names."""
+    """Every reason of this folder, by code. Raises ValueError when a file and its code have different names, or two
+    reasons name one factor.
+    """
     package = importlib.import_module(__name__.rpartition(".")[0])
     names = sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name != "base")
     reasons = []
@@ -60,4 +92,8 @@ def load_reasons() -> tuple[Reason, ...]:
         if not isinstance(reason, Reason) or reason.code != name:
             raise ValueError(f"{package.__name__}.{name}: REASON must be a Reason whose code is {name!r}")
         reasons.append(reason)
+    named = [factor for reason in reasons for factor in reason.factors]
+    twice = sorted({factor for factor in named if named.count(factor) > 1})
+    if twice:
+        raise ValueError(f"{package.__name__}: a change in {', '.join(twice)} shows two reasons; name it in one")
     return tuple(reasons)

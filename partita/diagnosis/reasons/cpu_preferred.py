@@ -15,7 +15,7 @@ REASON = Reason(
     condition="the provider could run the node, but its inputs are small values that are on the CPU already, so ONNX "
     "Runtime expects the round trip to cost more than it saves",
     needs="a native log line `ORT optimization- Force fallback to CPU execution for node: <node>`",
-    remedy="usually harmless; fixed input sizes remove most shape computations, for a package: export --static-shapes",
+    remedy="usually harmless; static shapes remove most shape computations (for a package: export --static-shapes)",
     example=Context(
         node="/Concat",
         op_type="Concat",

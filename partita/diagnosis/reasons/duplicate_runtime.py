@@ -11,9 +11,9 @@ REASON = Reason(
     code="duplicate_runtime",
     level="provider",
     title="Two ONNX Runtimes in one environment",
-    condition="more than one wheel that contains ONNX Runtime is installed; they share one folder, so that "
-    "the last one installed has replaced files of the others",
-    needs="the chain entry of the wanted provider: status unavailable, reason duplicate_runtime, with "
+    condition="more than one wheel that contains ONNX Runtime is installed; they share one folder, so the "
+    "last one installed has replaced files of the others",
+    needs="the chain entry of the preferred provider: status unavailable, reason duplicate_runtime, with "
     "the wheels that were found",
     remedy="uninstall every ONNX Runtime wheel, then install one of them again",
     example=Context(

@@ -11,12 +11,14 @@ from partita.observations.records import ChainEntry
 REASON = Reason(
     code="dynamic_shape",
     level="node",
-    title="Sizes not fixed",
-    condition="some size of the node's inputs is symbolic in the model, and with all sizes fixed the provider takes "
+    title="Shapes not static",
+    condition="some input shape of the node is symbolic in the model, and with all shapes static the provider claims "
     "the node",
-    needs="experiments: the node alone is left or fails, and is taken with the sizes of the run and nothing else "
+    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with the sizes of the "
+    "run and nothing else "
     "changed",
-    remedy="fix the sizes of the model's inputs; for a package: export --static-shapes",
+    remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
+    factors=("static_shape",),
     example=Context(
         node="/MatMul",
         op_type="MatMul",
@@ -34,5 +36,6 @@ REASON = Reason(
         ),
     ),
     entry_kind="probed",
+    loses_provider=True,
     steps=(STATIC,),
 )

@@ -11,11 +11,11 @@ REASON = Reason(
     code="initialisation_failed",
     level="provider",
     title="Initialisation failed",
-    condition="the provider is there and failed, crashed or hung while it started, and what it said fits no "
+    condition="the provider is present but failed, crashed or hung while it started, and its message fits no "
     "other reason",
-    needs="the chain entry of the wanted provider: status unavailable, reason initialisation_failed, "
+    needs="the chain entry of the preferred provider: status unavailable, reason initialisation_failed, "
     "with the signal or the first error line",
-    remedy="see the evidence; `partita providers` tries the provider by itself",
+    remedy="see the evidence; `partita providers` tests the provider on its own",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",
@@ -24,7 +24,7 @@ REASON = Reason(
             provider="CUDAExecutionProvider",
             status="unavailable",
             reason="initialisation_failed",
-            evidence="the process was killed by SIGABRT while opening a session; its last words: terminate called "
+            evidence="the process was killed by SIGABRT while opening a session; its last output: terminate called "
             "without an active exception",
             remedy="see the evidence; nvidia-smi shows whether GPU and driver answer",
         ),

@@ -1,4 +1,4 @@
-"""A shared library that the wanted provider needs is not on this machine."""
+"""A shared library that the preferred provider needs is not on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REASON = Reason(
     level="provider",
     title="Library missing",
     condition="the provider is in the build, but the loader does not find a shared library that it needs",
-    needs="the chain entry of the wanted provider: status unavailable, reason library_missing, with the "
+    needs="the chain entry of the preferred provider: status unavailable, reason library_missing, with the "
     "loader's own words",
-    remedy="install the library that the evidence names, where the loader looks for it",
+    remedy="install the library that the evidence names where the loader finds it",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
         op_type="MatMul",

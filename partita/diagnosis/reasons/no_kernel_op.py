@@ -22,7 +22,7 @@ def find(context: Context) -> Iterator[Finding]:
     """Experiments that found nothing the provider takes, a line that says so, or what it said as it failed alone."""
     said = said_of_operator(context, "no_kernel_op")
     if said:
-        yield Finding("probed", "alone_said", f"tested in isolation, it makes the provider fail: {said}", REMEDY)
+        yield Finding("probed", "alone_said", said, REMEDY)
     yield from (replace(found, remedy=REMEDY) for found in alone(context, "no_kernel_op"))
     yield from lines(context, "no_kernel_op")
 
@@ -31,15 +31,15 @@ REASON = Reason(
     code="no_kernel_op",
     level="node",
     title="No kernel found",
-    condition="the wanted provider has no kernel for the operator. Probed: nothing that was changed about the node "
-    "made the provider take it. Only logged: no kernel was found for the node as it is, and whether operator, version "
-    "or type is missing is not known, because there was no experiment or not all of them were made",
-    needs="experiments: tested in isolation, the node is not claimed, whatever its types, opset, attributes, inputs "
-    "and sizes, as far as they are legal; or a native log line that names the node and not "
-    "the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An experiment that finds "
-    "the cause goes before such a line",
-    remedy=f"{REMEDY}; where it is only logged, another opset or precision may do: give --probe-seconds more time to "
-    "find out",
+    condition="the preferred provider has no kernel for the operator. Probed: no variation of the node made "
+    "the provider claim it. Only logged: no kernel was found for the node as it is, and it is not known whether "
+    "operator, version or type is missing, because no experiments were made or not all of them",
+    needs="experiments: the provider does not claim the node as it is, nor any of the variations that were tried, in "
+    "types, opset, attributes, inputs and shapes, as far as they are valid; or a native log line that names the node "
+    "and not the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An "
+    "experiment that finds the cause takes precedence over such a line",
+    remedy=f"{REMEDY}; where it is only logged, another opset or precision may help: a larger --probe-seconds tells",
+    undecided=True,
     example=Context(
         node="model.rotary_emb/Gather",
         op_type="Gather",
@@ -61,12 +61,13 @@ REASON = Reason(
             "model.rotary_emb/Gather",
             (
                 Trial("as_is", "", "left", ""),
-                Trial("type", "int32 in place of int64", "left", ""),
-                Trial("opset", "Gather of opset 11 in place of 13", "left", ""),
+                Trial("type", "int32 in place of int64", "left", "", kind="other types"),
+                Trial("opset", "Gather of opset 11 in place of 13", "left", "", kind="other opsets"),
             ),
         ),
     ),
     find=find,
+    found_on=("alone_said", "alone", "line", "blank_line"),
     steps=(
         RETARGET,
         STANDARD,

@@ -12,11 +12,13 @@ REASON = Reason(
     code="no_kernel_type",
     level="node",
     title="No kernel for the type",
-    condition="the provider takes the same node with another element type, and does not take it with its own",
-    needs="experiments: the node alone is left or fails, and is taken with another element type and nothing else "
+    condition="the provider claims the same node with another element type, but not with its own",
+    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with another element "
+    "type and nothing else "
     "changed",
-    remedy="give the node a type that the provider has: for a package, export with another --precision or "
-    "--attention; the evidence names the types that work",
+    remedy="use an element type that the provider supports (for a package: export it with another --precision "
+    "or --attention); the evidence names types that work",
+    factors=("type",),
     example=Context(
         node="model.layers.0.self_attn/GroupQueryAttention",
         op_type="GroupQueryAttention",

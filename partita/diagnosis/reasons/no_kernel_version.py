@@ -12,11 +12,13 @@ REASON = Reason(
     code="no_kernel_version",
     level="node",
     title="No kernel for the opset version",
-    condition="the provider takes the node as another operator set version has it, and not as the model's has it",
-    needs="experiments: the node alone is left or fails, and is taken with another version of its operator and "
-    "nothing else changed",
-    remedy="use the operator set that the evidence names, for a package: export --opset; or a version of ONNX Runtime"
-    " whose provider knows the newer one",
+    condition="the provider claims the node in another opset version, but not in the model's",
+    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with another version of "
+    "its operator "
+    "and nothing else changed",
+    remedy="use the opset that the evidence names (for a package: export --opset), or a version of ONNX Runtime whose "
+    "provider supports the newer one",
+    factors=("opset",),
     example=Context(
         node="/Reshape",
         op_type="Reshape",

@@ -12,10 +12,12 @@ REASON = Reason(
     code="not_claimed",
     level="node",
     title="Not claimed in this graph",
-    condition="the node alone goes to the provider, and in this graph it does not; nothing that was logged says why",
-    needs="an experiment: the node alone, with the same types, shapes and attributes, is taken by the provider",
-    remedy="look at the nodes around it: a provider may leave a node whose neighbours it lacks, or a partition that "
+    condition="in isolation the provider claims the node, and in this graph it does not; nothing in the log says why",
+    needs="an experiment: in isolation, with the same types, shapes and attributes, the provider claims the node",
+    remedy="look at its neighbours: a provider may leave out a node whose neighbours it does not support, or a "
+    "partition that "
     "is too small",
+    undecided=True,
     example=Context(
         node="/Add",
         op_type="Add",

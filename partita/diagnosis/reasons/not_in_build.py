@@ -22,8 +22,8 @@ REASON = Reason(
     code="not_in_build",
     level="provider",
     title="Provider not in this build of ONNX Runtime",
-    condition="the wanted provider is not in the list of providers that the installed ONNX Runtime was built with",
-    needs="the chain entry of the wanted provider: status unavailable, reason not_in_build",
+    condition="the preferred provider is not in the list of providers that the installed ONNX Runtime was built with",
+    needs="the chain entry of the preferred provider: status unavailable, reason not_in_build",
     remedy="install the ONNX Runtime wheel that contains the provider",
     example=Context(
         node="model.layers.0.mlp.up_proj/MatMul",
@@ -41,5 +41,6 @@ REASON = Reason(
         log=(),
     ),
     find=find,
+    found_on=("entry",),
     steps=(ASK_PROVIDER,),
 )

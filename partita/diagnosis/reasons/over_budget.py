@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from partita.diagnosis.evidence import Context, Finding, lines
-from partita.diagnosis.probe_verdict import conclude
+from partita.diagnosis.probe_verdict import conclusions
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import WITHOUT_OPTIONS
 from partita.observations.facts import NodeProbe, Trial
@@ -22,9 +22,9 @@ def find(context: Context) -> Iterator[Finding]:
     Nothing else is in the way when the provider takes the node alone, without a budget.
     """
     yield from lines(context, "over_budget")
-    shown = conclude(context.probe)
-    if context.budget and context.started and shown is not None and shown.code == "not_claimed":
-        evidence = f"{context.budget}{estimate(context)}; {shown.evidence} when there is no budget"
+    taken = next((shown for shown in conclusions(context.probe) if shown.code == "not_claimed"), None)
+    if context.budget and context.started and taken is not None:
+        evidence = f"{context.budget}{estimate(context)}; {taken.evidence} when there is no budget"
         yield Finding("probed", "budget", evidence)
 
 
@@ -33,7 +33,7 @@ def estimate(context: Context) -> str:
     for line in context.session_log:
         told = ESTIMATE.search(line)
         if told is not None and told["provider"] == context.skipped.provider:
-            return f", of which the nodes that it took need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
+            return f", of which the nodes it claimed need {int(told['bytes']):,} bytes by ONNX Runtime's estimate"
     return ""
 
 
@@ -41,10 +41,11 @@ REASON = Reason(
     code="over_budget",
     level="node",
     title="Over the memory budget",
-    condition="the user gave the provider a budget of device memory, and it was spent before this node",
-    needs="the budget in the request, and an experiment in which the provider takes the node alone without one; or a "
+    condition="the user set a device memory budget for the provider, and it was used up before this node",
+    needs="the budget in the request, and an experiment in which the provider claims the node in isolation "
+    "without one; or a "
     "native log line that says at which node the budget ended",
-    remedy="give it a larger budget, or none",
+    remedy="raise the budget, or remove it",
     example=Context(
         node="model.layers.7.mlp.up_proj/MatMul",
         op_type="MatMul",
@@ -64,5 +65,6 @@ REASON = Reason(
         patterns=(LogPattern("over_budget", r"(?P<why>Resource estimation for EP '[^']+': .*)"),),
     ),
     find=find,
+    found_on=("line", "blank_line", "budget"),
     steps=(WITHOUT_OPTIONS,),
 )

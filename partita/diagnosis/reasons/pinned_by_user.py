@@ -22,10 +22,11 @@ REASON = Reason(
     code="pinned_by_user",
     level="node",
     title="Pinned by the user",
-    condition="a pin puts the node elsewhere, or an option of the wanted provider names it as one for the CPU",
-    needs="the pin that covers the node, as the request has it, or a native log line by which the provider says that "
-    "it obeys an option, e.g. `Force CPU execution for node: <node>`",
-    remedy="take the node out of the option or the pin that names it",
+    condition="a pin puts the node elsewhere, or an option of the preferred provider assigns it to the CPU",
+    needs="the pin that covers the node, as the request has it, or a native log line in which the provider says "
+    "that it "
+    "follows an option, e.g. `Force CPU execution for node: <node>`",
+    remedy="remove the node from the pin or the option that names it",
     example=Context(
         node="lm_head/MatMul",
         op_type="MatMul",
@@ -40,5 +41,6 @@ REASON = Reason(
         patterns=(LogPattern("pinned_by_user", r"Force CPU execution for node: (?P<node>\S+)"),),
     ),
     find=find,
+    found_on=("pin", "line", "blank_line"),
     steps=(WITHOUT_OPTIONS,),
 )

@@ -20,7 +20,7 @@ def find(context: Context) -> Iterator[Finding]:
         told = f"{what} here; ONNX Runtime added it when it rewrote {rewrote} for the provider they are on"
         yield Finding("derived", "origin", told)
     else:
-        yield Finding("derived", "origin", f"{what} of this name; ONNX Runtime names its own nodes so")
+        yield Finding("derived", "origin", f"{what} of this name; ONNX Runtime gives such names to nodes of its own")
 
 
 REASON = Reason(
@@ -30,8 +30,8 @@ REASON = Reason(
     condition="the node is not in the ONNX file: ONNX Runtime inserted a copy between devices, a Transpose to change "
     "the layout, a ReorderInput or ReorderOutput for blocks of channels, a Cast because the CPU has no kernel for the "
     "type, or a QuantizeLinear or DequantizeLinear of its own",
-    needs="the exported graph, and a name that ONNX Runtime gives to nodes of its own",
-    remedy="look at the nodes next to it: it goes away when they run on one provider, in one layout and type",
+    needs="the exported graph, and a name of the kind that ONNX Runtime gives to its own nodes",
+    remedy="look at its neighbours: it disappears when they run on one provider, in one layout and type",
     example=Context(
         node="Transpose_token_4",
         op_type="Transpose",
@@ -42,4 +42,5 @@ REASON = Reason(
         log=(),
     ),
     find=find,
+    found_on=("origin",),
 )

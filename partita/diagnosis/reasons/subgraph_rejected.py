@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.diagnosis.evidence import Context, Finding, alone, graph_lines, is_culprit, lines
-from partita.diagnosis.probe_verdict import conclude
+from partita.diagnosis.probe_verdict import conclusions
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import RETARGET, STANDARD
 from partita.observations.facts import RejectedPart
@@ -30,30 +30,38 @@ def find(context: Context) -> Iterator[Finding]:
 
 def whole_graph(part: RejectedPart, context: Context) -> str:
     """What bisection found, and whether this node is in it."""
+    if part.whole and part.untried:
+        untried = f"parts of it not tried: {part.untried}"
+        return f"the provider opens other graphs and fails over this one: {part.said}; {untried}"
     if part.whole:
-        return f"the provider opens other graphs and fails over this one, but over no part cut out of it: {part.said}"
+        return f"the provider loads other graphs and fails on this one, but on no part extracted from it: {part.said}"
     more = len(part.nodes) - MOST_NAMED
     named = ", ".join(part.nodes[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-    size = "the smallest part that fails alone" if part.minimal else "the smallest failing part found in time"
-    shown = conclude(context.probe)
+    fails = "fails with only a Neg beside it" if part.company else "fails alone"
+    size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
+    if part.minimal and part.untried:
+        size += f", of those that could be tried ({part.untried}),"
+    named += ", and no other was looked for"
+    shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):
-        return f"the provider fails over this graph; {size} is {named}; {shown.evidence}"
+        return f"the provider fails on this graph; {size} is {named}; {shown.evidence}"
     here = "this node is in it" if context.node in part.nodes else "the graph fails as a whole, this node with it"
-    return f"the provider fails over this graph; {size} is {named}: {part.said}; {here}"
+    return f"the provider fails on this graph; {size} is {named}: {part.said}; {here}"
 
 
 REASON = Reason(
     code="subgraph_rejected",
     level="node",
-    title="Subgraph not taken",
-    condition="the wanted provider fails over the graph or over the node itself, or it compiles subgraphs and said "
-    "that it takes only some of this graph, or none",
-    needs="bisection that ends at the smallest part that the provider does not open, of a graph over which it fails "
-    "while it opens others; or an experiment in which the node alone makes it fail or crash; or a native log line in "
-    "which it says how much of the graph it takes, from which it only follows that this node is in the rest",
-    remedy="change the node or the few nodes that the evidence names, or put them on another provider; where it names "
-    "none, look at the nodes at the border of the provider's partitions: one of them, or one of their types, is what "
-    "it lacks",
+    title="Subgraph rejected",
+    condition="the preferred provider fails on the graph or on the node itself, or it compiles subgraphs and said "
+    "that it takes only part of this graph, or none",
+    needs="bisection down to the smallest part that the provider does not load, of a graph on which it fails "
+    "while it loads others; or an experiment in which it fails or crashes on the node in isolation; or a native "
+    "log line that says how much of the graph it takes, from which it only follows that this node is in the rest",
+    remedy="change the node or the few nodes that the evidence names, or run them on another provider; where it names "
+    "none, look at the nodes at the boundary of the provider's partitions: one of them, or one of their types, "
+    "is not supported",
+    undecided=True,
     example=Context(
         node="model.layers.0.mlp/Mul",
         op_type="Mul",
@@ -73,5 +81,6 @@ REASON = Reason(
         ),
     ),
     find=find,
+    found_on=("part", "alone", "line", "blank_line", "graph_line"),
     steps=(RETARGET, STANDARD),
 )

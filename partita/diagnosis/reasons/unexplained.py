@@ -18,7 +18,7 @@ def find(context: Context) -> Iterator[Finding]:
         yield Finding("none", "nothing", evidence, entry.remedy)
     else:
         why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
-        yield Finding("none", "nothing", f"no source says why the node is not on the wanted provider{why}")
+        yield Finding("none", "nothing", f"no source says why the node is not on the preferred provider{why}")
 
 
 REASON = Reason(
@@ -28,6 +28,7 @@ REASON = Reason(
     condition="no other reason applies",
     needs="nothing",
     remedy="run with the native log at INFO, and report the node with its operator, types and ONNX Runtime version",
+    undecided=True,
     example=Context(
         node="model.norm/Mul",
         op_type="Mul",
@@ -38,5 +39,6 @@ REASON = Reason(
         log=(),
     ),
     find=find,
+    found_on=("nothing",),
     steps=(PROBE,),
 )

@@ -13,7 +13,7 @@ REASON = Reason(
     title="Versions do not fit together",
     condition="ONNX Runtime, a plugin, a library or a driver is there, but in a version that the others "
     "were not built for",
-    needs="the chain entry of the wanted provider: status unavailable, reason version_mismatch, with "
+    needs="the chain entry of the preferred provider: status unavailable, reason version_mismatch, with "
     "the error that shows it",
     remedy="install versions that belong together; the evidence names the part that does not fit",
     example=Context(

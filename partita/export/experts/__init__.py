@@ -84,7 +84,7 @@ def refuse_loops(model: torch.nn.Module) -> None:
         loops = LOOPS.intersection(inspect.signature(module.forward).parameters)
         if loops and not hasattr(module, "is_concatenated"):
             raise UnsupportedModelError(
-                f"{name}: {type(module).__name__} loops over the experts that its tokens hit, outside of transformers' "
+                f"{name}: {type(module).__name__} loops over the selected experts outside transformers' "
                 "experts interface; that cannot be exported yet"
             )
 

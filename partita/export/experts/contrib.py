@@ -35,10 +35,10 @@ def gate_of(call: Call, signs: Signs) -> Gate | str:
     """The activation that the node gets, or why the operator cannot compute these experts."""
     experts = call.experts
     if experts.after is not None:
-        return f"{experts.name} does something with the output of each expert"
+        return f"{experts.name} post-processes the output of each expert"
     if not signs.never_negative(call.weights):
         return f"the router's weights for {experts.name} may be negative"
-    return recognised(experts) or f"the activation of {experts.name} is none that the MoE operator has"
+    return recognised(experts) or f"the activation of {experts.name} is not one that the MoE operator supports"
 
 
 def emit(call: Call, gate: Gate) -> torch.Tensor:

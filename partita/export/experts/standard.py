@@ -32,7 +32,7 @@ def emit(call: Call) -> tuple[str, torch.Tensor]:
     """Emit the nodes. Returns what it is and the output [T, H]."""
     chosen = call.index.shape[1]
     if call.tokens is not None and GATHER_SHARE * call.tokens * chosen <= call.experts.count:
-        return "standard operators over the chosen experts", gathered(call, call.tokens)
+        return "standard operators over the selected experts", gathered(call, call.tokens)
     if call.experts.after is not None:
         return "standard operators over all experts, one output each", separate(call)
     return "standard operators over all experts", together(call)

@@ -22,6 +22,7 @@ from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
 from partita.export.work import Work
 from partita.package import TargetRecord, Verification
+from partita.spelling import spelled
 
 REPORT = "; nothing was written, please report this model"
 
@@ -93,7 +94,7 @@ def exported(graphs: Graphs) -> Exported:
     draft, first = graphs.draft, graphs.traced[0]
     models = tuple(item.model for item in graphs.traced)
     return Exported(
-        label=f"--attention {graphs.way}",
+        label=spelled("attention", str(graphs.way)),
         attention=graphs.chosen.name,
         checkpoint=draft.checkpoint,
         models=models,
@@ -135,11 +136,11 @@ def caution(graphs: Graphs) -> str:
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence."""
     if not graphs.draft.fake.probed.length_as_tensor:
         return (
-            "; its code needs the number of cached tokens as a plain number, which a graph does not have, so that it "
-            "cannot be exported yet; nothing was written"
+            "; its code needs the number of cached tokens as a Python int, which a graph does not have, so it cannot "
+            "be exported yet; nothing was written"
         )
     if any(item.routed for item in graphs.traced) and graphs.draft.work.options.computing is not EXACT:
-        return f" (rounding may make its router choose other experts; fp32 tells whether it is that){REPORT}"
+        return f" (rounding may make its router select other experts; fp32 tells whether that is the cause){REPORT}"
     return REPORT
 
 

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from partita.errors import PartitaError
 from partita.export.passes.base import OverNodeError, Pass, PassContext
+from partita.spelling import either
 
 Face = tuple[tuple[str | None, str, str], ...]
 """Name, type and shape of every input and every output of a graph."""
-BUG = "this is a bug in Partita; please report the model, --debug shows where"
 
 
 class PassError(PartitaError):
@@ -25,7 +25,10 @@ class PassError(PartitaError):
 
     def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
         over = "" if node is None else f" over node {node.name!r} ({node.op_type})"
-        super().__init__(f"pass {name} failed{over}: {what}; {BUG}")
+        super().__init__(
+            f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model, "
+            f"{either('--debug shows where', 'the cause shows where')}"
+        )
         self.name = name
         self.node = None if node is None else node.name
         """The node it failed over, by name; None when that is not known."""
@@ -71,7 +74,7 @@ def promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
     now = face_of(graph)
     for before, after in zip(face, now, strict=False):
         if before != after:
-            yield f"input or output {' '.join(map(str, before))} has become {' '.join(map(str, after))}"
+            yield f"input or output {' '.join(map(str, before))} changed to {' '.join(map(str, after))}"
     if len(face) != len(now):
         yield f"the graph had {len(face)} inputs and outputs and has {len(now)}"
     yield from dangling(graph, set())
@@ -84,13 +87,13 @@ def dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
     for node in graph:
         for value in node.inputs:
             if value is not None and value not in made:
-                yield f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which nothing has made before it"
+                yield f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which no earlier node produces"
         for inner in subgraphs(node):
             yield from dangling(inner, made)
         made.update(node.outputs)
     for value in graph.outputs:
         if value not in made:
-            yield f"nothing makes the output {value.name!r}"
+            yield f"no node produces the output {value.name!r}"
     for value in graph.initializers.values():
         if value.const_value is None and value not in graph.inputs:
             yield f"the constant {value.name!r} has no value"

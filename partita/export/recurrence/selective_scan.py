@@ -86,7 +86,7 @@ def initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
         return torch.zeros(hidden_states.shape[0], *A.shape, dtype=torch.float32)
     if state.ndim != A.ndim + 1:
         raise UnsupportedModelError(
-            "the model scans the heads of a selective state space one by one (one state for several scans); that "
+            "the model scans the heads of a selective state space separately (several scans share one state); that "
             "cannot be exported yet"
         )
     return state.to(torch.float32)

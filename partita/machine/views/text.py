@@ -48,7 +48,7 @@ def show_runtime(page: Page, report: MachineReport) -> None:
         ("plugins", ", ".join(f"{name} {version}" for name, version in report.plugins.items()) or "none installed"),
     ]
     if report.gpus is None:
-        rows.append(("NVIDIA GPUs", "not known: no driver answers, or nvidia-ml-py is not installed"))
+        rows.append(("NVIDIA GPUs", "not known: no driver responds, or nvidia-ml-py is not installed"))
     for gpu in report.gpus or ():
         newest = f", CUDA up to {gpu.cuda_driver}" if gpu.cuda_driver else ""
         rows.append(("NVIDIA GPU", f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}{newest}"))
@@ -75,7 +75,7 @@ def show_table(page: Page, report: MachineReport) -> None:
         "usable: in a process of its own it ran one MatMul, with no other provider allowed, and gave the known answer."
     )
     if any(entry.software_device for entry in report.providers):
-        page.line("software: it runs on a driver that computes on the CPU; it is not chosen by itself.")
+        page.line("software: it runs on a driver that computes on the CPU; it is not chosen automatically.")
 
 
 def answer(known: bool | None) -> str:

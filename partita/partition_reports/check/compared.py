@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from partita.errors import ReportError
@@ -10,7 +10,7 @@ from partita.observations.text_format import decimals, human_bytes, listing, nam
 from partita.partition_reports.check.measures import Found, is_cache_in_place, repeated_phase
 from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.headline import provider
-from partita.partition_reports.diff.records import CopyChange, ReportDiff
+from partita.partition_reports.diff.records import CopyChange, NodeChange, ReportDiff
 from partita.partition_reports.outcome import wanted_of
 from partita.partition_reports.records import Report
 
@@ -29,7 +29,7 @@ class Beside:
         diff = compare(baseline, report, names=names)
         if diff.unrelated:
             raise ReportError(
-                f"{names[0]} is no baseline for {names[1]}: {diff.unrelated}; give a report of the same model"
+                f"{names[0]} cannot be a baseline for {names[1]}: {diff.unrelated}; give a report of the same model"
             )
         return cls(report, baseline, diff)
 
@@ -38,9 +38,26 @@ class Beside:
         """Both want the same provider most."""
         return wanted_of(self.report) == wanted_of(self.baseline)
 
+    def is_lower(self, before: str | None, after: str | None) -> bool:
+        """Whether `after` is preferred less than `before`: by the chain that has both, or by where each stands in its
+        own. Nothing is preferred less than a provider that nobody knows.
+        """
+        if before is None or after is None:
+            return before is not None
+        now, was = ([entry.provider for entry in report.chain] for report in (self.report, self.baseline))
+        for chain in (now, was):
+            if before in chain and after in chain:
+                return chain.index(after) > chain.index(before)
+        return rank(now, after) > rank(was, before)
+
+
+def rank(chain: Sequence[str], provider: str) -> int:
+    """Where a provider stands in a chain; after all others when it is not in it."""
+    return chain.index(provider) if provider in chain else len(chain)
+
 
 def wanted_other(both: Beside) -> Found | None:
-    """1 when another provider is wanted most now. A baseline that wanted the same has nothing to be said of that."""
+    """1 when another provider is preferred now. A baseline that wanted the same has nothing to be said of that."""
     if both.same_wanted:
         return None
     return Found(1, "", f"{wanted_of(both.report)} is wanted here, {wanted_of(both.baseline)} in the baseline")
@@ -54,29 +71,38 @@ def count_lost_phases(both: Beside) -> Found:
 
 
 def count_nodes_left(both: Beside) -> Found | None:
-    """Nodes that left the wanted provider; None when two are wanted."""
+    """Nodes that moved to a provider that is preferred less; None when two are wanted."""
     if not both.same_wanted:
         return None
-    wanted = wanted_of(both.baseline)
-    left = [change for change in both.diff.moved if change.before == wanted]
-    named = per_node(
-        (change.phase, change.node, f"to {provider(change.after)}{f': {change.reason}' if change.reason else ''}")
-        for change in left
-    )
+    left: dict[str | None, list[NodeChange]] = {}
+    for change in both.diff.moved:
+        if both.is_lower(change.before, change.after):
+            left.setdefault(change.before, []).append(change)
     if not left:
-        return Found(0, f"none left {wanted}")
-    nodes = len({change.node for change in left})
-    return Found(nodes, f"{plural(len(named), 'node')} left {wanted}: {name_some(named)}")
+        return Found(0, "none left its provider for one that is preferred less")
+    told = []
+    for name, changes in left.items():
+        named = per_node(
+            (change.phase, change.node, f"to {provider(change.after)}{f': {change.reason}' if change.reason else ''}")
+            for change in changes
+        )
+        told.append(f"{plural(len({change.node for change in changes}), 'node')} left {name}: {name_some(named)}")
+    return Found(len({change.node for changes in left.values() for change in changes}), "; ".join(told))
 
 
 def count_new_reasons(both: Beside) -> Found:
-    """Nodes off the wanted provider that were on it, or were not there. Another reason for a node is no worse."""
+    """Nodes off a preferred provider that were on it or on a better one, or were not there. Another reason for a node
+    is no worse.
+    """
     added = [change for change in both.diff.reasons if change.change == "new"]
-    named = per_node((change.phase, change.node, change.after or "") for change in added)
     if not added:
         return Found(0, "no new one")
+    named = per_node(
+        (change.phase, change.node, f"{f'not on {provider(change.skipped)}: ' if change.skipped else ''}{change.after}")
+        for change in added
+    )
     nodes = len({change.node for change in added})
-    return Found(nodes, f"{plural(len(named), 'node')} with a new reason: {name_some(named)}")
+    return Found(nodes, f"{plural(nodes, 'node')} with a new reason: {name_some(named)}")
 
 
 def per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:

@@ -21,7 +21,9 @@ from partita.partition_reports.check.requirements import (
 )
 from partita.partition_reports.groups import total_us
 from partita.partition_reports.node_keys import stands_for
+from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import NodePlacement, Phase, Report
+from partita.spelling import spelled
 
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "=": operator.eq,
@@ -61,7 +63,7 @@ def weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tupl
     if measure.field in STATED:
         found: Found | None = MEASURES[measure.field](report)
     elif beside is None:
-        raise UsageError(f"{measure.field} needs --baseline: {LOST[measure.field]}")
+        raise UsageError(f"{measure.field} needs {spelled('baseline')}: {LOST[measure.field]}")
     else:
         found = COMPARED[measure.field](beside)
     return None if found is None else decide(found, measure)
@@ -79,7 +81,7 @@ def decide(found: Found, measure: Measure) -> tuple[bool, str]:
 
 def find_in_phases(requirement: Requirement, measures: Sequence[Measure], report: Report) -> list[tuple[bool, str]]:
     """The same for measures of selected nodes, and of phases."""
-    phases = [phase for phase in report.phases if phase.nodes and about(phase, requirement.selectors)]
+    phases = [phase for phase in report.phases if is_known(phase) and about(phase, requirement.selectors)]
     if not phases:
         return [(False, "the report has no such phase with a node in it")]
     alike: dict[Finding, list[str]] = {}
@@ -98,12 +100,14 @@ def weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Repo
     """One measure in one phase."""
     chosen = Chosen.of(requirement, phase, report)
     value = chosen.measure(measure.field) if measure.field in COUNTED else measure_phase(measure.field, phase)
+    if value is None and phase.folded is not None and measure.field in COUNTED:
+        return Finding(True, f"{measure.field} not asked, for no node is left to run")
     if value is None:
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure)}")
     holds = COMPARE[measure.sign](value, measure.value)
     shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else say(measure, value)
     left_out = phase.bodies.nodes if phase.bodies and measure.field in COUNTED else 0
-    bodies = f"; {plural(left_out, 'node')} in bodies of control flow not counted" if left_out else ""
+    bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
 
@@ -161,7 +165,7 @@ class Chosen:
         """Why a figure is not there."""
         if measure.field in MEASURED:
             return "the report does not have it"
-        return "no time is known" if weight(self.base) else "no node of the file is meant"
+        return "no time is known" if weight(self.base) else "no node of the file is selected"
 
     def blame(self, measure: Measure) -> str:
         """The nodes because of which it does not hold: those that are missing, or those that are too many."""
@@ -171,7 +175,7 @@ class Chosen:
         ids = {id(node) for node in self.nodes}
         named = [node for node in self.base if id(node) not in ids] if missing else list(self.nodes)
         if not self.nodes:
-            return ": no node is meant" if missing else ""
+            return ": no node is selected" if missing else ""
         return f"{', without' if missing else ':'} {name_some([self.describe(node) for node in named])}"
 
     def describe(self, node: NodePlacement) -> str:
@@ -190,6 +194,8 @@ def fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, tuple[st
     """The node is meant. What is not known is neither equal nor unequal to anything."""
     if selector.field == "reason":
         return (selector.value in reasons.get(node.name, ())) == selector.equal
+    if selector.field == "op" and selector.value in node.replaces_op_types:
+        return selector.equal
     value = {
         "op": node.op_type,
         "module": node.module,

@@ -12,7 +12,9 @@ from partita.partition_reports.check.compared import Beside
 from partita.partition_reports.check.finding import find
 from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.check.requirements import Requirement, short_form
+from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import Report
+from partita.spelling import spelled
 
 KEPT = {
     "wanted_other": "wanted provider",
@@ -44,16 +46,15 @@ class Gate:
         """All of it in the words of --require, with the names of the short forms."""
         asked = [*self.limits.requirements()]
         if self.max_unexplained is not None:
-            asked.append(
-                short_form(f"--max-unexplained {self.max_unexplained}", "unexplained", "<=", self.max_unexplained)
-            )
+            written = spelled("max_unexplained", self.max_unexplained)
+            asked.append(short_form(written, "unexplained", "<=", self.max_unexplained))
         if self.cache_in_place:
-            asked.append(short_form("--require-cache-in-place", "cache_in_place", "=", 1))
+            asked.append(short_form(spelled("cache_in_place", True), "cache_in_place", "=", 1))
         if (least := self.min_tokens_per_second) is not None:
-            asked.append(short_form(f"--min-tokens-per-second {least:g}", "decode_tokens_per_second", ">=", least))
+            asked.append(short_form(spelled("min_tokens_per_second", least), "decode_tokens_per_second", ">=", least))
         asked += self.requirements
         if self.max_slowdown is not None:
-            asked.append(short_form(f"--max-slowdown {self.max_slowdown:g}", "slowdown", "<=", self.max_slowdown))
+            asked.append(short_form(spelled("max_slowdown", self.max_slowdown), "slowdown", "<=", self.max_slowdown))
         return tuple(asked)
 
 
@@ -82,7 +83,9 @@ class GateResult(Record):
 def kept_up(asked: Sequence[Requirement]) -> tuple[Requirement, ...]:
     """What a baseline asks for, without that for which there is a requirement."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
-    return tuple(short_form(f"--baseline: {name}", field, "=", 0) for field, name in KEPT.items() if field not in own)
+    return tuple(
+        short_form(f"{spelled('baseline')}: {name}", field, "=", 0) for field, name in KEPT.items() if field not in own
+    )
 
 
 def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | None = None) -> GateResult:
@@ -92,7 +95,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     asked that only a baseline tells, and there is none.
     """
     outcomes = [*sound(report)]
-    if any(phase.nodes for phase in report.phases):
+    if any(is_known(phase) for phase in report.phases):
         beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
         asked = asked if baseline is None else (*asked, *kept_up(asked))
@@ -107,7 +110,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
 
 def sound(report: Report) -> Iterator[Outcome]:
     """A report that does not add up proves nothing, nor does one without a node."""
-    if not any(phase.nodes for phase in report.phases):
+    if not any(is_known(phase) for phase in report.phases):
         yield Outcome(check="report", holds=False, detail="no phase has a node, so nothing can be confirmed")
     failed = [f"{entry.name} ({entry.detail})" for entry in report.checks if not entry.passed]
     if failed:

@@ -10,9 +10,9 @@ from partita.observations.names import CPU
 from partita.partition_reports.check.finding import find
 from partita.partition_reports.check.requirements import Requirement, short_form
 from partita.partition_reports.records import Report
+from partita.spelling import flag_of, spelled
 
-NODES, COPIES, BYTES = "--max-cpu-nodes", "--max-copies", "--max-copy-bytes-per-token"
-FIELD_OF = {NODES: "cpu_nodes", COPIES: "memcpy_nodes", BYTES: "copy_bytes"}
+FIELD_OF = {"max_cpu_nodes": "cpu_nodes", "max_copies": "memcpy_nodes", "max_copy_bytes_per_token": "copy_bytes"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +27,29 @@ class Limits:
     """Bytes of all copies in one decode step or run, those of session inputs and outputs included."""
 
     def given(self) -> dict[str, int]:
-        """The limits that there are, by option name."""
-        pairs = {NODES: self.max_cpu_nodes, COPIES: self.max_copies, BYTES: self.max_copy_bytes_per_token}
-        return {name: value for name, value in pairs.items() if value is not None}
+        """The limits that there are, by name."""
+        return {name: value for name in FIELD_OF if (value := getattr(self, name)) is not None}
+
+    def by_option(self) -> dict[str, int]:
+        """The same by option of the command line, as a report has them."""
+        return {flag_of(name): value for name, value in self.given().items()}
 
     def requirements(self) -> tuple[Requirement, ...]:
         """The same in the words of `--require`."""
-        return tuple(short_form(f"{name} {most}", FIELD_OF[name], "<=", most) for name, most in self.given().items())
+        return tuple(short_form(spelled(name, most), FIELD_OF[name], "<=", most) for name, most in self.given().items())
 
 
 def check_limits(limits: Limits, chain: Sequence[str]) -> None:
     """Raise UsageError for a limit that makes no sense on the providers of `chain`, given by ONNX Runtime's names."""
     for name, value in limits.given().items():
         if value < 0:
-            raise UsageError(f"{name} is {value}; it must be 0 or more")
+            raise UsageError(f"{spelled(name)} is {value}; it must be 0 or more")
     if chain and chain[0] == CPU:
-        contradicted = [name for name in limits.given() if name == NODES]
-        if contradicted:
+        most = limits.max_cpu_nodes
+        if most is not None:
             raise UsageError(
-                f"{NODES} {limits.max_cpu_nodes} contradicts --provider, whose first provider is cpu: every node "
-                "belongs there; leave the limit out or name another provider first"
+                f"{spelled('max_cpu_nodes', most)} contradicts {spelled('providers')}, whose first provider is cpu: "
+                "every node belongs there; leave the limit out or name another provider first"
             )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, name_some, plural
-from partita.partition_reports.outcome import main_phase
+from partita.partition_reports.outcome import is_known, main_phase
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
 
@@ -33,16 +33,15 @@ class Found:
 
 
 def cpu_nodes(phase: Phase) -> list[str]:
-    """Nodes on the CPU provider with their operators, those in bodies of control flow included."""
-    on_cpu = [node for node in phase.nodes if node.provider == CPU]
-    main = [f"{node.name} ({node.op_type})" if node.op_type else node.name for node in on_cpu]
-    return [*main, *(phase.bodies.cpu_nodes if phase.bodies else ())]
+    """Nodes on the CPU provider with their operators, those in control-flow subgraphs included."""
+    main = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
+    inside = [(node.name, node.op_type) for node in (phase.bodies.on_cpu if phase.bodies else ())]
+    return [f"{name} ({op_type})" if op_type else name for name, op_type in (*main, *inside)]
 
 
 def count_cpu_nodes(report: Report) -> Found:
     """Of the phase that has most of them."""
-    phases = [phase for phase in report.phases if phase.nodes]
-    counted = [(phase, cpu_nodes(phase)) for phase in phases]
+    counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
     phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
     unknown = [node.name for node in phase.nodes if node.provider is None]
     return Found(
@@ -55,19 +54,19 @@ def count_cpu_nodes(report: Report) -> Found:
 
 
 def count_memcpy_nodes(report: Report) -> Found:
-    """Of the phase that is run for every token, those in bodies of control flow included."""
+    """Of the phase that is run for every token, those in control-flow subgraphs included."""
     phase = main_phase(report)
     assert phase is not None
     names = [copy.name for copy in phase.copies if copy.kind == "memcpy_node"]
     inside = phase.bodies.copies if phase.bodies else 0
     count = len(names) + (inside or 0)
-    named = [*names, f"{inside} in bodies of control flow"] if inside else names
+    named = [*names, f"{inside} in control-flow subgraphs"] if inside else names
     return Found(
         value=count,
-        held=f"{len(names)} in {phase.name}",
+        held=f"{count} in {phase.name}{f', {inside} of them in control-flow subgraphs' if inside else ''}",
         broken=f"{plural(count, 'Memcpy node')} in {phase.name}: {name_some(named)}",
         most=math.inf if inside is None else None,
-        unsure=f"cannot be confirmed in {phase.name}: bodies are not counted",
+        unsure=f"cannot be confirmed in {phase.name}: subgraphs are not counted",
     )
 
 
@@ -78,7 +77,7 @@ def count_copy_bytes(report: Report) -> Found:
     total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
     unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
     if phase.bodies and phase.bodies.copies != 0:
-        unknown.append("those in bodies of control flow")
+        unknown.append("those in control-flow subgraphs")
     more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
     run = f"{plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name})"
     return Found(
@@ -110,7 +109,7 @@ def is_cache_in_place(report: Report) -> Found:
     """1 when past and present of every state were one buffer, and somebody looked; else 0."""
     cache = report.cache
     if cache is None or not cache.states:
-        return Found(value=None, held="", broken="cannot be confirmed: the report knows no cache")
+        return Found(value=None, held="", broken="cannot be confirmed: the report has no cache")
     moved = [entry.name for entry in cache.entries if not entry.in_place]
     held = cache.checked_steps != 0 and cache.in_place_states == cache.states and not cache.address_changes
     return Found(value=float(held), held=f"{describe_cache(cache)}{f': {name_some(moved)}' if moved else ''}")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from partita.errors import UsageError
 from partita.observations.text_format import listing
+from partita.spelling import spelled
 
 SELECTORS = {
     "phase": "prefill, decode or run; without it: every phase",
@@ -24,10 +25,12 @@ SELECTORS = {
 }
 """Fields that say which nodes are meant; they take = and != only."""
 COUNTED = {
-    "nodes": "how many nodes of the plan are meant",
-    "share": "nodes on `provider`, or with `reason`, as a part of those of `op` and `module`: 0 to 1, or 95%. Nodes of "
-    "the file are counted: a compiled one counts as all that it stands for, what ONNX Runtime added is left out",
-    "time_share": "the same part of the host time of nodes",
+    "nodes": "how many nodes of the plan are selected",
+    "share": "nodes on `provider`, or with `reason`, as a fraction of those of `op` and `module`: 0 to 1, or "
+    "95%. Nodes of "
+    "the file are counted: a compiled one counts as all nodes it was compiled from, what ONNX Runtime added is "
+    "left out",
+    "time_share": "the same fraction of the host time of nodes",
 }
 """Fields that measure the nodes that are meant."""
 MEASURED = {
@@ -39,23 +42,23 @@ MEASURED = {
 }
 """Fields that measure a whole phase; beside them only `phase` selects."""
 STATED = {
-    "cpu_nodes": "nodes on the CPU provider, in the phase that has most of them; bodies of control flow are counted",
-    "memcpy_nodes": "Memcpy nodes of decode or of the only phase; bodies of control flow are counted",
+    "cpu_nodes": "nodes on the CPU provider, in the phase that has most of them; control-flow subgraphs are counted",
+    "memcpy_nodes": "Memcpy nodes of decode or of the only phase; control-flow subgraphs are counted",
     "copy_bytes": "bytes that a run of decode or of the only phase copies; those at the session border are counted",
     "unexplained": "fallbacks without a reason, in the phase that has most of them",
-    "cache_in_place": "1 when every state stayed in one buffer and somebody looked, else 0",
+    "cache_in_place": "1 when every state was observed to stay in one buffer, else 0",
     "decode_tokens_per_second": "speed of decode, or of the only phase",
 }
 """Fields that measure the whole report; nothing selects beside them."""
 LOST = {
-    "wanted_other": "1 when another provider is wanted most",
+    "wanted_other": "1 when another provider is preferred",
     "lost_phases": "phases of the baseline that were not run",
-    "nodes_left": "nodes that left the wanted provider",
-    "new_reasons": "nodes with a reason that had none",
+    "nodes_left": "nodes that moved to a provider that is preferred less",
+    "new_reasons": "nodes off a preferred provider that were on it or on a better one",
     "more_copies": "copies more than in the baseline, in the phase where they are most",
     "more_copy_bytes": "bytes more per run, in the phase where they are most",
     "lost_cache": "1 when the cache stayed in place in the baseline and does no more",
-    "slowdown": "time per token more than in the baseline, as a part of it: 0.1 is 10 % more",
+    "slowdown": "extra time per token relative to the baseline: 0.1 is 10 % more",
 }
 """Fields that measure what was lost since a baseline; nothing selects beside them."""
 FIELDS = {**SELECTORS, **COUNTED, **MEASURED, **STATED, **LOST}
@@ -113,28 +116,30 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
     for part in text.split(","):
         found = CONDITION.fullmatch(part)
         if found is None:
-            raise UsageError(f"--require {text}: {part.strip()!r} is not FIELD OP VALUE, as in share>=0.95")
+            raise UsageError(
+                f"{spelled('requirements', text)}: {part.strip()!r} is not FIELD OP VALUE, as in share>=0.95"
+            )
         field, sign, value = found.groups()
         if field in SELECTORS:
             selectors.append(parse_selector(text, field, sign, value, words))
         elif field in FIELDS:
             measures.append(Measure(field, sign, parse_number(text, field, value)))
         else:
-            raise UsageError(f"--require {text}: {unknown(field, FIELDS, 'field')}")
+            raise UsageError(f"{spelled('requirements', text)}: {unknown(field, FIELDS, 'field')}")
     check_sense(text, selectors, measures)
-    return Requirement(f"--require {text}", text, tuple(selectors), tuple(measures))
+    return Requirement(spelled("requirements", text), text, tuple(selectors), tuple(measures))
 
 
 def parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
     """A condition on nodes."""
     if sign not in ("=", "==", "!="):
-        raise UsageError(f"--require {text}: {field} takes = or !=, not {sign}")
+        raise UsageError(f"{spelled('requirements', text)}: {field} takes = or !=, not {sign}")
     if not value:
-        raise UsageError(f"--require {text}: {field} has no value")
+        raise UsageError(f"{spelled('requirements', text)}: {field} has no value")
     if field == "phase" and value not in PHASES:
-        raise UsageError(f"--require {text}: {unknown(value, PHASES, 'phase')}")
+        raise UsageError(f"{spelled('requirements', text)}: {unknown(value, PHASES, 'phase')}")
     if field == "reason" and value not in words.reasons:
-        raise UsageError(f"--require {text}: {unknown(value, words.reasons, 'reason')}")
+        raise UsageError(f"{spelled('requirements', text)}: {unknown(value, words.reasons, 'reason')}")
     return Selector(field, sign != "!=", words.provider(value) if field == "provider" else value)
 
 
@@ -145,9 +150,9 @@ def parse_number(text: str, field: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"--require {text}: {field} is compared with a number, not {value!r}")
+        raise UsageError(f"{spelled('requirements', text)}: {field} is compared with a number, not {value!r}")
     if field.endswith("share") and not 0 <= number <= 1:
-        raise UsageError(f"--require {text}: {field} is between 0 and 1, or 0% and 100%, not {value}")
+        raise UsageError(f"{spelled('requirements', text)}: {field} is between 0 and 1, or 0% and 100%, not {value}")
     return number
 
 
@@ -155,18 +160,22 @@ def check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Mea
     """Raise UsageError when the conditions together say nothing."""
     if not measures:
         every = ", ".join((*COUNTED, *MEASURED, *STATED, *LOST))
-        raise UsageError(f"--require {text}: nothing is measured; add one of {every}, as in share>=0.95")
+        raise UsageError(f"{spelled('requirements', text)}: nothing is measured; add one of {every}, as in share>=0.95")
     fields = [entry.field for entry in selectors]
     whole = [entry.field for entry in measures if entry.field in MEASURED]
     if whole and set(fields) - {"phase"}:
         extra = listing(field for field in fields if field != "phase")
-        raise UsageError(f"--require {text}: {whole[0]} is that of a whole phase; ask for it without {extra}")
+        raise UsageError(f"{spelled('requirements', text)}: {whole[0]} measures a whole phase; use it without {extra}")
     stated = [entry.field for entry in measures if entry.field in STATED or entry.field in LOST]
     if stated and fields:
-        raise UsageError(f"--require {text}: {stated[0]} is that of a whole report; ask for it without {fields[0]}")
+        raise UsageError(
+            f"{spelled('requirements', text)}: {stated[0]} measures a whole report; use it without {fields[0]}"
+        )
     shares = [entry.field for entry in measures if entry.field.endswith("share")]
     if shares and not {"provider", "reason"} & set(fields):
-        raise UsageError(f"--require {text}: {shares[0]} needs provider or reason, as in provider=cuda,share>=0.95")
+        raise UsageError(
+            f"{spelled('requirements', text)}: {shares[0]} needs provider or reason, as in provider=cuda,share>=0.95"
+        )
 
 
 def unknown(word: str, known: Iterable[str], noun: str) -> str:

@@ -9,6 +9,7 @@ from partita.partition_reports.diff.context_diff import changes_around
 from partita.partition_reports.diff.headline import headline
 from partita.partition_reports.diff.phase_diff import BothPhases
 from partita.partition_reports.diff.records import ReportDiff, Side
+from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import Report
 
 RELATED = 0.5
@@ -65,15 +66,15 @@ def same_phases(before: Report, after: Report) -> bool:
 def why_unrelated(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
     """Why a comparison of the two would tell nothing; empty when it tells something."""
     for name, report in zip(names, (before, after), strict=True):
-        if not any(phase.nodes for phase in report.phases):
+        if not any(map(is_known, report.phases)):
             return f"{name} has no node in any phase"
     if not phases:
         ours, theirs = (listing(phase.name for phase in report.phases) for report in (before, after))
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     best = max(phases, key=lambda both: both.alike)
-    if best.alike >= RELATED or same_file(before, after):
-        return ""
     largest = max(len(best.units_before), len(best.units_after))
+    if best.alike >= RELATED or not largest or same_file(before, after):
+        return ""
     share = f"{best.pairs.by_name} of {largest} nodes in {best.name}"
     return f"only {share} have a name that both reports have, so they are not of one model"
 
@@ -106,8 +107,8 @@ def notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[s
         yield "a dry run has no times, so none are compared"
         return
     if before.environment.cpu != after.environment.cpu:
-        yield "the runs were on different processors; their times tell nothing about what else changed"
+        yield "the runs were on different processors; their times cannot be compared"
     yield (
-        "times are of one run each, and two runs of the same thing differ by some percent, on a busy machine by far "
-        "more; repeat both runs before you rely on a ratio"
+        "times are from one run each; two runs of the same thing differ by some percent, on a busy machine by far "
+        "more, so repeat both before you rely on a ratio"
     )

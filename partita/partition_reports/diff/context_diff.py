@@ -11,7 +11,29 @@ from partita.partition_reports.summary import in_place
 from partita.partition_reports.verdict import say_cache
 
 Stated = dict[tuple[str, str], str]
-"""Subject and name of what a report states -> in words."""
+"""Subject and key of what a report states -> in words."""
+LABELS = {
+    "onnxruntime_package": "onnxruntime package",
+    "onnxruntime_build": "onnxruntime build",
+    "operating_system": "operating system",
+    "logical_cores": "logical cores",
+    "manifest_sha256": "manifest sha256",
+    "model_type": "model type",
+    "batch_size": "batch size",
+    "max_length": "max length",
+    "ir_version": "IR version",
+    "file_nodes": "nodes in the file",
+    "prompt_tokens": "prompt tokens",
+    "max_new_tokens": "max new tokens",
+    "prefill_chunk_tokens": "prefill chunk tokens",
+    "provider_library": "provider library",
+    "cuda_version": "CUDA played",
+    "checks_failed": "checks failed",
+    "limits_exceeded": "limits exceeded",
+    "disagreements": "sources disagree on",
+    "rejected": "rejected by the provider",
+}
+"""Keys that are shown under another name; whatever looks for a change goes by its key."""
 
 
 def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
@@ -22,7 +44,8 @@ def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
         Change.model_validate(
             {
                 "subject": key[0],
-                "name": key[1],
+                "key": key[1],
+                "name": LABELS.get(key[1], key[1]),
                 "before": ours.get(key),
                 "after": theirs.get(key),
                 "cache_moved": moved and key[0] == "cache",
@@ -55,14 +78,14 @@ def environment(report: Report) -> Mapping[str, object]:
     env = report.environment
     return {
         "onnxruntime": env.onnxruntime_version,
-        "onnxruntime package": env.onnxruntime_package.removesuffix(f" {env.onnxruntime_version}"),
-        "onnxruntime build": env.onnxruntime_build,
+        "onnxruntime_package": ", ".join(wheel.name for wheel in env.onnxruntime_wheels),
+        "onnxruntime_build": env.onnxruntime_build,
         **env.packages,
         "partita": report.partita_version,
         "python": env.python,
-        "operating system": env.operating_system,
+        "operating_system": env.operating_system,
         "processor": env.cpu,
-        "logical cores": env.logical_cores,
+        "logical_cores": env.logical_cores,
     }
 
 
@@ -73,12 +96,12 @@ def package(report: Report) -> Mapping[str, object]:
         return {}
     return {
         "name": facts.name,
-        "manifest sha256": facts.manifest_sha256[:12],
-        "model type": facts.model_type,
+        "manifest_sha256": facts.manifest_sha256[:12],
+        "model_type": facts.model_type,
         "attention": facts.attention,
         "precision": facts.precision,
-        "batch size": facts.batch_size,
-        "max length": facts.max_length,
+        "batch_size": facts.batch_size,
+        "max_length": facts.max_length,
         "verification": facts.verification,
     }
 
@@ -91,9 +114,9 @@ def model(report: Report) -> Mapping[str, object]:
     return {
         "file": facts.file,
         "sha256": facts.sha256[:12],
-        "IR version": facts.ir_version,
+        "ir_version": facts.ir_version,
         **{f"opset {domain or 'ai.onnx'}": version for domain, version in facts.opsets.items()},
-        "nodes in the file": facts.nodes,
+        "file_nodes": facts.nodes,
         **{f"input {port.name}": f"{port.dtype}[{','.join(map(str, port.shape))}]" for port in facts.inputs},
     }
 
@@ -106,9 +129,9 @@ def request(report: Report) -> Mapping[str, object]:
         "chain": ",".join(short_provider(name) for name in asked.chain),
         **{f"option {name}": value for name, value in asked.options.items()},
         "threads": asked.threads,
-        "prompt tokens": asked.prompt_tokens,
-        "max new tokens": asked.max_new_tokens,
-        "prefill chunk tokens": asked.prefill_chunk_tokens,
+        "prompt_tokens": asked.prompt_tokens,
+        "max_new_tokens": asked.max_new_tokens,
+        "prefill_chunk_tokens": asked.prefill_chunk_tokens,
         "runs": asked.runs,
         "phases": ", ".join(phase.name for phase in report.phases),
     }
@@ -134,8 +157,8 @@ def dry_run(report: Report) -> Mapping[str, object]:
         return {}
     return {
         "device": played.device,
-        "provider library": f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}",
-        "CUDA played": played.cuda_version,
+        "provider_library": f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}",
+        "cuda_version": played.cuda_version,
     }
 
 
@@ -144,8 +167,8 @@ def outcome(report: Report) -> Mapping[str, object]:
     failed = [check.name for check in report.checks if not check.passed]
     lost = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected]
     return {
-        "checks failed": "; ".join(failed) or None,
-        "limits exceeded": len(report.exceeded) or None,
-        "sources disagree on": len({entry.node for entry in report.disagreements}) or None,
-        "rejected by the provider": "; ".join(lost) or None,
+        "checks_failed": "; ".join(failed) or None,
+        "limits_exceeded": len(report.exceeded) or None,
+        "disagreements": len({entry.node for entry in report.disagreements}) or None,
+        "rejected": "; ".join(lost) or None,
     }

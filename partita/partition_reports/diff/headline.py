@@ -9,17 +9,17 @@ from partita.partition_reports.diff.records import Figure, NodeChange, ReasonCha
 
 NAMED = {
     ("environment", "onnxruntime"),
-    ("environment", "onnxruntime package"),
+    ("environment", "onnxruntime_package"),
     ("package", "precision"),
     ("package", "attention"),
-    ("package", "manifest sha256"),
+    ("package", "manifest_sha256"),
     ("model", "sha256"),
     ("request", "chain"),
     ("request", "phases"),
     ("dry_run", "device"),
-    ("checks", "checks failed"),
+    ("checks", "checks_failed"),
 }
-"""Changes that the sentence tells; others are counted."""
+"""Subject and key of changes that the sentence tells; others are counted."""
 
 
 def headline(diff: ReportDiff) -> str:
@@ -110,7 +110,7 @@ def say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
 
 def versions(diff: ReportDiff) -> Iterator[str]:
     """Versions and requests that changed: what matters most by name, the rest as a count."""
-    told = [change for change in diff.changes if (change.subject, change.name) in NAMED or change.cache_moved]
+    told = [change for change in diff.changes if (change.subject, change.key) in NAMED or change.cache_moved]
     for change in told:
         subject = f"{change.subject} " if change.subject in ("package", "model") else ""
         yield f"{subject}{change.name} {change.before or 'none'} -> {change.after or 'none'}"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from partita.diagnosis.records import Fallback
+from partita.diagnosis.records import Fallback, Skipped
+from partita.diagnosis.why import passed_over
 from partita.observations.records import PhaseName
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.diff.node_matching import (
@@ -59,12 +60,12 @@ class BothPhases:
 
     @cached_property
     def reasons_before(self) -> dict[str, Fallback]:
-        """Node of the file -> why it was not on the wanted provider."""
+        """Node of the file -> why it was not on the providers preferred to its own."""
         return reasons_by_node(self.report_before, self.before)
 
     @cached_property
     def reasons_after(self) -> dict[str, Fallback]:
-        """Node of the file -> why it is not on the wanted provider."""
+        """Node of the file -> why it is not on the providers preferred to its own."""
         return reasons_by_node(self.report_after, self.after)
 
     @property
@@ -90,7 +91,7 @@ class BothPhases:
 
     def moved_to(self, was: Unit, now: Unit) -> NodeChange:
         """One node in both."""
-        why = self.reasons_after.get(now.key)
+        why = self.why(now, was.node.provider)
         return NodeChange(
             phase=self.name,
             node=now.name,
@@ -105,9 +106,17 @@ class BothPhases:
             remedy=why.remedy if why else "",
         )
 
+    def why(self, unit: Unit, left: str | None = None) -> Skipped | None:
+        """Why a node is not on the provider that it `left`; where that is no preferred one, on the first that could
+        have taken it. None when it is on the first provider of the chain.
+        """
+        entry = self.reasons_after.get(unit.key)
+        active = [each.provider for each in self.report_after.chain if each.status == "active"]
+        return None if entry is None else entry.about(left) or entry.decisive(active)
+
     def placed(self, unit: Unit, change: str) -> NodeChange:
         """A node that only one report has."""
-        why = self.reasons_after.get(unit.key) if change == "came" else None
+        why = self.why(unit) if change == "came" else None
         return NodeChange(
             phase=self.name,
             node=unit.name,
@@ -134,7 +143,7 @@ class BothPhases:
 
     @cached_property
     def new_names(self) -> dict[str, str]:
-        """Name before -> name now, of nodes that were matched under another number."""
+        """Name before -> name now, of nodes that were matched under a different number."""
         return {was.name: now.name for was, now in self.pairs.renamed}
 
     @cached_property
@@ -151,51 +160,60 @@ class BothPhases:
         )
 
     def reasons(self) -> Iterator[ReasonChange]:
-        """Reasons that are new, gone or others."""
+        """Reasons that are new, gone or others, for each provider that was preferred and skipped."""
         later_key = {was.key: now.key for was, now in self.pairs.both}
         before = {later_key.get(key, key): entry for key, entry in self.reasons_before.items()}
         moved = {now.key for was, now in self.pairs.both if was.node.provider != now.node.provider}
         for key in dict.fromkeys((*before, *self.reasons_after)):
             was, now = before.get(key), self.reasons_after.get(key)
-            if was is None or now is None or was.reason != now.reason:
-                yield self.reason_change(key, was, now, moved=key in moved)
-            if was is not None and now is not None:
-                yield from self.other_reasons(key, was, now, moved=key in moved)
+            ours, theirs = skipped_by(self.report_before, was), skipped_by(self.report_after, now)
+            for first, second in self.compared:
+                if first not in ours and second not in theirs:
+                    continue
+                reasons = (ours.get(first), theirs.get(second))
+                change = "new" if first not in ours else "gone" if second not in theirs else "changed"
+                if change != "changed" or differ(*reasons):
+                    shown = now or was
+                    assert shown is not None
+                    yield self.reason_change(key, shown, change, second, reasons, moved=key in moved)
 
-    def other_reasons(self, key: str, was: Fallback, now: Fallback, *, moved: bool) -> Iterator[ReasonChange]:
-        """Providers after the one wanted most that were skipped in both reports, and for another reason."""
-        before = {entry.provider: entry for entry in was.skipped}
-        for entry in now.skipped:
-            if entry.provider in before and before[entry.provider].reason != entry.reason:
-                yield ReasonChange(
-                    phase=self.name,
-                    node=self.name_of.get(key, now.node),
-                    change="changed",
-                    before=before[entry.provider].reason,
-                    after=entry.reason,
-                    provider=now.provider,
-                    moved=moved,
-                    skipped=entry.provider,
-                    evidence_kind=entry.evidence_kind,
-                    evidence=entry.evidence,
-                    remedy=entry.remedy,
-                )
+    @cached_property
+    def compared(self) -> tuple[tuple[str, str], ...]:
+        """Providers of the two chains of which reasons are compared: each that is in both with itself, and the two that
+        are wanted most when neither is in the other chain. What one chain alone has is a change of the chain.
+        """
+        ours, theirs = ([entry.provider for entry in each.chain] for each in (self.report_before, self.report_after))
+        both = [(name, name) for name in theirs if name in ours]
+        apart = ours[:1] and theirs[:1] and ours[0] not in theirs and theirs[0] not in ours
+        return ((ours[0], theirs[0]), *both) if apart else tuple(both)
 
-    def reason_change(self, key: str, was: Fallback | None, now: Fallback | None, *, moved: bool) -> ReasonChange:
-        """One reason."""
-        shown = now or was
-        assert shown is not None
-        return ReasonChange(
-            phase=self.name,
-            node=self.name_of.get(key, shown.node),
-            change="new" if was is None else "gone" if now is None else "changed",
-            before=was.reason if was else None,
-            after=now.reason if now else None,
-            provider=shown.provider,
-            moved=moved,
-            evidence_kind=shown.evidence_kind,
-            evidence=shown.evidence,
-            remedy=now.remedy if now else "",
+    def reason_change(
+        self,
+        key: str,
+        shown: Fallback,
+        change: str,
+        provider: str,
+        reasons: tuple[Skipped | None, Skipped | None],
+        *,
+        moved: bool,
+    ) -> ReasonChange:
+        """One reason: why `shown` is, or was, not on `provider`."""
+        was, now = reasons
+        told = now or was
+        return ReasonChange.model_validate(
+            {
+                "phase": self.name,
+                "node": self.name_of.get(key, shown.node),
+                "change": change,
+                "before": was.reason if was else None,
+                "after": now.reason if now else None,
+                "provider": shown.provider,
+                "moved": moved,
+                "skipped": "" if provider == shown.wanted else provider,
+                "evidence_kind": told.evidence_kind if told else "none",
+                "evidence": told.evidence if told else "",
+                "remedy": now.remedy if now else "",
+            }
         )
 
     def copies(self) -> Iterator[CopyChange]:
@@ -253,8 +271,23 @@ class BothPhases:
         return "within" if within else "beyond"
 
 
+def skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:
+    """Providers of the chain that were preferred to the one a node is on -> why it is not there; None in a report that
+    was written when only the first was explained.
+    """
+    if entry is None:
+        return {}
+    passed = (each.provider for each in passed_over(report.chain, entry.provider))
+    return {name: entry.about(name) for name in (entry.wanted, *passed)}
+
+
+def differ(was: Skipped | None, now: Skipped | None) -> bool:
+    """Whether two reasons are known and are not the same."""
+    return was is not None and now is not None and was.reason != now.reason
+
+
 def reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
-    """Key of a unit -> why it is off the wanted provider; a node that is in no plan is known by its name.
+    """Key of a unit -> why it is off the preferred provider; a node that is in no plan is known by its name.
 
     A Memcpy node on the second provider of three has a reason, too, but no name that lasts: it is a copy.
     """

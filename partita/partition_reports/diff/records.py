@@ -25,7 +25,10 @@ class Change(Record):
     """A version, an option or a state of the run that is another one now."""
 
     subject: Literal["environment", "package", "model", "request", "chain", "cache", "dry_run", "checks"]
+    key: str
+    """What it is, for programs; stays as it is when `name` is said otherwise."""
     name: str
+    """For people."""
     before: str | None
     """Null where there was none."""
     after: str | None
@@ -49,7 +52,8 @@ class NodeChange(Record):
     runs_in: str | None = None
     """The compiled or fused node that does its work in the second report (in the first one, when it is gone)."""
     reason: str | None = None
-    """Why it is not on the wanted provider in the second report; null when it is there."""
+    """Why it is not on the provider that it left in the second report, or on the first preferred one that is there;
+    null when nothing was preferred to where it is."""
     evidence: str = ""
     remedy: str = ""
 
@@ -65,7 +69,7 @@ class Refusion(Record):
 
 
 class ReasonChange(Record):
-    """A node that is off the wanted provider for a new reason, no longer, or for another reason."""
+    """A node that is off a preferred provider for a new reason, no longer, or for another reason."""
 
     phase: PhaseName
     node: str

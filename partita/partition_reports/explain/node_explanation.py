@@ -14,15 +14,9 @@ from partita.observations.records import PhaseName, Record, Source
 from partita.observations.text_format import clean
 from partita.partition_reports.cost import total_bytes, waiting_us
 from partita.partition_reports.groups import share, total_us
-from partita.partition_reports.records import (
-    BlockingNode,
-    Copy,
-    Disagreement,
-    NodePlacement,
-    Phase,
-    RejectedPart,
-    Report,
-)
+from partita.partition_reports.records import Copy, Disagreement, NodePlacement, Phase, RejectedPart, Report
+from partita.partition_reports.request_records import BlockingNode
+from partita.spelling import spelled
 
 NEAR = 5
 """Most names that are suggested for one that is not there."""
@@ -38,7 +32,7 @@ class Cause(Record):
     op_type: str | None
     provider: str | None
     reason: str | None
-    """Why it is not on the wanted provider; null when it is there."""
+    """Why it is not on the preferred provider; null when it is there."""
 
 
 class Place(Record):
@@ -84,12 +78,12 @@ class Explanation(Record):
     module: str | None
     layer: int | None
     source_line: str | None
-    """Known for nodes that are off the wanted provider."""
+    """Known for nodes that are off the preferred provider."""
     wanted: str | None
     """First provider of the chain."""
     places: tuple[Place, ...]
     fallbacks: tuple[Fallback, ...]
-    """Why it, or the node that stands for it, is not on the wanted provider, with every experiment."""
+    """Why it, or the node that stands for it, is not on the preferred provider, with every experiment."""
     rejected: tuple[RejectedPart, ...]
     """Rejections of the provider that name it."""
     graph_capture: tuple[BlockingNode, ...]
@@ -168,17 +162,11 @@ def names(report: Report) -> Iterator[str]:
     for phase in report.phases:
         yield from (name for node in phase.nodes for name in node.replaces)
         yield from (copy.name for copy in phase.copies)
-        yield from (body_name(entry) for entry in (phase.bodies.cpu_nodes if phase.bodies else ()))
+        yield from (node.name for node in (phase.bodies.on_cpu if phase.bodies else ()))
     yield from (entry.node for entry in report.fallbacks)
     yield from (name for part in report.rejected for name in part.nodes)
     yield from (entry.node for entry in report.disagreements)
     yield from (entry.node for entry in blocking(report))
-
-
-def body_name(entry: str) -> str:
-    """The name in `name (Operator)`."""
-    head, separator, _ = entry.rpartition(" (")
-    return head if separator else entry
 
 
 def blocking(report: Report) -> Iterator[BlockingNode]:
@@ -242,25 +230,24 @@ def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
     """What limits the answer."""
     if report.probing is not None and runs_in & set(report.probing.unprobed):
         budget = f"{report.probing.budget_seconds:g} seconds"
-        yield f"experiments are missing; the time for them was {budget} in all, --probe-seconds gives more"
+        yield f"experiments are missing; their time budget was {budget}, {spelled('probe_seconds')} raises it"
     if report.dry_run is not None:
         yield f"a dry run as {report.dry_run.device_name}: there are no times"
 
 
 def places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     """The node in one phase: in the plan, or what stands for it, or where else it is named."""
-    for position, node in enumerate(phase.nodes):
-        if node.name == name or name in node.replaces:
-            yield in_plan(report, phase, node, position, name)
-            return
+    there = [(at, node) for at, node in enumerate(phase.nodes) if node.name == name or name in node.replaces]
+    if there:
+        yield from (in_plan(report, phase, node, position, name) for position, node in there)
+        return
     for copy in phase.copies:
         if copy.name == name:
             yield outside(phase, name, "border", copy=copy)
             return
-    for entry in phase.bodies.cpu_nodes if phase.bodies else ():
-        if body_name(entry) == name:
-            op_type = entry.removeprefix(f"{name} (").removesuffix(")")
-            yield outside(phase, name, "body", op_type=op_type, provider=CPU)
+    for inner in phase.bodies.on_cpu if phase.bodies else ():
+        if inner.name == name:
+            yield outside(phase, name, "body", op_type=inner.op_type, provider=CPU)
             return
     listed = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node == name]
     if listed:

@@ -9,17 +9,21 @@ from partita.diagnosis.records import Fallback
 from partita.partition_reports.records import Report
 
 
+def situation_of(report: Report) -> Situation:
+    """What a report is about, for the blanks of a step."""
+    return Situation(report.package, report.request.path, report.request.chain)
+
+
 def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:
     """The steps of a reason that make sense for this report."""
-    situation = Situation(report.package, report.request.path, report.request.chain)
-    return steps_for(situation, code, entries[0].wanted, unprobed=any(entry.unprobed for entry in entries))
+    return steps_for(situation_of(report), code, entries[0].wanted, unprobed=any(entry.unprobed for entry in entries))
 
 
 def top_actions(report: Report, groups: Sequence[tuple[tuple[str, str], Sequence[Fallback]]]) -> Iterator[Action]:
     """The steps for providers that are not there, and for the first reason that has any."""
     for entry in report.chain:
         if entry.status == "unavailable":
-            yield from steps_for_provider(entry.reason, entry.provider)
+            yield from steps_for_provider(situation_of(report), entry.reason, entry.provider)
     for (reason, _), entries in groups:
         found = for_reason(report, reason, entries)
         if found:

@@ -16,7 +16,7 @@ def node_anchors(report: Report) -> dict[tuple[str, int], str]:
 
 
 def stray_anchors(report: Report) -> dict[tuple[str, str], str]:
-    """Phase and node -> the row that says why it is not on the wanted provider, and so whether there is one."""
+    """Phase and node -> the row that says why it is not on the preferred provider, and so whether there is one."""
     names = dict.fromkeys(entry.node for entry in report.fallbacks)
     numbers = {name: number for number, name in enumerate(names)}
     return {(entry.phase, entry.node): f"w{numbers[entry.node]}" for entry in report.fallbacks}

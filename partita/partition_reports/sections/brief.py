@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from partita.diagnosis.records import Fallback
 from partita.observations.text_format import decimals, in_phases, plural, short_provider
-from partita.partition_reports.outcome import main_phase
+from partita.partition_reports.outcome import active_of, main_phase
 from partita.partition_reports.records import Phase, Report
-from partita.partition_reports.sections.fallbacks import by_reason, reason_title, say_cost
+from partita.partition_reports.sections.fallbacks import GroupKey, by_reason, reason_title, say_cost
 from partita.partition_reports.sections.glance import Glance, find_flags, glance
 from partita.partition_reports.sections.model import Command, text_of
 from partita.partition_reports.sections.shared import count_and_bytes, placements
@@ -42,15 +43,23 @@ def where(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def why(report: Report) -> Iterator[tuple[str, str]]:
-    """The reason that costs most, and how many others there are."""
+    """A provider that is not there, then the reason that costs most on one that is, and how many others there are."""
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
+    told = []
     if missing:
         why = f"{missing[0].reason or 'no reason known'}: {missing[0].evidence or 'no evidence'}"
-        yield "fallbacks", f"{short_provider(missing[0].provider)} is not available: {why}"
-        return
-    groups = by_reason(report.fallbacks)
-    if not groups:
-        return
+        told.append(f"{short_provider(missing[0].provider)} is not available: {why}")
+    groups = by_reason(report)
+    if missing:  # said above, once
+        groups = [group for group in groups if group[1][0].wanted in active_of(report)]
+    if groups:
+        told.append(say_reason(report, groups))
+    if told:
+        yield "fallbacks", "; ".join(told)
+
+
+def say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
+    """The first of these reasons, with its nodes and their cost."""
     (reason, provider), entries = groups[0]
     last = entries[-1].phase
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == last]
@@ -58,7 +67,7 @@ def why(report: Report) -> Iterator[tuple[str, str]]:
     cost = f"; {say_cost(costs, phase)}" if phase is not None and costs else ""
     nodes = plural(len({entry.node for entry in entries}), "node")
     others = f"; and {plural(len(groups) - 1, 'more reason')}" if len(groups) > 1 else ""
-    yield "fallbacks", f"{nodes} on {short_provider(provider)}: {reason_title(reason)}{cost}{others}"
+    return f"{nodes} on {short_provider(provider)}: {reason_title(reason)}{cost}{others}"
 
 
 def what_to_do(top: Glance) -> Iterator[tuple[str, str]]:

@@ -34,10 +34,10 @@ from partita.partition_reports.sections.shared import best_observed, copied_byte
 from partita.partition_reports.verdict import merge_phases
 
 TIMED = (
-    "The time of a copy is wait and copy together: the host cannot tell them apart. - stands for what is not known; "
+    "The time of a copy is wait and copy together: the host cannot tell them apart. -: not known; "
     "copies at the session border are in no profile."
 )
-UNTIMED = "- stands for a size that depends on values."
+UNTIMED = "-: a size that depends on values."
 
 
 def section(report: Report) -> Section | None:
@@ -85,7 +85,7 @@ def family_table(report: Report, phases: Sequence[Phase]) -> Table:
     heads += [Column("wait, ms")] if timed else []
     caption = f"{plural(len(phase.copies), 'copy')} between devices{where(phases)}; bytes{' and wait' if timed else ''}"
     caption += f" {per_run(phase.name)}"
-    return table(caption, [*heads, words("made necessary by", below=True)], rows, rest=rest)
+    return table(caption, [*heads, words("caused by", below=True)], rows, rest=rest)
 
 
 def find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
@@ -126,7 +126,7 @@ def copy_table(report: Report, phases: Sequence[Phase]) -> Table:
     targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
     timed = is_timed(report)
     heads = [words("tensor"), words("direction"), Column("bytes"), *([Column("wait and copy, ms")] if timed else [])]
-    heads += [words("made by"), words("made necessary by")]
+    heads += [words("made by"), words("caused by")]
     caption = f"Copies{where(phases)}, in execution order"
     return table(caption, heads, [copy_row(copy, targets, timed=timed) for copy in phase.copies])
 

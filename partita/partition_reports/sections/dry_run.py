@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from partita.observations.text_format import human_bytes, listing, name_families, plural, tally
-from partita.partition_reports.records import BlockingNode, DryRunFacts, GraphCapture, Report
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import BlockingNode, DryRunFacts, GraphCapture
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Pairs, Section, table, words
 
 NAMED = 6
@@ -27,8 +28,8 @@ def device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
     )
     return (
         ("device", (about,)),
-        ("provider", (f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}, the real one",)),
-        ("stand-ins", (f"CUDA {played.cuda_version}, build {played.stand_ins[:12]}",)),
+        ("provider", (f"{played.provider_library} of ONNX Runtime {played.onnxruntime_version}, the real library",)),
+        ("stubs", (f"CUDA {played.cuda_version}, build {played.stand_ins[:12]}",)),
         ("not real", played.not_real),
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from partita.diagnosis.actions import Action, steps_for_provider
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Fallback, FallbackCost, Trial
+from partita.observations.records import Probing
 from partita.observations.text_format import (
     NOT_KNOWN,
     decimals,
@@ -21,9 +23,10 @@ from partita.observations.text_format import (
     tally,
 )
 from partita.partition_reports.cost import waiting_us
-from partita.partition_reports.outcome import used_phases, wanted_of
-from partita.partition_reports.records import Phase, Probing, Report
-from partita.partition_reports.sections.actions import for_reason
+from partita.partition_reports.groups import share, total_us
+from partita.partition_reports.outcome import fallbacks_of, is_folded, used_phases, wanted_of
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.sections.actions import for_reason, situation_of
 from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
 from partita.partition_reports.sections.model import (
     Block,
@@ -56,10 +59,9 @@ def section(report: Report) -> Section:
     """Providers that are not there, parts that were refused, then the nodes by reason."""
     wanted = wanted_of(report)
     blocks: list[Block] = [*unavailable(report), *rejected(report)]
-    blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report.fallbacks)))
+    blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
     if not report.fallbacks:
-        known = f"None: every node is on {wanted}, the first provider of the chain." if used_phases(report) else ""
-        blocks.append(Line(known or "No node is known."))
+        blocks.append(Line(say_none(report)))
     if report.probing is not None:
         blocks.append(Line(say_probing(report.probing), "experiments", "quiet"))
     nodes = len({entry.node for entry in report.fallbacks})
@@ -67,12 +69,19 @@ def section(report: Report) -> Section:
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
-def by_reason(fallbacks: Iterable[Fallback]) -> list[tuple[GroupKey, list[Fallback]]]:
+def say_none(report: Report) -> str:
+    """A report without a fallback."""
+    if used_phases(report):
+        return f"None: every node is on {wanted_of(report)}, the first provider of the chain."
+    return "None: no node is left to run." if is_folded(report) else "No node is known."
+
+
+def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
     """Fallbacks by reason and the provider that has the nodes: what costs most first, harmless ones last, and what is
     unexplained after all that have a reason.
     """
     groups: dict[GroupKey, list[Fallback]] = {}
-    for entry in fallbacks:
+    for entry in fallbacks_of(report):
         groups.setdefault((entry.reason, entry.provider), []).append(entry)
     return sorted(
         groups.items(),
@@ -104,7 +113,7 @@ def unavailable(report: Report) -> Iterator[Group]:
         if entry.status == "unavailable":
             blocks: list[Block] = [Line(entry.evidence or "none", "evidence")]
             blocks += [Line(entry.remedy, "remedy")] if entry.remedy else []
-            blocks += commands(steps_for_provider(entry.reason, entry.provider))
+            blocks += commands(steps_for_provider(situation_of(report), entry.reason, entry.provider))
             yield Group(f"{entry.provider} is not available: {entry.reason or 'no reason known'}", tuple(blocks))
 
 
@@ -116,21 +125,23 @@ def rejected(report: Report) -> Iterator[Table]:
             part.provider,
             some(part.nodes, NAMED),
             part.evidence,
-            "yes" if part.minimal else "not shown: the time was up",
+            "yes" if part.minimal else "not shown: time ran out",
             f"{part.tries:,}",
         )
         for part in report.rejected
     ]
-    heads = [words(title) for title in ("file", "provider", "smallest part that it does not open", "evidence")]
+    heads = [words(title) for title in ("file", "provider", "smallest part that it does not load", "evidence")]
     if rows:
-        yield table("Refused parts of the graph, found by bisection", [*heads, words("minimal"), Column("tries")], rows)
+        yield table(
+            "Rejected parts of the graph, found by bisection", [*heads, words("minimal"), Column("tries")], rows
+        )
 
 
 def say_probing(taken: Probing) -> str:
     """What the experiments took."""
     said = (
         f"{taken.experiments + taken.cached:,}: {taken.experiments:,} made in this run, in {decimals(taken.seconds)} s "
-        f"of at most {decimals(taken.budget_seconds)} s, {taken.cached:,} known from before; "
+        f"of at most {decimals(taken.budget_seconds)} s, {taken.cached:,} from the cache; "
         f"{plural(taken.crashes, 'crash')}"
     )
     return said + (f"; incomplete for {plural(len(taken.unprobed), 'node')}" if taken.unprobed else "")
@@ -145,7 +156,7 @@ class Writer:
     """Writes the groups of one report."""
 
     def __init__(self, report: Report) -> None:
-        self.report = report
+        self.report, self.fallbacks = report, fallbacks_of(report)
         self.phases: dict[str, Phase] = {phase.name: phase for phase in report.phases}
         positions = node_anchors(report)
         self.rows = {
@@ -208,10 +219,7 @@ class Writer:
         shown = members[0].evidence if len(by_node) == 1 else evidence
         blocks: list[Block] = [Line(told, "nodes") for told in say_nodes(by_node)]
         blocks.append(Line(shown, f"evidence ({kind})"))
-        if (
-            not alone
-            and len({entry.remedy for entry in self.report.fallbacks if entry.reason == members[0].reason}) > 1
-        ):
+        if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == members[0].reason}) > 1:
             blocks.append(Line(remedy, "remedy", "good"))
         if unprobed:
             blocks.append(Line(unprobed, "not all experiments"))
@@ -230,7 +238,7 @@ class Writer:
             words("harmless"),
             words("why"),
         )
-        return table("Nodes that this holds for", heads, [self.row(entries) for entries in by_node.values()])
+        return table("Affected nodes", heads, [self.row(entries) for entries in by_node.values()])
 
     def row(self, entries: Sequence[Fallback]) -> Row:
         """One node, with what it costs in each of its phases."""
@@ -274,11 +282,13 @@ def say_cost(costs: Sequence[FallbackCost], phase: Phase) -> str:
     parts = [plural(len(caused), "copy") if caused else "no copy"]
     if caused:
         wait = waiting_us(caused)
+        part = share(wait, total_us(phase.nodes))
         waited = f", {decimals(wait, 1e-3)} ms wait" if wait is not None else ""
+        waited += f", {percent(part)} of the node time" if part is not None else ""
         parts = [f"{parts[0]} ({copied_bytes(caused)}{waited})"]
     shares = [cost.time_share for cost in costs if cost.time_share is not None]
     if shares:
-        parts.append(f"{percent(sum(shares))} of the node time")
+        parts.append(f"{'the nodes themselves: ' if caused else ''}{percent(sum(shares))} of the node time")
     return f"{', '.join(parts)}; {say_harm(costs)}"
 
 
@@ -289,8 +299,8 @@ def say_harm(costs: Sequence[FallbackCost]) -> str:
     fine = sum(cost.harmless is True for cost in costs)
     open_ = sum(cost.harmless is None for cost in costs)
     parts = [
-        (copying, f"{plural(copying, 'node')} {'makes' if copying == 1 else 'make'} copies necessary"),
-        (slow, f"{plural(slow, 'node')} {'takes' if slow == 1 else 'take'} time worth mentioning"),
+        (copying, f"{plural(copying, 'node')} {'causes' if copying == 1 else 'cause'} copies"),
+        (slow, f"{plural(slow, 'node')} {'takes' if slow == 1 else 'take'} significant time"),
         (fine, f"{plural(fine, 'node')} {'is' if fine == 1 else 'are'} harmless"),
         (open_, f"{plural(open_, 'node')} {'is' if open_ == 1 else 'are'} not known to be harmless"),
     ]
@@ -316,8 +326,12 @@ def without_name(entry: Fallback) -> str:
 
 
 def unnamed(text: str, node: str) -> str:
-    """`text` with the name of a node taken out, where it is long enough to be no word."""
-    return text.replace(node, NODE) if len(node) > len("abc") else text
+    """`text` with the name of a node taken out, where it is long enough to be no word. A name that goes on is another
+    node's: Add_1 is not in Add_10, nor layers/Add in model.layers/Add.
+    """
+    if len(node) <= len("abc"):
+        return text
+    return re.sub(rf"(?<![\w./]){re.escape(node)}(?![\w/]|\.\w)", lambda _: NODE, text)
 
 
 def per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
@@ -362,6 +376,6 @@ def experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
             )
             for trial in trials
         ]
-        heads = [words(title) for title in ("changed", "kind of change", "outcome", "what was said")]
+        heads = [words(title) for title in ("changed", "kind of change", "outcome", "message")]
         title = f"{plural(len(trials), 'experiment')} on {nodes[0]}{more}"
-        yield Fold(title, (table(title, [*heads, words("known from before")], rows),))
+        yield Fold(title, (table(title, [*heads, words("from the cache")], rows),))

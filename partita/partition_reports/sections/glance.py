@@ -19,6 +19,8 @@ from partita.observations.text_format import (
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import (
     StateName,
+    active_of,
+    is_folded,
     is_timed,
     main_phase,
     state_name,
@@ -36,7 +38,15 @@ from partita.partition_reports.time_split import split_time, whole_percent
 from partita.partition_reports.verdict import give_verdict
 from partita.remedies import shell
 
-SIGNS: dict[StateName, str] = {"all": "✓", "nearly": "◕", "partly": "◐", "none": "✕", "refused": "⊘", "nothing": "–"}
+SIGNS: dict[StateName, str] = {
+    "all": "✓",
+    "nearly": "◕",
+    "partly": "◐",
+    "none": "✕",
+    "refused": "⊘",
+    "empty": "○",
+    "nothing": "–",
+}
 """A shape for each state, so that it is not told by colour alone."""
 TONES: dict[StateName, Tone] = {
     "all": "good",
@@ -44,6 +54,7 @@ TONES: dict[StateName, Tone] = {
     "partly": "warn",
     "none": "bad",
     "refused": "bad",
+    "empty": "good",
     "nothing": "bad",
 }
 WORTH_A_HEADLINE = 0.1
@@ -136,11 +147,13 @@ def say_headline(report: Report, name: StateName) -> str:
     """What happened, in time where that is known."""
     wanted = short_provider(wanted_of(report))
     ran = "ran" if is_timed(report) else "would run"
+    if name == "empty":
+        return "No node is left to run: ONNX Runtime removed all of them as it loaded the file"
     if name == "nothing":
         return "No node is known to have run"
     if name == "refused":
         some_ran = any(len(strays(report, phase)) < len(phase.nodes) for phase in used_phases(report))
-        return f"{wanted} refused part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
+        return f"{wanted} rejected part of the graph; {f'the rest {ran} there' if some_ran else f'nothing {ran} there'}"
     if name == "all":
         return f"All of it {ran} on {wanted}"
     if name == "none":
@@ -151,7 +164,7 @@ def say_headline(report: Report, name: StateName) -> str:
     elsewhere = f"{plural(len(away), 'node')} elsewhere" if away else "nodes in control flow elsewhere"
     if name == "nearly":
         harmless = "harmless node" if is_timed(report) else "node"
-        copies = "" if is_timed(report) else "; none of them makes a copy necessary"
+        copies = "" if is_timed(report) else "; none of them causes a copy"
         return (
             f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {elsewhere}"
         )
@@ -165,9 +178,7 @@ def say_copying(report: Report) -> str:
     copies = {name for entry in entries if entry.cost is not None for name in entry.cost.copies}
     if main is None or not copies:
         return ""
-    return (
-        f" make {plural(len(copies), 'copy')} necessary in every {'run' if main.name == 'run' else f'{main.name} run'}"
-    )
+    return f" cause {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
 
 
 def say_time(report: Report) -> str:
@@ -194,7 +205,7 @@ def find_flags(report: Report) -> Iterator[Flag]:
     played = report.dry_run
     if played is not None:
         told = f"no {played.device_name} was used. Placement, copies and sizes are those of {played.provider_library}"
-        told += f" of ONNX Runtime {played.onnxruntime_version} over stand-in CUDA libraries; there are no times."
+        told += f" of ONNX Runtime {played.onnxruntime_version} over stub CUDA libraries; there are no times."
         yield Flag("Dry run", told, f"as {played.device_name}")
     if report.package is not None and report.package.verification != "verified":
         yield Flag("Unverified package", report.package.verification_detail)
@@ -219,16 +230,25 @@ def answer_questions(report: Report) -> tuple[Answer, ...]:
 
 
 def answer_where(report: Report) -> Answer:
-    """Nodes on the wanted provider, per placement."""
+    """Nodes on the preferred provider, per placement."""
     wanted, phase = wanted_of(report), main_phase(report)
     lines = []
     for phases in placements(report):
         total, on = len(phases[0].nodes), len(phases[0].nodes) - len(strays(report, phases[0]))
         where = in_phases(each.name for each in phases)
         lines.append(f"{on:,} of {plural(total, 'node')} on {short_provider(wanted)}{where}")
-    share = None if phase is None else 1 - len(strays(report, phase)) / len(phase.nodes)
-    figure = "not known" if share is None else {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
-    return Answer("Did it run where I asked?", figure, tuple(lines) or ("No node is known.",), "layers")
+    share = None if phase is None or not phase.nodes else 1 - len(strays(report, phase)) / len(phase.nodes)
+    if share is None:
+        return no_node(report, "Did it run where I asked?", "layers")
+    figure = {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
+    return Answer("Did it run where I asked?", figure, tuple(lines), "layers")
+
+
+def no_node(report: Report, question: str, more: str) -> Answer:
+    """The answer where no node runs, or none is known to."""
+    if is_folded(report):
+        return Answer(question, "nothing left", ("No node is left to run.",), more)
+    return Answer(question, "not known", ("No node is known.",), more)
 
 
 def answer_what(report: Report) -> Answer:
@@ -243,8 +263,8 @@ def answer_what(report: Report) -> Answer:
             f"{plural(counts.total(), 'node')} on {short_provider(provider)}{where}: {tally(dict(counts))}"
             for provider, counts in off.items()
         ]
-        if phases[0].bodies is not None and phases[0].bodies.cpu_nodes:
-            lines.append(f"In bodies of control flow: {plural(len(phases[0].bodies.cpu_nodes), 'node')} on CPU")
+        if phases[0].bodies is not None and phases[0].bodies.on_cpu:
+            lines.append(f"In control-flow subgraphs: {plural(len(phases[0].bodies.on_cpu), 'node')} on CPU")
     away = {node.name for phase in report.phases for node in strays(report, phase)}
     main = main_phase(report)
     costs = [e.cost for e in report.fallbacks if e.cost is not None and main is not None and e.phase == main.name]
@@ -252,7 +272,7 @@ def answer_what(report: Report) -> Answer:
         told = say_harm(costs)
         lines.append(f"{told[0].upper()}{told[1:]}{in_phases([main.name])}")
     if not used_phases(report):
-        return Answer("What did not?", "not known", ("No node is known.",), "layers")
+        return no_node(report, "What did not?", "layers")
     figure = plural(len(away), "node") if away else "nothing" if not lines else "control flow"
     return Answer(
         "What did not?", figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",), "layers"
@@ -267,13 +287,13 @@ def answer_why(report: Report) -> Answer:
         for entry in report.chain
         if entry.status == "unavailable"
     ]
-    groups = by_reason(report.fallbacks)
+    groups = by_reason(report)
     for number, ((reason, _), entries) in enumerate(groups):
         kinds = listing(sorted({entry.evidence_kind for entry in entries}))
         nodes = plural(len({entry.node for entry in entries}), "node")
         lines.append(Link(f"{reason_title(reason)}: {nodes}, evidence {kinds}", reason_anchor(number)))
     if not lines:
-        return Answer("Why?", "-", ("Nothing has to be explained.",), "fallbacks")
+        return Answer("Why?", "-", ("Nothing to explain.",), "fallbacks")
     reasons = list(dict.fromkeys(reason for (reason, _), _ in groups))
     figure = reasons[0] if len(reasons) == 1 else plural(len(reasons), "reason") if reasons else "not available"
     return Answer("Why?", figure, tuple(lines), "fallbacks")
@@ -282,8 +302,8 @@ def answer_why(report: Report) -> Answer:
 def answer_cost(report: Report) -> Answer:
     """Speed, waits, copies and partitions of the phase that is run for every token, and what of it is harmless."""
     phase = main_phase(report)
-    if phase is None:
-        return Answer("What does it cost?", "not known", ("No node is known.",), "phases")
+    if phase is None or not phase.nodes:
+        return no_node(report, "What does it cost?", "phases")
     lines = [*say_step(phase), *say_waits(phase), say_moves(phase)]
     speed = phase.tokens_per_second
     if speed is not None:
@@ -336,20 +356,24 @@ def remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
 def answer_do(report: Report) -> Answer:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
-    state, groups = state_name(report), by_reason(report.fallbacks)
+    state, groups = state_name(report), by_reason(report)
     missing = [entry for entry in report.chain if entry.status == "unavailable"]
     if not missing and state == "all":
-        return Answer(question, "nothing", ("It ran where it was asked to.",), more)
+        return Answer(question, "nothing", ("Everything ran where you asked.",), more)
+    if not missing and state == "empty":
+        return Answer(question, "nothing", ("No node is left to run.",), more)
     if not missing and state == "nearly":
-        return Answer(question, "nothing", ("What is elsewhere costs next to nothing.",), more)
+        return Answer(question, "nothing", ("What ran elsewhere costs next to nothing.",), more)
     action = next(top_actions(report, groups), None)
     remedies: list[Cell | Command] = [line for entry in missing for line in remedy_lines(entry)]
-    if action is None and not missing:
-        remedies += [entries[0].remedy for _, entries in groups[:1]]
+    # A missing provider is no reason to leave out what helps the nodes that those which are there do not run.
+    asked = [entries[0] for _, entries in groups if entries[0].wanted in active_of(report)]
+    if action is None or missing:
+        remedies += [entry.remedy for entry in asked[:1]]
     commands = [Command(action.words, action.does)] if action is not None else []
     figure = "see the remedy" if remedies else "not known"
     if missing:
         figure = f"Get {short_provider(missing[0].provider)} to start"
     elif action is not None:
         figure = action.title
-    return Answer(question, figure, (*remedies, *commands) or ("The report knows of no remedy.",), more)
+    return Answer(question, figure, (*remedies, *commands) or ("No remedy is known.",), more)

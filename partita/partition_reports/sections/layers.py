@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.diagnosis.fusion import COMPILED
-from partita.diagnosis.naming import NO_MODULE, module_group
+from partita.diagnosis.naming import module_group
 from partita.partition_reports.groups import provider_of, share, total_us
 from partita.partition_reports.outcome import is_timed, used_phases, wanted_of
 from partita.partition_reports.records import GroupShare, NodePlacement, Phase, Report
@@ -67,8 +67,8 @@ def row_modules(key: RowKey, members: Sequence[Sequence[NodePlacement]]) -> str:
     """The modules in a row outside the layers."""
     if key[0] == 1:
         return ""
-    groups = dict.fromkeys(module_group(node.module) for nodes in members for node in nodes if not is_copy(node))
-    names = [name for name in groups if name != NO_MODULE]
+    named = (node.module for nodes in members for node in nodes if node.module and not is_copy(node))
+    names = list(dict.fromkeys(map(module_group, named)))
     return ", ".join(names[:NAMED_MODULES]) + (", …" if len(names) > NAMED_MODULES else "")
 
 
@@ -106,7 +106,7 @@ def notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
     nodes = [node for phase in phases for node in phase.nodes]
     told = [TIMES] if timed else []
     if any(is_copy(node) and node.layer is not None for node in nodes):
-        told.append("A Memcpy node counts in the layer of the node that makes it necessary.")
+        told.append("A Memcpy node counts in the layer of the node that causes it.")
     if any(node.op_type == COMPILED for node in nodes):
         told.append("A compiled node counts in the layer in which it begins.")
     return told

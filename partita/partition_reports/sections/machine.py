@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from partita.observations.records import Environment
+from partita.observations.records import Environment, Memory
 from partita.observations.text_format import human_bytes, plural
-from partita.partition_reports.records import Memory, Report
+from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Pairs, Section
 from partita.partition_reports.sections.shared import runtime_name
 

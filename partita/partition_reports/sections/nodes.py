@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from partita.diagnosis.fusion import COMPILED
 from partita.observations.text_format import decimals, human_bytes, in_phases, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of
+from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import NodePlacement, Phase, Report
 from partita.partition_reports.sections.anchors import node_anchors, stray_anchors
 from partita.partition_reports.sections.model import Cell, Column, Fold, Link, Row, Section, Table, table, words
@@ -31,7 +32,7 @@ def section(report: Report) -> Section | None:
 def node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases that share a placement."""
     anchors, stray = node_anchors(report), stray_anchors(report)
-    reasons = {(entry.phase, entry.node): entry.reason for entry in report.fallbacks}
+    reasons = {(entry.phase, entry.node): entry.reason for entry in fallbacks_of(report)}
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
     times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
     last = phases[-1]

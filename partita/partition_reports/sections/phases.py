@@ -11,6 +11,9 @@ from partita.partition_reports.sections.model import Block, Column, Line, Pairs,
 from partita.partition_reports.sections.shared import bytes_per_token, count_and_bytes
 
 Figure = tuple[str, ...]
+TAILS = {95: 20, 99: 100}
+"""Percentiles of the slow steps, and how many steps there have to be for one of them to be beyond: with fewer it is the
+slowest step under another name."""
 
 
 def section(report: Report) -> Section:
@@ -96,8 +99,11 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
     if any(phase.tokens for phase in phases):
         yield "tokens per second", *(decimals(phase.tokens_per_second) for phase in phases)
     yield "step p50, ms", *(decimals(phase.step_p50_ms) for phase in phases)
-    yield "step p95, ms", *(decimals(phase.step_p95_ms) for phase in phases)
-    yield "step p99, ms", *(decimals(phase.step_p99_ms) for phase in phases)
+    for share, least in TAILS.items():
+        if any(phase.steps >= least for phase in phases):
+            values = [phase.step_p95_ms if share == 95 else phase.step_p99_ms for phase in phases]
+            shown = (value if phase.steps >= least else None for phase, value in zip(phases, values, strict=True))
+            yield f"step p{share}, ms", *(decimals(value) for value in shown)
     yield "outside the session p50, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)
 
 
@@ -115,6 +121,6 @@ def totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
     yield "load", (f"session {session} s, tokenizer {tokenizer} s",)
     first = found.first_token_seconds
-    yield "first token", ("no token came" if first is None else f"{decimals(first)} s after prefill began",)
+    yield "first token", ("no token was generated" if first is None else f"{decimals(first)} s after prefill began",)
     ended = found.finish_reason + (f" ({found.finish_detail})" if found.finish_detail else "")
     yield "generated", (f"{found.new_tokens:,} tokens after a prompt of {found.prompt_tokens:,}; finish: {ended}",)

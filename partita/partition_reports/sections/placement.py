@@ -90,7 +90,7 @@ def group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | Non
 
 
 def away(entry: GroupShare, wanted: str) -> str:
-    """Nodes that are not on the wanted provider."""
+    """Nodes that are not on the preferred provider."""
     return on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
 
 
@@ -122,7 +122,7 @@ def about_providers(report: Report) -> Iterator[Line]:
         for line in stand_ins(phase):
             yield Line(line, tone="quiet")
         if phase.bodies is not None:
-            yield Line(say_bodies(phase.bodies), f"Bodies of control flow{where}, in no other figure")
+            yield Line(say_bodies(phase.bodies), f"Control-flow subgraphs{where}, in no other figure")
 
 
 def say_behind(entry: ProviderShare) -> str:
@@ -161,7 +161,8 @@ def replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
 
 def say_bodies(bodies: Bodies) -> str:
     """What is in the bodies of If, Loop and Scan."""
-    on_cpu = plural(len(bodies.cpu_nodes), "node") + " on CPU"
-    names = f" ({', '.join(bodies.cpu_nodes)})" if bodies.cpu_nodes else ""
+    on_cpu = plural(len(bodies.on_cpu), "node") + " on CPU"
+    listed = ", ".join(f"{node.name} ({node.op_type})" if node.op_type else node.name for node in bodies.on_cpu)
+    names = f" ({listed})" if listed else ""
     copies = "an unknown number of Memcpy nodes" if bodies.copies is None else plural(bodies.copies, "Memcpy node")
     return f"{plural(bodies.nodes, 'node')} listed, {on_cpu}{names}, {copies}."

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from partita.observations.records import ChainEntry, PackageFacts
 from partita.observations.text_format import families, plural
-from partita.partition_reports.records import ModelFacts, ModelInput, Report, Request
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import ModelFacts, ModelInput, Request
 from partita.partition_reports.sections.model import Pairs, Section
 
 Pair = tuple[str, tuple[str, ...]]

@@ -60,9 +60,12 @@ def bytes_per_token(cost: PhaseCost) -> str:
 
 
 def runtime_name(machine: Environment) -> str:
-    """The package that ONNX Runtime came in, with its version once."""
-    package, version = machine.onnxruntime_package, machine.onnxruntime_version
-    return package if version in package else f"{package} {version}"
+    """What ONNX Runtime came in, with the version that was imported."""
+    imported = machine.onnxruntime_version
+    named = [f"{wheel.name} {wheel.version or imported}" for wheel in machine.onnxruntime_wheels]
+    if any(wheel.version in ("", imported) for wheel in machine.onnxruntime_wheels):
+        return ", ".join(named)
+    return " ".join([*([", ".join(named)] if named else ["onnxruntime"]), imported])
 
 
 def span(first: int, count: int) -> str:

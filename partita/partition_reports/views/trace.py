@@ -15,9 +15,12 @@ from partita.diagnosis.records import Fallback
 from partita.errors import ReportError
 from partita.observations.text_format import short_provider
 from partita.partition_reports.copies import is_memcpy
+from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.records import Copy, NodePlacement, Report, TimelineRun
 from partita.partition_reports.render.view import View
+from partita.partition_reports.sections.shared import runtime_name
 from partita.partition_reports.verdict import give_verdict
+from partita.spelling import either
 
 RUNS, COPIES, UNKNOWN = "session runs", "copies", "unknown provider"
 Event = dict[str, Any]
@@ -44,7 +47,7 @@ def make_trace(report: Report) -> dict[str, Any]:
             "verdict": give_verdict(report),
             "created": report.created,
             "partita": report.partita_version,
-            "onnxruntime": f"{report.environment.onnxruntime_package} {report.environment.onnxruntime_version}",
+            "onnxruntime": runtime_name(report.environment),
             "clock": "host time around each kernel, which is not device time; every file has a clock of its own",
         },
         "traceEvents": events,
@@ -55,7 +58,8 @@ def why_none(report: Report) -> str:
     """Why there is no timeline."""
     if report.dry_run is not None:
         return "it is of a dry run, which has no times"
-    return "it was written by an older Partita, or nothing was observed; write it again with --report FILE"
+    how = either("write it again with --report FILE", "load the package with observe=True, and save a report of it")
+    return f"it was written by an older Partita, or nothing was observed; {how}"
 
 
 @dataclass
@@ -131,7 +135,7 @@ def node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
     """The nodes of one run."""
     phase = next((phase for phase in report.phases if phase.name == run.phase), None)
     nodes = {node.position: node for node in phase.nodes} if phase is not None else {}
-    reasons = {entry.node: entry for entry in report.fallbacks if entry.phase == run.phase}
+    reasons = {entry.node: entry for entry in fallbacks_of(report) if entry.phase == run.phase}
     copies = {copy.name: copy for copy in phase.copies if copy.kind == "memcpy_node"} if phase is not None else {}
     for position, start_us, host_us in run.events:
         node = nodes.get(position)

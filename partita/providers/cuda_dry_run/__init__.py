@@ -1,4 +1,4 @@
-"""CUDA without a GPU: the real CUDA execution provider over stand-in CUDA libraries, in a child process.
+"""CUDA without a GPU: the real CUDA execution provider over stub CUDA libraries, in a child process.
 
 Everything that ONNX Runtime decides when it opens a session is real then: which nodes the CUDA provider takes and which
 it refuses, the copies between devices, the plan, whether the session can be captured into a CUDA graph. What a device

@@ -154,10 +154,10 @@ def ensure_child() -> str:
         try:
             loaded = marker(ctypes.CDLL(library.soname))
         except OSError as error:
-            raise ProviderError(f"dry run: the stand-in of {library.soname} cannot be loaded: {error}") from error
+            raise ProviderError(f"dry run: the stub of {library.soname} cannot be loaded: {error}") from error
         if loaded != expected:
             raise ProviderError(
-                f"dry run: {library.soname} in this process is {loaded or 'not a stand-in'}, where {expected} was "
+                f"dry run: {library.soname} in this process is {loaded or 'not a stub'}, where {expected} was "
                 "meant; it was loaded before, or from LD_PRELOAD"
             )
     return expected
@@ -170,7 +170,7 @@ def ensure_real() -> None:
     """
     loaded = [library.soname for library in LIBRARIES if marker_if_loaded(library.soname)]
     if loaded:
-        raise ProviderError(f"{', '.join(loaded)} in this process is a stand-in of the dry run; unset LD_LIBRARY_PATH")
+        raise ProviderError(f"{', '.join(loaded)} in this process is a stub of the dry run; unset LD_LIBRARY_PATH")
     if os.environ.get(BUILD_VARIABLE):
         raise ProviderError(
             f"this process was started for a dry run ({BUILD_VARIABLE} is set); it is no place for a real run"
@@ -207,7 +207,7 @@ def default_cache() -> Path:
         return Path(_of_this_process().name)
     except OSError as error:
         raise ProviderError(
-            f"no folder to keep the stand-ins in ({error}); set {CACHE_VARIABLE} to a folder"
+            f"no folder to keep the stub libraries in ({error}); set {CACHE_VARIABLE} to a folder"
         ) from error
 
 

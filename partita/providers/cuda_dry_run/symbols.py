@@ -280,4 +280,4 @@ def unknown_libraries(sonames: list[str], build: str) -> str:
             f"{build} is built for another CUDA ({', '.join(sonames)}); the dry run covers CUDA {CUDA_MAJOR}: "
             f"install an onnxruntime-gpu for CUDA {CUDA_MAJOR}"
         )
-    return f"{build} needs {', '.join(sonames)}, for which the dry run has no stand-in; a newer Partita may have one"
+    return f"{build} needs {', '.join(sonames)}, for which the dry run has no stub; a newer Partita may have one"

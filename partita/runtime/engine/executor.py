@@ -21,8 +21,8 @@ from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
-from partita.runtime.ort_buffers import Buffer, host_buffer
-from partita.runtime.session import Binding, Session
+from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.session import Binding, Session
 
 Starts = npt.NDArray[np.int64]
 """[B]: cache positions of the rows' next tokens."""
@@ -118,14 +118,17 @@ class BoundGraph:
             for name, buffer in self._moving:
                 self.binding.bind_input(name, buffer)
             self.binding.run()
+            seconds = time.perf_counter() - began
+            if not window.open:
+                return Outcome(seconds, False, self.file)
+            self._cache.look(self.binding.output_addresses())
+            window.after_run(self.phase, self.new_tokens)
         except PartitaError:
             window.close()  # the profile would count a run that nobody can describe
             raise
-        seconds = time.perf_counter() - began
-        if not window.open:
-            return Outcome(seconds, False, self.file)
-        self._cache.look(self.binding.output_addresses())
-        window.after_run(self.phase, self.new_tokens)
+        except BaseException:
+            window.cut_short(self.phase, self.new_tokens)
+            raise
         return Outcome(seconds, True, self.file)
 
     def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
@@ -194,17 +197,18 @@ class Executor:
     def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> Outcome:
         """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors.
 
-        Raises GenerationError, ProviderError or ResourceError; the cache is not to be used then before it is cleared.
+        Raises GenerationError, ProviderError or ResourceError. However it ends early, Ctrl-C included, the cache is not
+        to be used before it is cleared.
         """
-        if plan.begins:
-            self.cache.begin(plan.begins)
-        graph.place(np.array(plan.starts, np.int64), rope_length)
         try:
+            if plan.begins:
+                self.cache.begin(plan.begins)
+            graph.place(np.array(plan.starts, np.int64), rope_length)
             outcome = graph.run()
-        except PartitaError:
+            self.cache.advance(plan.take)
+        except BaseException:
             self.cache.dirty = True
             raise
-        self.cache.advance(plan.take)
         return outcome
 
     def release(self) -> None:

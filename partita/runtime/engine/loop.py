@@ -22,6 +22,7 @@ from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first
 from partita.runtime.sampling import Sampler
+from partita.spelling import spelled
 
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
@@ -63,14 +64,22 @@ class Engine:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def join(self, request: Request) -> int:
-        """Give a request a free row of the batch. Raises GenerationError when there is none, or for a bad prompt."""
+        """Give a request a free row of the batch, whatever the others are at.
+
+        Raises GenerationError when there is none, for a bad prompt, and where a row cannot begin beside the others.
+        """
         check_prompt(request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt")
         if None not in self.rows:
             raise GenerationError(
-                "no row of the batch is free; wait for one to finish, or export with a larger --batch-size"
+                f"no row of the batch is free; wait for one to finish, or export with a larger {spelled('batch_size')}"
             )
-        row = self.rows.index(None)
-        self.executor.cache.release_row(row)
+        row, cache = self.rows.index(None), self.executor.cache
+        others = [(other, cache.filled[index]) for index, other in enumerate(self.rows) if other is not None]
+        if not cache.begins_rows_apart and any(
+            filled or other.known != len(request.prompt) for other, filled in others
+        ):
+            raise not_apart("a prompt that begins beside others")
+        cache.release_row(row)
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
         return row
 
@@ -80,11 +89,33 @@ class Engine:
         self.executor.cache.release_row(row)
 
     def extend(self, row: int, tokens: Sequence[int]) -> None:
-        """Give a row more tokens to read, as a next turn of its prompt."""
-        entry = self.row(row)
-        entry.history[entry.known : entry.known + len(tokens)] = tokens
-        entry.known += len(tokens)
-        entry.read_until = entry.known
+        """Give a row more tokens to read, as a next turn: it goes on after what it has in the cache, and with its whole
+        budget, also when it had finished. Raises GenerationError for tokens that it cannot take.
+        """
+        entry, contract = self.row(row), self.executor.contract
+        check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
+        if entry.known + len(tokens) > contract.max_length:
+            raise GenerationError(
+                f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
+                f"anew with less, or export with a larger {spelled('max_length')}"
+            )
+        entry.extend(tokens)
+
+    def rewind(self, row: int, tokens: int) -> bool:
+        """Take a row back by so many of its known tokens, also when it had finished: it goes on from there.
+
+        The last token that is kept is fed once more, because what follows it comes of its logits. False, and nothing
+        done, where the cache cannot go back: a recurrent state, or rotary frequencies that depend on the length of the
+        text. Raises GenerationError unless a token is left.
+        """
+        entry, cache = self.row(row), self.executor.cache
+        if not 0 < tokens < entry.known:
+            raise GenerationError(f"row {row} has {plural(entry.known, 'token')}: it cannot go back by {tokens}")
+        back = max(0, cache.filled[row] - (entry.known - tokens - 1))
+        if self.executor.contract.rereads_at is not None or not cache.rewind(row, back):
+            return False
+        entry.rewind(tokens)
+        return True
 
     def row(self, index: int) -> Row:
         """The row of the batch that is at work there."""
@@ -144,19 +175,20 @@ class Engine:
                         row.request.listener(begin + position, graph.logits(index, position))
         for index, position in plan.ends:
             row = self.row(index)
+            row.again = False
             if row.request.sampler is not None:
                 tokens[index] = self.add_token(index, row, graph.logits(index, position))
         return tuple(tokens)
 
     def add_token(self, index: int, row: Row, logits: npt.NDArray[np.float32]) -> tuple[int, ...]:
-        """Sample the next token of a row. None when the cache has no room for it."""
-        # The largest value is NaN if any is, so one pass finds both. A listener judges for itself.
-        if row.request.listener is None and not np.isfinite(logits.max()):
+        """Sample the next token of a row; none when the cache has no room for it."""
+        if not np.isfinite(logits.max()):  # the largest value is NaN if any is, so one pass finds both
             self.executor.cache.dirty = True
-            raise GenerationError(
-                f"the logits of step {self.made}, row {index}, are not finite; export the "
-                "checkpoint in a higher --precision, or check its weights"
-            )
+            if not row.request.any_logits:
+                raise GenerationError(
+                    f"the logits of step {self.made}, row {index}, are not finite; export the "
+                    f"checkpoint in a higher {spelled('precision')}, or check its weights"
+                )
         if row.known == len(row.history):
             row.finish = "cache_full"
             return ()
@@ -225,9 +257,9 @@ def generate(
     a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or ResourceError when a run
     fails. Closing it is always safe.
     """
-    for option, value in (("--max-new-tokens", max_new_tokens), ("--prefill-chunk", prefill_chunk)):
+    for name, value in (("max_new_tokens", max_new_tokens), ("prefill_chunk", prefill_chunk)):
         if value < 1:
-            raise UsageError(f"{option} is {value}; it must be at least 1")
+            raise UsageError(f"{spelled(name)} is {value}; it must be at least 1")
     check_prompts(executor, prompts)
     stops = frozenset(stop_ids)
     requests = [
@@ -261,15 +293,20 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
     if len(prompts) != batch:
         raise GenerationError(
             f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}; give {batch}, or export with "
-            f"--batch-size {max(len(prompts), 1)}"
+            f"{spelled('batch_size', max(len(prompts), 1))}"
         )
     for row, prompt in enumerate(prompts):
         check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
     if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
-        raise GenerationError(
-            "prompts of different lengths: one row's part of a bfloat16 state on this device cannot be zeroed; give "
-            "prompts of equal length, or export with another --precision"
-        )
+        raise not_apart("prompts of different lengths")
+
+
+def not_apart(what: str) -> GenerationError:
+    """Rows that cannot begin at different steps."""
+    return GenerationError(
+        f"{what}: one row's part of a bfloat16 state on this device cannot be zeroed; give prompts of equal length "
+        f"together, or export with another {spelled('precision')}"
+    )
 
 
 def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
@@ -279,11 +316,11 @@ def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str)
     if len(prompt) > limit:
         raise GenerationError(
             f"{where} has {len(prompt)} tokens and the cache holds {limit}; shorten it, or export with a larger "
-            f"--max-length than {limit}"
+            f"{spelled('max_length')} than {limit}"
         )
     for position, token in enumerate(prompt):
         if not 0 <= token < vocab_size:
             raise GenerationError(
                 f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
-                f"{vocab_size - 1}: is the tokenizer that of the model?"
+                f"{vocab_size - 1}; check that the tokenizer belongs to the model"
             )

@@ -98,7 +98,8 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
         graph=graph,
         new_tokens=size,
         take=take,
-        # A row with a full cache has finished: what is written over its last token is never read.
+        # What is written over the last token of a full row is never read: it is fed nothing more, and a row that goes
+        # back is fed its last known token once more (`Engine.rewind`).
         starts=tuple(min(row.filled, graphs.max_length - size) for row in rows),
         positions=wanted_positions(rows, take, ends, graphs.logits_rows if graph == "prefill" else None),
         ends=ends,
@@ -116,7 +117,7 @@ def decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) -
         take=tuple(ready),
         starts=tuple([min(row.filled, last) for row in rows]),
         positions=(0,),
-        ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending and ready[index]]),
+        ends=tuple([(index, 0) for index, row in enumerate(rows) if row.pending == 1 == ready[index]]),
         begins=tuple([index for index, row in enumerate(rows) if ready[index] and not row.filled]),
     )
 

@@ -28,6 +28,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     listener: Listener | None = None
     """Asks for the logits of every token, where the graph gives them."""
+    any_logits: bool = False
+    """Logits that are not finite are no error: who asks judges for himself, or looks at none."""
     rope_length: int = 0
     """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
 
@@ -40,11 +42,13 @@ class Row:
     history: npt.NDArray[np.int64]
     """[N]: the known tokens, prompt and new ones, and then padding."""
     known: int
+    given: int
+    """Tokens that it was given last, and those before them: the budget counts what is added after."""
     read_until: int
     """Tokens that count as read rather than as generated; those of a prompt, or all that were known at a re-prefill."""
     finish: Finish | None = None
     again: bool = field(default=False)
-    """What it reads had been read before."""
+    """What it reads until `read_until` had been read before."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -52,18 +56,31 @@ class Row:
         history = np.zeros(max_length, np.int64)
         count = len(request.prompt)
         history[:count] = request.prompt
-        return cls(request, history, count, count)
+        return cls(request, history, count, count, count)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens that were added to the prompt."""
-        return self.known - len(self.request.prompt)
+        """Tokens that were added to what it was given last."""
+        return self.known - self.given
 
     def view(self, filled: int) -> RowView:
         """The row for the planner, with `filled` of its tokens in the cache."""
         if self.finish is not None:
             return RowView(filled, 0, live=False)
         return RowView(filled, self.known - filled, filled < self.read_until, self.request.listener is not None)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Give it more tokens to read, after which it goes on with its whole budget."""
+        self.history[self.known : self.known + len(tokens)] = tokens
+        self.known += len(tokens)
+        self.given = self.read_until = self.known
+        self.finish, self.again = None, False
+
+    def rewind(self, tokens: int) -> None:
+        """Forget its last tokens, after which it goes on."""
+        self.known -= tokens
+        self.given, self.read_until = min(self.given, self.known), min(self.read_until, self.known)
+        self.finish = None
 
     def add(self, token: int) -> None:
         """Append a token, and note whether the row ends with it."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.observations.facts import FAILED
+from partita.observations.facts import Outcome
 from partita.runtime.probes.cases import (
     CannotProbeError,
     Case,
@@ -22,6 +22,10 @@ from partita.runtime.probes.cases import (
 from partita.runtime.probes.lab import Lab
 
 Sizes = Mapping[str, tuple[int, ...]]
+NOT_TAKEN: frozenset[Outcome] = frozenset({"left", "failed", "crashed"})
+"""What says that a provider does not take a node. A crash is one: it came again in a fresh process. That an answer did
+not come in time says something of the machine alone, and a variant that is no model something of the question.
+"""
 WHOLE_LIMIT_BYTES = 1 << 30
 """Most weights, made up of zeros, with which a graph is opened as a whole only to ask."""
 
@@ -57,10 +61,10 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
     answers = lab.try_all([case_model(case, company=company) for case, _ in cases.values()])
     left: Counter[str] = Counter()
     for (_, operators), answer in zip(cases.values(), answers, strict=True):
-        if answer is None:
-            unasked += len(operators)
-        elif answer.outcome != "taken":
+        if answer is not None and answer.outcome in NOT_TAKEN:
             left.update(operators)
+        elif answer is None or answer.outcome != "taken":
+            unasked += len(operators)
     fails = "" if left else failure_over(graph, lab)
     return Asked(len(graph.nodes), dict(left), fails, unasked)
 
@@ -74,4 +78,5 @@ def failure_over(graph: Graph, lab: Lab) -> str:
     if zeros_needed([model]) > WHOLE_LIMIT_BYTES:
         return ""
     (answer,) = lab.try_all([model], one_node=False)
-    return answer.said or answer.outcome if answer is not None and answer.outcome in FAILED else ""
+    failed = answer is not None and answer.outcome in NOT_TAKEN - {"left"}
+    return answer.said or answer.outcome if answer is not None and failed else ""

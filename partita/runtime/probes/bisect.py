@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from partita.observations.facts import FAILED, RejectedPart
 from partita.runtime.probes.cases import CannotProbeError, Graph, part_model
-from partita.runtime.probes.lab import Lab
+from partita.runtime.probes.lab import BUDGET, Lab
 
 
 class OutOfTimeError(Exception):
@@ -27,6 +27,10 @@ class Search:
     tries: int = 0
     said: dict[tuple[str, ...], str] = field(default_factory=dict)
     """What was said of each part that failed."""
+    in_company: set[tuple[str, ...]] = field(default_factory=set)
+    """Those of them that had a Neg beside them."""
+    untried: str = ""
+    """Why the first part was not tried that could not be; empty when all could."""
 
     def fails(self, names: Sequence[str]) -> bool:
         """Whether the provider does not open this part. Raises OutOfTimeError."""
@@ -37,21 +41,26 @@ class Search:
             return True
         try:
             model = part_model(self.graph, part, company=self.lab.resolution.provider.compiles)
-        except CannotProbeError:
+        except CannotProbeError as error:
+            self.untried = self.untried or str(error)
             return False
         (answer,) = self.lab.try_all([model], one_node=False)
         if answer is None:
+            self.untried = self.lab.unusable or BUDGET
             raise OutOfTimeError
         self.tries += 1
+        if answer.outcome == "invalid":
+            self.untried = self.untried or f"ONNX Runtime takes no such model ({answer.said})"
         if answer.outcome in FAILED:
             self.said[part] = answer.said
+            if len(model.graph.node) > len(part):
+                self.in_company.add(part)
         return answer.outcome in FAILED
 
 
-def find_rejected(graph: Graph, lab: Lab) -> RejectedPart | None:
-    """The smallest part that is rejected; None when the whole graph, cut out in the same way, is not."""
-    search = Search(graph, lab)
-    best = tuple(node.name for node in graph.proto.graph.node)
+def find_rejected(search: Search) -> RejectedPart | None:
+    """The smallest part that is rejected; None when the whole graph, cut out in the same way, is not, or not tried."""
+    best = tuple(node.name for node in search.graph.proto.graph.node)
     minimal = False
     try:
         if not search.fails(best):
@@ -64,7 +73,8 @@ def find_rejected(graph: Graph, lab: Lab) -> RejectedPart | None:
         if not search.said:
             return None
         best = min(search.said, key=len)
-    return RejectedPart(best, search.said[best], minimal, search.tries)
+    company = best in search.in_company
+    return RejectedPart(best, search.said[best], minimal, search.tries, company=company, untried=search.untried)
 
 
 def shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:

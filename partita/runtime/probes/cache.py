@@ -20,9 +20,9 @@ from partita.observations.facts import Outcome
 from partita.paths import cache_folder
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.ort_registry import ep_devices, hardware_kinds, ort_build
+from partita.runtime.ort.registry import ep_devices, hardware_kinds, ort_build
 
-FORMAT = 3
+FORMAT = 4
 """To be raised when experiments are made otherwise, so that old answers count for nothing."""
 KIND = "probes"
 """Of what Partita keeps."""

@@ -8,22 +8,21 @@ in their names only give the same model.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.observations.names import INLINED
-from partita.runtime.model_file import all_graphs, all_nodes
+from partita.runtime.model_file import all_nodes, reads
 from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.probes.constants import find_constants
+from partita.runtime.probes.constants import find_constants, without_defaults
 from partita.runtime.probes.fold import known_values
-from partita.runtime.probes.scopes import one_meaning
-from partita.runtime.probes.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
+from partita.runtime.probes.names import copy_node, free_names, inner_names, one_meaning, rename
+from partita.runtime.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
 if TYPE_CHECKING:
     import onnx
@@ -59,6 +58,8 @@ class Graph:
     """With the sizes of the run."""
     folded: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Tensors that are constants once the sizes are fixed."""
+    given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    """Defaults of inputs: what they are in a run that gives no others."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
@@ -105,6 +106,8 @@ class Case:
     opsets: Mapping[str, int]
     ir_version: int
     functions: tuple[onnx.FunctionProto, ...] = field(default=())
+    given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    """What inputs are in the run, where that is known of those that are no constants."""
     signed_output: str = ""
     """An output that can be negated; empty when none is known to."""
 
@@ -124,7 +127,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """The same for a model without a file. `folder`: where weights outside the model lie."""
-    proto = one_meaning(inlined(proto))
+    proto, defaults = without_defaults(one_meaning(inlined(proto)))
     fixed = tensor_types(proto, sizes)
     constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
     return Graph(
@@ -135,6 +138,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         types=tensor_types(proto),
         fixed=fixed,
         folded=known_values(proto, fixed),
+        given=defaults,
     )
 
 
@@ -176,13 +180,10 @@ def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def node_case(graph: Graph, name: str) -> Case:
     """The case of one node. Raises CannotProbeError when a type is not known."""
-    import onnx
-
     original = graph.find(name)
     if original is None:
         raise CannotProbeError("it is not in the ONNX file")
-    node = onnx.NodeProto()
-    node.CopyFrom(original)
+    node = copy_node(original)
     node.name, node.doc_string, node.domain = NODE, "", plain_domain(original.domain)
     del node.metadata_props[:]
     inside = inner_names(original)
@@ -193,9 +194,10 @@ def node_case(graph: Graph, name: str) -> Case:
         node.output[position] = outputs.get(old, "")
     feeds = tuple(make_feed(graph, old, new) for old, new in plain.items())
     fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
-    folded = {
-        new: light_constant(graph.folded[old], new, graph.folder) for old, new in plain.items() if old in graph.folded
-    }
+    folded, given = (
+        {new: light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
+        for known in (graph.folded, graph.given)
+    )
     return Case(
         node,
         feeds,
@@ -204,6 +206,7 @@ def node_case(graph: Graph, name: str) -> Case:
         {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import},
         graph.proto.ir_version,
         called(graph.proto, [original]),
+        given,
         next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
     )
 
@@ -211,60 +214,6 @@ def node_case(graph: Graph, name: str) -> Case:
 def plain_domain(domain: str) -> str:
     """The domain as most files write it: ONNX's own has two names."""
     return "" if domain == "ai.onnx" else domain
-
-
-def inner_names(node: onnx.NodeProto) -> frozenset[str]:
-    """Names that are given to tensors in the bodies of a node."""
-    graphs = [
-        inner for attribute in node.attribute for body in (attribute.g, *attribute.graphs) for inner in all_graphs(body)
-    ]
-    return frozenset(
-        name
-        for body in graphs
-        for names in (
-            (port.name for port in body.input),
-            (tensor.name for tensor in body.initializer),
-            (name for entry in body.node for name in entry.output),
-        )
-        for name in names
-    )
-
-
-def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:
-    """`i0`, `i1`, … without those that are taken."""
-    return (name for number in itertools.count() if (name := f"{prefix}{number}") not in taken)
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Names that a node reads: its inputs, and what its bodies take from outside."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs):
-            yield from outer_names(body)
-
-
-def outer_names(body: onnx.GraphProto) -> Iterator[str]:
-    """Names that a body takes from the graphs around it."""
-    known = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
-    for node in body.node:
-        yield from (name for name in reads(node) if name not in known)
-        known.update(node.output)
-    yield from (port.name for port in body.output if port.name not in known)
-
-
-def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
-    """Give the inputs of a node other names; in its bodies only where they mean the same."""
-    for position, old in enumerate(node.input):
-        node.input[position] = names.get(old, old)
-    for attribute in node.attribute:
-        for body in (attribute.g, *attribute.graphs):
-            inner = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
-            inner |= {name for entry in body.node for name in entry.output}
-            visible = {old: new for old, new in names.items() if old not in inner}
-            for entry in body.node:
-                rename(entry, visible)
-            for port in body.output:
-                port.name = visible.get(port.name, port.name)
 
 
 def make_feed(graph: Graph, old: str, new: str) -> Feed:
@@ -330,6 +279,11 @@ def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
 
     `company`: with a Neg beside the node. A provider that compiles may take no partition of a single node.
     """
+    return finish(case_graph(case, company=company), case.opsets, case.ir_version, case.functions)
+
+
+def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
+    """The graph of `case_model`."""
     import onnx
 
     graph = onnx.GraphProto(name=NODE)
@@ -339,7 +293,7 @@ def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
     for name in (*case.node.output, after):
         if name:
             graph.output.add(name=name)
-    return finish(graph, case.opsets, case.ir_version, case.functions)
+    return graph
 
 
 def add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:

@@ -25,7 +25,7 @@ from partita.runtime.probes.cases import COMPANY, NODE
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
-    from partita.runtime.session import NativeFailureError, Session
+    from partita.runtime.ort.session import NativeFailureError, Session
 
 NOBODY = "NotImplemented"
 """ONNX Runtime's exception for a node that no provider of the session has a kernel for."""
@@ -41,7 +41,7 @@ CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
 """Where in ONNX Runtime a kernel of its CPU provider complains. Headers there serve other providers, too."""
 STARTUP = "start"
 CAST = "InsertedPrecisionFreeCast"
-AS_FUNCTION = "as the nodes of its function, not as itself"
+AS_FUNCTION = "only as the nodes of its function body"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
 
 
@@ -105,7 +105,7 @@ def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
     """The provider as this process has it: its library registered, its device found."""
     from partita.providers.generic import generic_provider
     from partita.providers.resolve import Resolution, known_providers
-    from partita.runtime.chain import registered
+    from partita.runtime.registering import registered
 
     known = known_providers().get(wanted["name"]) or generic_provider(wanted["ort_name"])
     provider = replace(known, ort_name=wanted["ort_name"], library=Path(wanted["own"]) if wanted["own"] else None)
@@ -118,9 +118,9 @@ def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
 
 def try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
     """Open one model: the outcome, and what was said."""
-    from partita.runtime.session import NativeFailureError, Opening, open_native
+    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
-    opening = Opening(explain=True, optimise=not one_node)
+    opening = Opening(explain=True, optimise=not one_node, verbose=one_node and bool(resolution.provider.says_why))
     try:
         session = open_native(path, [resolution], opening)
     except NativeFailureError as failure:
@@ -137,7 +137,7 @@ def legal_elsewhere(path: Path) -> bool:
     A provider's own complaint can read like one about the model.
     """
     from partita.providers.resolve import Resolution, known_providers
-    from partita.runtime.session import NativeFailureError, Opening, open_native
+    from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 
     try:
         open_native(path, [Resolution(known_providers()["cpu"], "active")], Opening(optimise=False)).close()
@@ -151,8 +151,8 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, 
 
     `legal`: whether ONNX Runtime accepts the model without the provider.
     """
-    from partita.runtime.native_log import HEAD
-    from partita.runtime.ort_errors import one_line
+    from partita.runtime.ort.errors import one_line
+    from partita.runtime.ort.native_log import HEAD
 
     kind, text = type(failure.error).__name__, LOADING.sub("", one_line(str(failure)))
     told = reason_in(failure.log, resolution.provider.node_patterns)
@@ -172,7 +172,7 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, 
 
 
 def opened(session: Session, resolution: Resolution, one_node: bool) -> Found:
-    """A session that was opened: the wanted provider has every node, or some are left to the CPU provider."""
+    """A session that was opened: the preferred provider has every node, or some are left to the CPU provider."""
     name = resolution.provider.ort_name
     if name not in session.registered:
         return Found("failed", f"ONNX Runtime left {name} out of the session")
@@ -183,7 +183,9 @@ def opened(session: Session, resolution: Resolution, one_node: bool) -> Found:
         if unfolded(session, resolution.provider.compiles):
             return Found("taken", AS_FUNCTION, unfolded=True)
         return Found("taken", "")
-    return Found("left", reason_in(session.log, resolution.provider.node_patterns) or said)
+    provider = resolution.provider
+    why = reason_in(session.log, provider.node_patterns) or why_in(session.log, provider.says_why)
+    return Found("left", why or said)
 
 
 def unfolded(session: Session, compiles: bool) -> bool:
@@ -211,14 +213,24 @@ def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
         return ""
     planned = [node for stream in session.plan or () for node in stream]
     if any(CAST in node for node in planned):
-        return "the CPU provider has it, between casts that ONNX Runtime inserts because it lacks the type, too"
-    return "it is not in the list of nodes that the provider takes" if compiles and NODE in planned else None
+        return "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU lacks the type, too"
+    return "it is not among the nodes that the provider claims" if compiles and NODE in planned else None
+
+
+def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
+    """What the provider says of the node at VERBOSE, most telling first."""
+    text = "\n".join(log)
+    for expression in expressions:
+        for match in re.finditer(expression, text):
+            if match["node"] == NODE:
+                return match["why"].replace(f" for node `{NODE}` of type", " for").strip(" .")
+    return ""
 
 
 def reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
     """The line in which the provider says something of the node."""
-    from partita.runtime.native_log import HEAD
-    from partita.runtime.ort_errors import one_line
+    from partita.runtime.ort.errors import one_line
+    from partita.runtime.ort.native_log import HEAD
 
     for pattern in patterns:
         for line in log:

@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     import onnx
 
 
+OVERRIDABLE_SINCE = 4
+"""IR version from which an initializer that is a graph input as well is the default of that input; before, every
+initializer had to be one (onnx/docs/IR.md, and Graph::CanOverrideInitializer in onnxruntime/core/graph/graph.h)."""
+
+
 def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Constants by name: initializers, dense or sparse, and what Constant nodes make."""
     found = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
@@ -20,6 +25,25 @@ def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
         if value is not None:
             found[node.output[0]] = value
     return found
+
+
+def without_defaults(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """The model without initializers that are graph inputs as well, and these.
+
+    Whoever runs the model may give others, so ONNX Runtime and its providers take them for inputs like all others.
+    """
+    import onnx
+
+    inputs = {port.name for port in proto.graph.input}
+    defaults = {tensor.name: tensor for tensor in proto.graph.initializer if tensor.name in inputs}
+    if proto.ir_version < OVERRIDABLE_SINCE or not defaults:
+        return proto, {}
+    bare = onnx.ModelProto()
+    bare.CopyFrom(proto)
+    kept = [tensor for tensor in bare.graph.initializer if tensor.name not in defaults]
+    del bare.graph.initializer[:]
+    bare.graph.initializer.extend(kept)
+    return bare, defaults
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:

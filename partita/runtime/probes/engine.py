@@ -6,35 +6,32 @@ Experiments come after the run and outside its process: they change nothing that
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from partita.diagnosis.probe_verdict import conclude, helps
+from partita.diagnosis.precedence import shown_by
+from partita.diagnosis.probe_verdict import unprobed_nodes
 from partita.diagnosis.records import Skipped
 from partita.diagnosis.session_index import SessionIndex, index_session
 from partita.diagnosis.why import nodes_to_probe, why
 from partita.errors import ProviderError
 from partita.observations.facts import (
     FAILED,
-    MemoryFacts,
     NodeProbe,
-    ProbingFacts,
     RejectedPart,
     RunFacts,
     SessionFacts,
-    Trial,
 )
 from partita.observations.names import CPU, UNKNOWN
-from partita.observations.records import ChainEntry
+from partita.observations.records import ChainEntry, Memory, Probing
 from partita.observations.text_format import plural
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
 from partita.runtime.advice import export_anew
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.ort_errors import NoKernelError
-from partita.runtime.probes.bisect import find_rejected
+from partita.runtime.ort.errors import NoKernelError
+from partita.runtime.probes.bisect import Search, find_rejected
 from partita.runtime.probes.cache import cache_for
 from partita.runtime.probes.cases import (
     CannotProbeError,
@@ -46,16 +43,15 @@ from partita.runtime.probes.cases import (
     node_case,
     part_model,
 )
-from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.lab import Lab
+from partita.runtime.probes.subjects import Subject, explore, one_of_each_first
 from partita.runtime.probes.unfolded import Functions
-from partita.runtime.probes.variations import Variation, as_it_is, combined, single
 
 Sizes = Mapping[str, tuple[int, ...]]
-BUDGET = "the time for experiments was up (--probe-seconds)"
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
 FIX = Remedy("fix the sizes of the model's inputs")
-REJECTED_REMEDY = Remedy("change the part that it fails over, or name another provider; other graphs it opens")
+REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
 NOTHING_RUN = SessionFacts(
     file="",
     phases=("run",),
@@ -72,28 +68,6 @@ NOTHING_RUN = SessionFacts(
 MOST_NAMED = 5
 FEW_NODES = 3
 """A rejected part of so many nodes is looked at node by node."""
-DECIDED = frozenset({"taken", "invalid"})
-
-
-@dataclass(slots=True)
-class Subject:
-    """One distinct case, the nodes that it stands for, and its trials so far."""
-
-    case: Case
-    nodes: list[tuple[int, str]]
-    """Session and name."""
-    trials: list[Trial] = field(default_factory=list)
-    unprobed: str = ""
-
-    @property
-    def open(self) -> bool:
-        """The node as it is was not taken, and nothing tried so far was."""
-        return (
-            not self.unprobed
-            and bool(self.trials)
-            and self.trials[0].outcome not in DECIDED
-            and not any(helps(trial) for trial in self.trials)
-        )
 
 
 def probe_run(
@@ -128,7 +102,21 @@ def probe_run(
     probed = any(known.probes for session in facts.sessions for known in session.providers.values())
     if not experiments and not cached and not probed:
         return facts, resolutions
-    took = ProbingFacts(time.monotonic() - began, seconds, experiments, cached, crashes)
+    took = Probing(
+        seconds=time.monotonic() - began,
+        budget_seconds=seconds,
+        experiments=experiments,
+        cached=cached,
+        crashes=crashes,
+        unprobed=tuple(
+            dict.fromkeys(
+                name
+                for session in facts.sessions
+                for known in session.providers.values()
+                for name in unprobed_nodes(known.probes)
+            )
+        ),
+    )
     return replace(facts, probing=took, notes=(*facts.notes, *notes_on_gaps(facts.sessions))), resolutions
 
 
@@ -147,13 +135,18 @@ def notes_on_gaps(sessions: Iterable[SessionFacts]) -> Iterator[str]:
 
 def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: float) -> ProviderError:
     """The refusal with what experiments tell: why each node would not go, or over which part the provider fails."""
-    first = error.chain[0]
     facts = error.facts or replace(NOTHING_RUN, file=model.path.name, graph=model.nodes)
     run = RunFacts(
         sessions=(facts,),
         states=(),
         steps=(),
-        memory=MemoryFacts(0, 0, None, None, None),
+        memory=Memory(
+            weight_bytes=0,
+            cache_bytes=0,
+            rss_before_load_bytes=None,
+            rss_after_load_bytes=None,
+            peak_rss_bytes=None,
+        ),
         tokenizer_load_seconds=0.0,
         first_token_seconds=None,
         prompt_tokens=0,
@@ -164,20 +157,46 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     (session,) = probed.sessions
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
-    entry = chain_entry(chain[0])
+    answers = [answer_of(session, was, now) for was, now in zip(error.chain, chain, strict=True)]
+    return refused(error, answers) if any(answer.news for answer in answers) else error
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What is to be said of a provider that none of a graph runs on."""
+
+    name: str
+    entry: ChainEntry
+    code: str
+    """Of the part that it rejects, where experiments found one, else of the provider."""
+    evidence: str
+    news: bool
+    """Experiments told something."""
+
+
+def answer_of(session: SessionFacts, was: Resolution, now: Resolution) -> Refusal:
+    """What came of one provider of the chain, before and after the experiments."""
+    entry = chain_entry(now)
     if session.of(entry.provider).rejected is None:
-        if entry.reason == first.reason:
-            return error
-        return refused(error, entry, entry.reason or "", entry.evidence or "")
+        return Refusal(
+            now.provider.name, entry, entry.reason or "", entry.evidence or "", news=entry.reason != was.reason
+        )
     told = explained(session, entry)
-    return refused(error, entry, told.reason, told.evidence)
+    return Refusal(now.provider.name, entry, told.reason, told.evidence, news=True)
 
 
-def refused(error: ChainError, entry: ChainEntry, code: str, evidence: str) -> ProviderError:
-    """The refusal in other words, with how a package can be made anew, where that helps, before the general remedy."""
-    anew = export_anew(error.path, (code, entry.reason or ""), entry.provider)
-    told = f"{error.path}: {error.chain[0].provider.name}: {entry.reason}: {evidence}"
-    return ProviderError(told if anew is not None else f"{told}; {entry.remedy}", remedy=anew)
+def refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
+    """The refusal in other words, provider by provider. How a package can be made anew, for the first one of which
+    experiments told something and for which that helps, takes the place of its general remedy.
+    """
+    told, anew = [], None
+    for answer in answers:
+        said = f"{answer.name}: {answer.entry.reason}: {answer.evidence}"
+        helps = None
+        if anew is None and answer.news:
+            anew = helps = export_anew(error.path, (answer.code, answer.entry.reason or ""), answer.entry.provider)
+        told.append(said if helps is not None else f"{said}; {answer.entry.remedy}")
+    return ProviderError("; ".join(told), where=error.path, remedy=anew)
 
 
 def probe_missing_kernel(
@@ -198,10 +217,10 @@ def probe_missing_kernel(
         explore([subject], lab)
     finally:
         lab.cache.save()
-    shown = conclude(NodeProbe(error.node, tuple(subject.trials), subject.unprobed))
-    if shown is None:
+    code = shown_by(subject.probe(error.node), asked.provider.ort_name)
+    if code is None:
         return error
-    remedy = export_anew(error.path, (shown.code,), asked.provider.ort_name, asking=False)
+    remedy = export_anew(error.path, (code,), asked.provider.ort_name, asking=False)
     return NoKernelError(error.what, error.path, error.node, remedy=remedy)
 
 
@@ -241,7 +260,7 @@ def probe_nodes(
     explore(one_of_each_first(subjects.values()), lab)
     for subject in subjects.values():
         for number, name in subject.nodes:
-            found[number][name] = NodeProbe(name, tuple(subject.trials), subject.unprobed)
+            found[number][name] = subject.probe(name)
     sessions = tuple(
         session.with_provider(asked.provider, probes=probes) if probes else session
         for session, probes in zip(facts.sessions, found, strict=True)
@@ -260,61 +279,6 @@ def session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Grap
     return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
 
 
-def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
-    """Subjects so that every operator has had one before any has its second: the budget may not suffice for all."""
-    seen: Counter[tuple[str, str]] = Counter()
-    ranked = []
-    for subject in subjects:
-        operator = (subject.case.node.domain, subject.case.node.op_type)
-        ranked.append((seen[operator], subject))
-        seen[operator] += 1
-    return [subject for _, subject in sorted(ranked, key=lambda entry: entry[0])]
-
-
-def explore(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The node as it is, then single changes, then several at once; each round only where the last left it open."""
-    run_round([(subject, (as_it_is(subject.case),)) for subject in subjects], lab)
-    run_round([(subject, single(subject.case)) for subject in subjects if subject.open], lab)
-    run_round([(subject, combined(subject.case)) for subject in subjects if subject.open], lab)
-    for subject in subjects:
-        subject.unprobed = subject.unprobed or lateness(subject.trials)
-
-
-def lateness(trials: Sequence[Trial]) -> str:
-    """What is to be said of experiments without an answer, where none of the others found what decides."""
-    late = [trial for trial in trials if trial.outcome == "timed_out"]
-    if not late or any(helps(trial) for trial in trials):
-        return ""
-    return f"{len(late)} of {plural(len(trials), 'experiment')} gave no answer in time: {late[-1].said}"
-
-
-def run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:
-    """Try variations of several subjects in one go."""
-    listed = [(subject, variation) for subject, variations in plans for variation in variations]
-    company = lab.resolution.provider.compiles
-    answers = lab.try_all([case_model(variation.case, company=company) for _, variation in listed])
-    for (subject, variation), answer in zip(listed, answers, strict=True):
-        if answer is None:
-            subject.unprobed = lab.unusable or BUDGET
-        else:
-            subject.trials.append(trial(variation, answer))
-
-
-def trial(variation: Variation, answer: Answer) -> Trial:
-    """One experiment as a fact."""
-    return Trial(
-        variation.factor,
-        variation.change,
-        answer.outcome,
-        answer.said,
-        answer.cached,
-        variation.parts,
-        variation.swap,
-        variation.removes,
-        answer.unfolded,
-    )
-
-
 def bisect_run(
     facts: RunFacts, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
 ) -> tuple[RunFacts, Resolution]:
@@ -327,7 +291,8 @@ def bisect_run(
                 return facts, failed
             if opens_when_fixed(graph, lab):
                 return facts, replace(failed, reason="dynamic_shape", evidence=with_sizes(failed), remedy=FIX)
-            part = find_rejected(graph, lab) or whole_graph(graph, failed)
+            search = Search(graph, lab)
+            part = find_rejected(search) or whole_graph(search, failed)
             probes = probe_part(graph, part, lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         sessions.append(session)
@@ -337,10 +302,11 @@ def bisect_run(
     return replace(facts, sessions=tuple(sessions)), rejected
 
 
-def whole_graph(graph: Graph, failed: Resolution) -> RejectedPart:
+def whole_graph(search: Search, failed: Resolution) -> RejectedPart:
     """All nodes, for a provider that opens other graphs and fails over this one only as the file has it."""
-    names = tuple(node.name for node in graph.proto.graph.node)
-    return RejectedPart(names, failed.evidence or "", minimal=False, tries=1, whole=True)
+    names = tuple(node.name for node in search.graph.proto.graph.node)
+    said = failed.evidence or ""
+    return RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
 
 
 def opens_when_fixed(graph: Graph, lab: Lab) -> bool:
@@ -358,7 +324,7 @@ def opens_when_fixed(graph: Graph, lab: Lab) -> bool:
 
 def with_sizes(resolution: Resolution) -> str:
     """The evidence of a provider that needs fixed sizes."""
-    return f"with all sizes fixed the provider opens this graph, and as it is it fails over it ({resolution.evidence})"
+    return f"with all shapes static the provider loads this graph; unchanged, it fails on it ({resolution.evidence})"
 
 
 def probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
@@ -374,5 +340,5 @@ def probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProb
             found[name] = NodeProbe(name, (), str(error))
             continue
         explore([subject], lab)
-        found[name] = NodeProbe(name, tuple(subject.trials), subject.unprobed)
+        found[name] = subject.probe(name)
     return found

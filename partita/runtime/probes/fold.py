@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from partita.runtime.probes.constants import constant_of
-from partita.runtime.probes.tensor_types import is_fixed, is_small
+from partita.runtime.tensor_types import is_fixed, is_small
 
 if TYPE_CHECKING:
     import onnx

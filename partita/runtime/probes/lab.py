@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from partita.files import temporary_directory
 from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
-from partita.runtime.child_process import ChildOutcome, run_children
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
+from partita.runtime.process.children import ChildOutcome, run_children
 from partita.runtime.provider_child import PROBE_MODEL
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ START_SECONDS = 60.0
 MODEL_SECONDS = 20.0
 PATIENCE = 3.0
 """How much longer a model that was late gets when it is tried again, last of all: a slow machine is no hang."""
+BUDGET = "the time for experiments ran out (--probe-seconds)"
 LEAST_SECONDS = 0.5
 """With less left, no child is started."""
 START_FILE = "start.onnx"
@@ -209,7 +210,7 @@ def late_with_one(outcome: ChildOutcome) -> bool:
 
 def crash(outcome: ChildOutcome, seconds: float) -> Answer:
     """What a child's end says of the model that it was at, which had so many seconds."""
-    last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
+    last = f"; its last output: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     ended = outcome.ended or "ended"
     if late_with_one(outcome):
         return Answer("timed_out", f"no answer within {seconds:g} s{last}")
@@ -221,5 +222,5 @@ def why_unusable(outcome: ChildOutcome, path: Path) -> str:
     told = next((str(line["unusable"]) for line in read_lines(path) if "unusable" in line), "")
     if not told and late_with_one(outcome):
         told = f"the provider did not start within {START_SECONDS:g} s in the process of the experiments"
-    last = f"; its last words: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
+    last = f"; its last output: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     return told or f"the process of the experiments {outcome.ended or 'said nothing'} while it started{last}"

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from partita import dtypes
-from partita.runtime.ort_registry import operator_schemas
+from partita.runtime.ort.registry import operator_schemas
 
 if TYPE_CHECKING:
     import onnx

@@ -6,7 +6,7 @@ that ran can be found in them, and tried like a node of the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,14 +20,13 @@ from partita.runtime.probes.cases import (
     plain_domain,
     read_type,
 )
-from partita.runtime.probes.tensor_types import is_fixed, tensor_type
+from partita.runtime.probes.constants import constant_of
+from partita.runtime.tensor_types import sizes_of, tensor_type
 
 if TYPE_CHECKING:
     import onnx
 
 NO_FUNCTION = "ONNX Runtime gave it no name, and no function of the file's operators was found that has such a node"
-VALUES = {"value_int": "i", "value_ints": "ints", "value_float": "f", "value_floats": "floats"}
-"""Attributes of Constant that are no tensor, and where an attribute keeps them."""
 
 
 @dataclass(slots=True)
@@ -68,13 +67,8 @@ def unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
         body = inline(part_model(graph, [owner], fixed=False), plain_domain(node.domain), node.op_type, deep=deep)
     except Exception:  # noqa: BLE001 - native code that raises anything; such a node cannot be tried, others can
         return None
-    fixed = {port.name: graph.fixed.get(port.name) for port in body.graph.input}
-    sizes = {
-        name: tuple(size.dim_value for size in kind.tensor_type.shape.dim)
-        for name, kind in fixed.items()
-        if kind is not None and is_fixed(kind)
-    }
-    return cut_proto(body, graph.folder, sizes)
+    fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
+    return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})
 
 
 def has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
@@ -106,27 +100,9 @@ def inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> 
             node.name = f"{op_type}/{number}"
             made.graph.node.add().CopyFrom(node)
         else:
-            value.name = node.output[0]
             made.graph.initializer.add().CopyFrom(value)
+            made.graph.initializer[-1].name = node.output[0]
     return made
-
-
-def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node; None for other nodes, and for values that are no numbers."""
-    import numpy as np
-    import onnx
-
-    if node.op_type != "Constant" or len(node.attribute) != 1:
-        return None
-    attribute = node.attribute[0]
-    if attribute.name == "value":
-        copy = onnx.TensorProto()
-        copy.CopyFrom(attribute.t)
-        return copy
-    if attribute.name not in VALUES:
-        return None
-    kind = np.float32 if "float" in attribute.name else np.int64
-    return onnx.numpy_helper.from_array(np.array(getattr(attribute, VALUES[attribute.name]), kind))
 
 
 def fits(body: Graph, node: onnx.NodeProto, made: Sequence[str]) -> bool:
@@ -141,11 +117,4 @@ def same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
     """Whether two types are one; what is not known does not differ."""
     if kind is None or seen is None:
         return True
-    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (
-        not is_fixed(kind) or list(sizes_of(kind)) == list(sizes_of(seen))
-    )
-
-
-def sizes_of(kind: onnx.TypeProto) -> Iterator[int]:
-    """Sizes of a tensor whose sizes are known."""
-    return (size.dim_value for size in kind.tensor_type.shape.dim)
+    return kind.tensor_type.elem_type == seen.tensor_type.elem_type and (sizes_of(kind) in (None, sizes_of(seen)))

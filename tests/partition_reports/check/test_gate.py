@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import typer.main
 
-from partita.commands.report_app import report_app
+from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError, UsageError
+from partita.observations.records import ChainEntry
+from partita.partition_reports.check.compared import Beside
 from partita.partition_reports.check.finding import find
 from partita.partition_reports.check.gate import Gate, check
 from partita.partition_reports.check.limits import Limits
@@ -17,7 +19,7 @@ from partita.partition_reports.check.requirements import FIELDS, Vocabulary, par
 from partita.partition_reports.records import Bodies, Cache, CacheState
 from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
-from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, PACKAGE, recorded_facts, report_of
+from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
 
 NAMES = {"webgpu": GPU, "cpu": CPU}
 WORDS = Vocabulary(lambda name: NAMES.get(name, name), ("no_kernel_op", "cpu_preferred", "unexplained"))
@@ -97,15 +99,21 @@ def test_what_is_not_known_does_not_hold():
         False,
         "time_share cannot be confirmed in prefill and decode: no time is known",
     )
-    assert "no node of the file is meant" in required("op=Conv,provider=webgpu,share<=1")[1]
+    assert "no node of the file is selected" in required("op=Conv,provider=webgpu,share<=1")[1]
     slow = each_phase(mixed(), lambda phase: {"tokens_per_second": None})
     assert "tokens_per_second cannot be confirmed" in required("tokens_per_second>=0", slow)[1]
 
 
 def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
     report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=None)})
-    assert "5 nodes in bodies of control flow not counted" in required("provider=webgpu,share>=0.6", report)[1]
+    assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
     assert not required("copies<=99", report)[0], "nobody counted the copies inside"
+
+
+def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=2)})
+    assert required("memcpy_nodes<=5", report) == (True, "5 in decode, 2 of them in control-flow subgraphs")
+    assert not required("memcpy_nodes<=4", report)[0]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +131,7 @@ def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
         ("copies<=nan", "compared with a number"),
         ("copies<=inf", "compared with a number"),
         ("provider=cpu,share>=95", "between 0 and 1"),
-        ("provider=cpu,copies<=1", "copies is that of a whole phase"),
+        ("provider=cpu,copies<=1", "copies measures a whole phase"),
         ("", "is not FIELD OP VALUE"),
         ("nodes", "is not FIELD OP VALUE"),
         ("nodes=1,", "is not FIELD OP VALUE"),
@@ -184,8 +192,8 @@ def cache(**changes):
         (cache(in_place_states=0), "NOT in place"),
         (cache(address_changes=1), "its address changed"),
         (cache(checked_steps=0), "no step was observed"),
-        (cache(states=0), "knows no cache"),
-        (None, "knows no cache"),
+        (cache(states=0), "has no cache"),
+        (None, "has no cache"),
     ],
 )
 def test_the_cache_has_to_be_seen_in_place(facts, words):
@@ -243,7 +251,7 @@ def test_what_only_a_baseline_tells_needs_one():
 
 
 def test_a_measure_of_the_whole_report_is_asked_for_alone():
-    with pytest.raises(UsageError, match="cpu_nodes is that of a whole report; ask for it without phase"):
+    with pytest.raises(UsageError, match="cpu_nodes measures a whole report; use it without phase"):
         parse_requirement("phase=decode,cpu_nodes=0", WORDS)
 
 
@@ -269,6 +277,42 @@ def test_a_node_that_left_its_provider_is_behind():
     found = failures(Gate(), moved(QUERY), mixed())
     assert found["--baseline: nodes"] == f"1 node left {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
     assert "--baseline: reasons" in found and "--baseline: copies" not in found
+
+
+def test_a_node_that_left_a_provider_in_the_middle_of_the_chain_is_behind():
+    now = moved(QUERY, chain=MISSING_FIRST_CHAIN)
+    found = failures(Gate(), now, mixed(MISSING_FIRST_CHAIN))
+    assert found["--baseline: nodes"] == f"1 node left {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
+    assert found["--baseline: reasons"] == (
+        f"1 node with a new reason: {QUERY} (prefill and decode: not on WebGpu: unexplained)"
+    )
+    assert failures(Gate(), now, now) == failures(Gate(), mixed(MISSING_FIRST_CHAIN), now) == {}
+
+
+def test_a_baseline_that_explains_the_first_provider_alone_makes_no_reason_new():
+    now = mixed(MISSING_FIRST_CHAIN)
+    told = tuple(entry.model_copy(update={"skipped": ()}) for entry in now.fallbacks)
+    assert failures(Gate(), now, now.model_copy(update={"fallbacks": told})) == {}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "left"),
+    [
+        ("ABC", "ABC", "AB AC BC"),
+        ("ABC", "AC", "AB AC BC"),  # B is no longer in the chain
+        ("AC", "ABC", "AB AC BC"),  # B is new, and better than C
+        ("AB", "AC", "AB AC"),  # B and C have no order: both come second
+    ],
+)
+def test_what_is_preferred_less_follows_from_the_chains(was, now, left):
+    reports = [
+        mixed(tuple(ChainEntry(provider=name, status="active") for name in chain)).model_copy(update={"fallbacks": ()})
+        for chain in (was, now)
+    ]
+    both = Beside.of(reports[1], reports[0], ("a", "b"))
+    lower = {f"{one}{other}" for one in "ABC" for other in "ABC" if both.is_lower(one, other)}
+    assert lower == set(left.split())
+    assert both.is_lower("C", None) and not both.is_lower(None, "C")
 
 
 def test_a_node_that_came_back_is_not_behind():
@@ -328,7 +372,7 @@ def test_a_baseline_that_wanted_another_provider_is_none():
 def test_a_baseline_of_another_model_is_an_error():
     other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
     with pytest.raises(
-        ReportError, match=r"a\.json is no baseline for r\.json: only .*; give a report of the same model"
+        ReportError, match=r"a\.json cannot be a baseline for r\.json: only .*; give a report of the same model"
     ):
         failures(Gate(), mixed(), other)
 

@@ -8,6 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
+from partita.observations.records import InstalledWheel
 from partita.partition_reports.diff import context_diff
 from partita.partition_reports.diff.compare import compare
 from partita.partition_reports.diff.views import text as view
@@ -22,7 +23,7 @@ from tests.partition_reports.changed import (
     renamed,
     with_cost,
 )
-from tests.partition_reports.samples import CPU, GPU, PACKAGE, recorded_facts, report_of
+from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
 
 QUERY, MUL = "model.layers.0.self_attn.q_proj/MatMul", "model.layers.0.mlp/Mul"
 
@@ -51,6 +52,27 @@ def test_moved_nodes_are_named_per_phase_with_their_reason():
     out = rendered(found)
     assert "WebGpu -> CPU: unexplained, 1 node in prefill and decode" in out
     assert f"nodes: {QUERY}" in out and "operators: MatMul 1" in out
+
+
+def test_a_move_down_the_chain_is_explained_by_the_provider_that_was_left():
+    found = compare(mixed(MISSING_FIRST_CHAIN), moved(QUERY, chain=MISSING_FIRST_CHAIN))
+    assert {change.reason for change in found.moved} == {"unexplained"}, "not that TensorRT is missing, as before"
+    assert {(change.node, change.change, change.skipped) for change in found.reasons} == {(QUERY, "new", GPU)}
+    assert "WebGpu -> CPU: unexplained, 1 node in prefill and decode" in rendered(found)
+    back = compare(moved(QUERY, chain=MISSING_FIRST_CHAIN), mixed(MISSING_FIRST_CHAIN))
+    assert {(change.node, change.change, change.skipped) for change in back.reasons} == {(QUERY, "gone", GPU)}
+
+
+def test_a_change_is_told_whatever_it_is_called(monkeypatch):
+    other = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
+    reports = mixed(), mixed().model_copy(update={"package": other})
+    monkeypatch.setitem(context_diff.LABELS, "manifest_sha256", "fingerprint")
+    assert "package fingerprint abababababab -> cdcdcdcdcdcd" in compare(*reports).headline
+
+
+def test_a_provider_that_only_one_chain_has_is_a_change_of_the_chain():
+    found = compare(mixed(MISSING_FIRST_CHAIN), mixed())
+    assert not found.reasons and any(change.subject == "chain" for change in found.changes)
 
 
 def test_the_way_back_is_no_new_reason():
@@ -108,7 +130,7 @@ def test_fusion_on_the_same_provider_is_said_and_is_no_move():
         (MUL, "Mul", "CompiledSubgraph"),
     }
     out = " ".join(rendered(found).split())
-    assert f"1 node compiled or fused otherwise, MatMul -> CompiledSubgraph: {QUERY}" in out
+    assert f"1 node compiled or fused differently, MatMul -> CompiledSubgraph: {QUERY}" in out
 
 
 def test_another_number_at_the_end_of_a_name_is_matched_and_said():
@@ -196,6 +218,19 @@ def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
     assert "a run has 1 new tokens in one report and 2 in the other" in " ".join(found.notes)
 
 
+def test_a_second_wheel_of_the_runtime_is_a_change_and_a_new_version_is_told_once():
+    def installed(**wheels: str):
+        env = mixed().environment
+        named = tuple(InstalledWheel(name=name, version=version) for name, version in wheels.items())
+        return mixed().model_copy(update={"environment": env.model_copy(update={"onnxruntime_wheels": named})})
+
+    one, newer = installed(onnxruntime="1.31.1"), installed(onnxruntime="1.32.0")
+    two = installed(onnxruntime="1.31.1", onnxruntime_gpu="1.30.0")
+    assert compare(one, newer).changes == ()
+    told = [(change.name, change.before, change.after) for change in compare(one, two).changes]
+    assert told == [("onnxruntime package", "onnxruntime", "onnxruntime, onnxruntime_gpu")]
+
+
 def test_every_version_and_option_that_changed_is_listed():
     before, after = mixed(), moved()
     env = after.environment.model_copy(update={"packages": {"numpy": "2.4.0", "onnx": "1.30"}})
@@ -222,7 +257,7 @@ def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_
     assert found.same and "tokens" not in found.headline
     out = " ".join(rendered(found).split())
     assert "decode tokens/s 50.0 40.0 0.800 ~" in out  # 25 ms is within the 30 ms that slower steps take
-    assert "repeat both runs before you rely on a ratio" in out
+    assert "repeat both before you rely on a ratio" in out
     apart = each_phase(after, lambda phase: {"step_p50_ms": 99.0})
     apart = rendered(compare(before, each_phase(after, lambda phase: {"step_p50_ms": 99.0})))
     assert "decode p50 ms per step 20.0 99.0 4.95 -" in " ".join(apart.split())  # no mark of the spread

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from partita.diagnosis.records import FallbackCost, Trial
+from partita.observations.records import Probing
 from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
 from partita.partition_reports.explain.views import text as view
-from partita.partition_reports.records import Bodies, Disagreement, Probing, RejectedPart
+from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import CPU, GPU
 
@@ -65,7 +66,7 @@ def test_it_has_every_fact_per_phase():
 def test_a_node_on_the_wanted_provider_has_no_reason():
     found = explained(mixed(), "lm_head")
     assert found.node == "lm_head/MatMul" and not found.fallbacks
-    assert words(found).startswith("lm_head/MatMul: MatMul on WebGpu, the wanted provider, in prefill and decode")
+    assert words(found).startswith("lm_head/MatMul: MatMul on WebGpu, the preferred provider, in prefill and decode")
     assert "Why not" not in rendered(found)
 
 
@@ -73,10 +74,10 @@ def test_a_node_that_was_fused_away_is_explained_by_the_one_that_stands_for_it()
     found = explained(compiled(4, SIGMOID, MUL)(mixed()), SIGMOID)
     assert {(place.role, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
     out = words(found, 120)
-    assert "not in the plan; EP_subgraph_4_0 stands for it: CompiledSubgraph on WebGpu" in out
-    assert f"EP_subgraph_4_0 stands for 2 nodes of the file: {SIGMOID}, {MUL}" in out
+    assert "not in the plan; fused into EP_subgraph_4_0: CompiledSubgraph on WebGpu" in out
+    assert f"EP_subgraph_4_0 is fused from 2 nodes of the file: {SIGMOID}, {MUL}" in out
     whole = words(explained(compiled(4, SIGMOID, MUL)(mixed()), "EP_subgraph_4_0"), 120)
-    assert f"in the place of 2 nodes of the file: {SIGMOID}, {MUL}" in whole
+    assert f"fused from 2 nodes of the file: {SIGMOID}, {MUL}" in whole
 
 
 def test_a_fused_node_on_the_cpu_passes_its_reason_on():
@@ -107,7 +108,14 @@ def test_a_session_input_that_is_copied():
 
 def test_a_node_in_a_body_of_control_flow():
     report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=2, cpu_nodes=("loop/Cos (Cos)",), copies=0)})
-    assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a body of control flow in prefill")
+    assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
+
+
+def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
+    inside = BodyNode(name="loop/Cos (copy), 2", op_type=None)
+    bodies = Bodies(nodes=2, cpu_nodes=("put in other words",), on_cpu=(inside,), copies=0)
+    found = explained(each_phase(mixed(), lambda phase: {"bodies": bodies}), inside.name)
+    assert {(place.role, place.op_type) for place in found.places} == {("body", None)}
 
 
 def test_a_node_that_only_a_rejection_names():
@@ -119,6 +127,9 @@ def test_a_node_that_only_a_rejection_names():
     out = words(found)
     assert f"Rejected by {GPU} in decode.onnx" in out and "error 1002" in out
     assert "it fails alone; no smaller part that was tried fails; 7 parts of the graph tried" in out
+    beside = part.model_copy(update={"company": True})
+    out = words(explained(mixed().model_copy(update={"rejected": (beside,)}), "a/Softmax"))
+    assert "it fails with only a Neg beside it; no smaller part" in out
 
 
 def test_every_experiment_is_a_row_and_a_quote_stands_once():
@@ -135,9 +146,30 @@ def test_every_experiment_is_a_row_and_a_quote_stands_once():
     )
     out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
     flat = " ".join(out.split())
-    assert "3 experiments: this node alone on WebGpuExecutionProvider (2 in this run, 1 known from before)" in flat
+    assert "3 experiments: this node in isolation on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
     assert "as it is left [1]" in flat and "float16 in place of float32 taken" in flat and "timed out [1]" in flat
     assert out.count(said) == 1 and "incomplete: the time was up" in out
+
+
+@pytest.mark.parametrize(
+    ("company", "around"),
+    [
+        ((False, False), "this node in isolation on"),
+        ((True, True), "this node with a Neg beside it on"),
+        ((True, False), "this node with a Neg beside it, where one can be, on"),
+    ],
+)
+def test_experiments_say_what_stood_around_the_node(company, around):
+    trials = tuple(
+        Trial(factor="type", change=f"type {place}", outcome="left", said="", cached=False, company=had)
+        for place, had in enumerate(company)
+    )
+    report = mixed()
+    fallbacks = tuple(
+        entry.model_copy(update={"trials": trials}) if entry.node == GATHER else entry for entry in report.fallbacks
+    )
+    out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
+    assert f"2 experiments: {around} WebGpuExecutionProvider" in " ".join(out.split())
 
 
 def test_cost_disagreement_and_missing_experiments_are_said():
@@ -149,7 +181,7 @@ def test_cost_disagreement_and_missing_experiments_are_said():
         host_us_per_run=9.0,
         time_share=0.5,
         harmless=False,
-        why="it makes 1 copy necessary",
+        why="it causes 1 copy",
     )
     update = {
         "fallbacks": tuple(entry.model_copy(update={"cost": cost}) for entry in report.fallbacks),
@@ -157,9 +189,9 @@ def test_cost_disagreement_and_missing_experiments_are_said():
         "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, unprobed=(GATHER,)),
     }
     out = words(explained(report.model_copy(update=update), GATHER))
-    assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms of its own; not harmless: it makes 1 copy" in out
+    assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms of its own; not harmless: it causes 1 copy" in out
     assert "sources disagree in decode: cpu or gpu (profile)" in out
-    assert "experiments are missing; the time for them was 5 seconds" in out
+    assert "experiments are missing; their time budget was 5 seconds" in out
 
 
 def test_a_part_of_several_names_lists_them_with_provider_and_reason():

@@ -12,7 +12,7 @@ from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.sampling import greedy
-from tests.runtime.handmade import ALL, VOCAB, handmade, known_logits, known_tokens
+from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
 KEYS, STATES = ("key",), ALL
@@ -87,14 +87,29 @@ def test_each_request_has_its_own_sampler_stop_set_and_budget(opened):
     assert steps[-1].finish == ("length", "stop", "length")
 
 
-def test_a_next_turn_goes_on_in_the_cache(opened):
+@pytest.mark.parametrize("states", [KEYS, STATES], ids=["keys", "states"])
+@pytest.mark.parametrize("shapes", ["any", "one", "pair"])
+@pytest.mark.parametrize("ends", ["stop", "length"])
+def test_a_next_turn_goes_on_in_the_cache(opened, states, shapes, ends):
     """What a chat does: more tokens are read after an answer, and nothing before them again."""
-    engine = Engine(opened(batch=1).executor)
-    row = engine.join(Request(PROMPTS[1]))
-    assert finish(engine) == {0: []}
+    engine = Engine(opened(batch=1, states=states, shapes=shapes).executor)
+    answer, budget = known_tokens(PROMPTS[1], 3, states), 30 if ends == "stop" else 3
+    stops = frozenset(answer[-1:]) if ends == "stop" else frozenset[int]()
+    row = engine.join(Request(PROMPTS[1], greedy, budget, stops))
+    answer = up_to(answer, stops)
+    assert finish(engine)[row] == answer and engine.row(row).finish == ends
     engine.extend(row, PROMPTS[2])
     step = engine.step()
-    assert step is not None and step.new_tokens == len(PROMPTS[2]) and step.phase == "prefill"
+    assert step is not None and step.phase == "prefill" and not step.again
+    text = [*PROMPTS[1], *answer, *PROMPTS[2]]
+    assert [*step.tokens[row], *finish(engine).get(row, [])] == up_to(known_tokens(text, budget, states), stops)
+    assert engine.executor.cache.filled[row] == engine.row(row).known - 1, "nothing was read twice"
+
+
+def up_to(tokens: list[int], stops: frozenset[int]) -> list[int]:
+    """The tokens to the first one that ends them."""
+    ends = [place for place, token in enumerate(tokens) if token in stops]
+    return tokens[: ends[0] + 1] if ends else tokens
 
 
 @pytest.mark.parametrize("chunk", [512, 4])
@@ -111,22 +126,82 @@ def test_a_listener_hears_the_logits_of_every_token(opened, shapes, chunk):
         np.testing.assert_allclose(logits, wanted[position], rtol=1e-4, atol=1e-3)
 
 
-def test_going_back_is_free_with_keys_and_refused_with_a_state(opened):
-    """Speculation: tokens that turn out wrong are taken back."""
-    engine = Engine(opened(batch=1, states=KEYS).executor)
-    row = engine.join(Request(PROMPTS[0]))
+@pytest.mark.parametrize("shapes", ["any", "pair"])
+def test_guessed_tokens_are_read_together_and_those_that_are_wrong_are_taken_back(opened, shapes):
+    """Speculation: a row is given several tokens at once, and goes back to the last one that was right."""
+    engine = Engine(opened(batch=2, states=KEYS, shapes=shapes).executor)
+    wanted = known_tokens(PROMPTS[0], 8, KEYS)
+    row, other = engine.join(Request(PROMPTS[0], greedy, 1)), engine.join(Request(PROMPTS[1], greedy, 12))
+    heard = [token for tokens in [finish(engine)] for token in tokens[other]]
+    wrong = (wanted[3] + 1) % VOCAB
+    engine.extend(row, [*wanted[1:3], wrong, wrong])
     finish(engine)
-    cache = engine.executor.cache
-    assert cache.rewind(row, 5) and cache.filled[row] == 15
-    assert not cache.rewind(row, 16) and cache.filled[row] == 15
-    entry = engine.row(row)
-    entry.known = 15
-    engine.extend(row, PROMPTS[0][15:])
-    entry.request = Request(PROMPTS[0], greedy, 3)
-    assert finish(engine)[row] == known_tokens(PROMPTS[0], 3, KEYS)
-    recurrent = opened(batch=1, states=STATES).executor
-    list(serve(recurrent, [Request(PROMPTS[0])]))
-    assert not recurrent.cache.rewind(0, 1) and recurrent.cache.filled[0] == 20
+    assert engine.row(row).known == len(PROMPTS[0]) + 1 + 4 + 1, "one is sampled after what was guessed"
+    assert engine.rewind(row, 3)
+    assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish is None
+    assert finish(engine)[row] == wanted[3:4], "what follows the last token that was right"
+    assert heard == known_tokens(PROMPTS[1], 12, KEYS), "the other row has noticed nothing"
+
+
+def test_a_full_row_goes_back_beside_others_that_are_padded_over_it(opened):
+    """What a step writes at the end of a full row is never read."""
+    engine = Engine(opened(batch=2, states=KEYS).executor)
+    full = engine.join(Request(PROMPTS[0], greedy, LENGTH))
+    written = finish(engine)[full]
+    assert engine.row(full).finish == "cache_full"
+    late = engine.join(Request(PROMPTS[1], greedy, 4))
+    assert finish(engine)[late] == known_tokens(PROMPTS[1], 4, KEYS)
+    assert engine.rewind(full, 5)
+    assert finish(engine)[full] == written[-5:]
+
+
+def test_a_state_cannot_go_back_and_says_so(opened):
+    engine = Engine(opened(batch=1, states=STATES).executor)
+    row = engine.join(Request(PROMPTS[0], greedy, 3))
+    wanted = finish(engine)[row]
+    assert not engine.rewind(row, 1)
+    assert engine.row(row).known == len(PROMPTS[0]) + 3 and engine.row(row).finish == "length"
+    engine.extend(row, [7])
+    assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 7], 3, STATES)
+
+
+def test_what_makes_no_sense_for_a_row_is_refused_and_changes_nothing(opened):
+    engine = Engine(opened(batch=1, states=KEYS).executor)
+    row = engine.join(Request(PROMPTS[0], greedy, 3))
+    wanted = finish(engine)[row]
+    for tokens, says in (
+        ([], "is empty"),
+        ([VOCAB], "token id"),
+        ([1] * 30, "30 tokens after 23, and the cache holds"),
+    ):
+        with pytest.raises(GenerationError, match=says):
+            engine.extend(row, tokens)
+    for count in (0, -1, 23, 99):
+        with pytest.raises(GenerationError, match="cannot go back by"):
+            engine.rewind(row, count)
+    engine.extend(row, [9])
+    assert finish(engine)[row] == known_tokens([*PROMPTS[0], *wanted, 9], 3, KEYS)
+    engine.leave(row)
+    for change in (lambda: engine.rewind(row, 1), lambda: engine.extend(row, [9])):
+        with pytest.raises(GenerationError, match="is free"):
+            change()
+
+
+def test_rows_that_cannot_begin_apart_begin_together(opened, monkeypatch):
+    """Where one row's part of a state cannot be zeroed."""
+    engine = Engine(opened(batch=2, states=STATES).executor)
+    monkeypatch.setattr(type(engine.executor.cache), "begins_rows_apart", False)
+    engine.join(Request(PROMPTS[1], greedy, 2))
+    with pytest.raises(GenerationError, match="a prompt that begins beside others: one row's part"):
+        engine.join(Request(PROMPTS[2], greedy, 2))
+    second = engine.join(Request(PROMPTS[1], greedy, 3))
+    assert finish(engine)[second] == known_tokens(PROMPTS[1], 3, STATES)
+    engine.leave(second)
+    with pytest.raises(GenerationError, match="beside others"):
+        engine.join(Request(PROMPTS[1], greedy, 2))
+    engine.leave(1 - second)
+    again = engine.join(Request(PROMPTS[2], greedy, 2))
+    assert finish(engine)[again] == known_tokens(PROMPTS[2], 2, STATES)
 
 
 def test_steps_are_told_to_whoever_observes(opened):

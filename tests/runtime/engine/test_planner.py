@@ -147,6 +147,13 @@ def test_every_logit_is_wanted_by_a_listener_and_the_last_ones_come_where_there_
     assert planned([heard], PAIR).positions == (4, 5, 6, 7)
 
 
+@pytest.mark.parametrize("graphs", [ANY, PAIR, SUMS, SUMS_PAIR], ids=["any", "pair", "states", "pair with states"])
+def test_a_row_with_more_known_tokens_does_not_end_with_the_first_of_them(graphs):
+    """Its next token is known already, so nothing is to be sampled after this one."""
+    plan = planned([RowView(5, 3, most=1), RowView(7, 1)], graphs)
+    assert (plan.take, plan.ends) == ((1, 1), ((1, 0),))
+
+
 def test_verification_makes_a_chunk_begin_elsewhere_than_at_the_beginning():
     plans = read_all([11], PAIR, policy=one_token_first)
     assert [(plan.starts[0], plan.take[0]) for plan in plans] == [(0, 1), (1, 8), (9, 2)]

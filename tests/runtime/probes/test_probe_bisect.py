@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import parser
 
-from partita.observations.facts import Outcome
+from partita.observations.facts import Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.bisect import find_rejected
+from partita.runtime.probes.bisect import Search, find_rejected
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import COMPANY, Graph, cut_graph
 from partita.runtime.probes.lab import Answer, Lab
@@ -41,6 +41,10 @@ class ScriptedLab(Lab):
         return [Answer("taken", "")]
 
 
+def rejected(graph: Graph, lab: Lab) -> RejectedPart | None:
+    return find_rejected(Search(graph, lab))
+
+
 @pytest.fixture
 def chain(tmp_path) -> Graph:
     """Sixteen nodes in a row, n0 to n15; the second half reads what the first node makes, too."""
@@ -54,58 +58,59 @@ def chain(tmp_path) -> Graph:
 @pytest.mark.parametrize("culprit", [f"n{step}" for step in range(NODES)])
 def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
     lab = ScriptedLab(lambda names: culprit in names)
-    found = find_rejected(chain, lab)
+    found = rejected(chain, lab)
     assert found is not None and found.nodes == (culprit,) and found.minimal
     assert found.said == "1 nodes are too many", "what it says of this part, not of the whole"
+    assert found.company, "QNN compiles"
     assert found.tries == len(lab.asked) < 2 * NODES, "in halves, not one by one"
 
 
 @pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
 def test_a_pair_that_fails_only_together_is_found(chain, pair):
-    found = find_rejected(chain, ScriptedLab(lambda names: set(pair) <= set(names)))
-    assert found is not None and found.nodes == pair and found.minimal
+    found = rejected(chain, ScriptedLab(lambda names: set(pair) <= set(names)))
+    assert found is not None and found.nodes == pair and found.minimal and not found.company
 
 
 def test_three_that_fail_only_together_are_found(chain):
     trio = ("n1", "n6", "n12")
-    found = find_rejected(chain, ScriptedLab(lambda names: set(trio) <= set(names)))
+    found = rejected(chain, ScriptedLab(lambda names: set(trio) <= set(names)))
     assert found is not None and found.nodes == trio
 
 
 def test_of_several_culprits_one_is_found(chain):
-    found = find_rejected(chain, ScriptedLab(lambda names: bool({"n3", "n11"} & set(names))))
+    found = rejected(chain, ScriptedLab(lambda names: bool({"n3", "n11"} & set(names))))
     assert found is not None and found.nodes in (("n3",), ("n11",))
 
 
 def test_a_provider_that_takes_only_so_many_nodes_has_a_part_without_a_culprit(chain):
-    found = find_rejected(chain, ScriptedLab(lambda names: len(names) > 5))
+    found = rejected(chain, ScriptedLab(lambda names: len(names) > 5))
     assert found is not None and len(found.nodes) == 6 and found.minimal
 
 
 def test_a_graph_that_is_not_rejected_gives_nothing(chain):
     lab = ScriptedLab(lambda _: False)
-    assert find_rejected(chain, lab) is None and len(lab.asked) == 1
+    assert rejected(chain, lab) is None and len(lab.asked) == 1
 
 
 @pytest.mark.parametrize("outcome", ["crashed", "timed_out"])
 def test_a_crash_and_a_hang_are_rejections_too(chain, outcome):
-    found = find_rejected(chain, ScriptedLab(lambda names: "n7" in names, outcome=outcome))
+    found = rejected(chain, ScriptedLab(lambda names: "n7" in names, outcome=outcome))
     assert found is not None and found.nodes == ("n7",)
 
 
 @pytest.mark.parametrize("outcome", ["left", "invalid"])
 def test_a_part_that_is_left_or_not_legal_is_not_rejected(chain, outcome):
-    assert find_rejected(chain, ScriptedLab(lambda _: True, outcome=outcome)) is None
+    assert rejected(chain, ScriptedLab(lambda _: True, outcome=outcome)) is None
 
 
 def test_no_time_at_all_gives_nothing(chain):
-    assert find_rejected(chain, ScriptedLab(lambda _: True, tries=0)) is None
+    assert rejected(chain, ScriptedLab(lambda _: True, tries=0)) is None
 
 
 @pytest.mark.parametrize("tries", range(1, 6))
 def test_when_the_time_is_up_the_smallest_part_so_far_is_told_as_such(chain, tries):
     pair = {"n2", "n9"}
-    found = find_rejected(chain, ScriptedLab(lambda names: pair <= set(names), tries=tries))
+    found = rejected(chain, ScriptedLab(lambda names: pair <= set(names), tries=tries))
     assert found is not None and pair <= set(found.nodes) and not found.minimal
     assert found.tries == tries and found.said == f"{len(found.nodes)} nodes are too many"
 
@@ -115,5 +120,16 @@ def test_a_part_that_cannot_be_cut_out_counts_as_not_rejected(tmp_path):
     text = "g (float[4] x) => (float[4] y) {\n  [a] h = own.Mystery(x)\n  [b] y = own.Mystery(h)\n}"
     path = tmp_path / "m.onnx"
     onnx.save(parser.parse_model(HEAD + text), path)
-    found = find_rejected(cut_graph(read_onnx(path), {}), ScriptedLab(lambda names: "b" in names))
+    found = rejected(cut_graph(read_onnx(path), {}), ScriptedLab(lambda names: "b" in names))
     assert found is not None and found.nodes == ("a", "b")
+    assert found.untried == "the type of its input 'h' is not known"
+
+
+def test_parts_that_were_not_tried_are_told(chain):
+    for lab, why in (
+        (ScriptedLab(lambda _: True, tries=0), "the time for experiments ran out (--probe-seconds)"),
+        (ScriptedLab(lambda _: True, outcome="invalid"), "ONNX Runtime takes no such model (16 nodes are too many)"),
+        (ScriptedLab(lambda _: False), ""),
+    ):
+        search = Search(chain, lab)
+        assert find_rejected(search) is None and search.untried == why

@@ -12,7 +12,7 @@ import pytest
 from partita.paths import CACHE_VARIABLE
 from partita.providers.cuda_dry_run.devices import PREFIX
 from partita.providers.resolve import Resolution, known_providers
-from partita.runtime.ort_registry import ort_build
+from partita.runtime.ort.registry import ort_build
 from partita.runtime.probes import cache as cache_module
 from partita.runtime.probes.cache import FORMAT, Cache, cache_for
 

@@ -20,11 +20,12 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.remedies import Remedy
 from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
-from partita.runtime.probes import engine
+from partita.runtime.probes import engine, subjects
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import cut_graph, node_case
-from partita.runtime.probes.engine import BUDGET, Subject, notes_on_gaps, one_of_each_first, probe_refusal, probe_run
-from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.engine import notes_on_gaps, probe_refusal, probe_run
+from partita.runtime.probes.lab import BUDGET, Answer, Lab
+from partita.runtime.probes.subjects import Subject, lateness, one_of_each_first
 from tests.partition_reports.samples import run_facts, session_facts
 
 CPU, QNN = "CPUExecutionProvider", "QNNExecutionProvider"
@@ -83,7 +84,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedLab]:
 
 
 def facts_of(model: OnnxModel, on: str):
-    """A session in which every node but these is on the wanted provider."""
+    """A session in which every node but these is on the preferred provider."""
     names = [node.name for node in model.nodes]
     assigned = tuple(
         AssignedNode(node.name, node.op_type, "", CPU if node.name in on else QNN, number)
@@ -131,6 +132,24 @@ def test_a_node_that_is_taken_alone_is_tried_no_further(model, scripted):
     ) == 1
 
 
+def test_a_trial_says_whether_the_node_had_company(model):
+    """QNN compiles, WebGPU does not. What cannot be negated has none: a variant in another type, for one."""
+    chain = (WANTED, Resolution(known_providers()["webgpu"], "active"), FALLBACK)
+    facts, _ = probed(facts_of(model, "b"), chain, model=model)
+    (session,) = facts.sessions
+    ours, others = session.of(QNN).probes["b"].trials, session.of(WEBGPU).probes["b"].trials
+    assert ours[0].company and [trial.change for trial in ours if not trial.company] == ["float64 in place of float32"]
+    assert not any(trial.company for trial in others)
+
+
+def test_combinations_that_are_too_many_are_counted(model, monkeypatch):
+    monkeypatch.setattr(subjects, "MOST_COMBINED", 2)
+    monkeypatch.setattr(ScriptedLab, "answer", lambda self, _: Answer("left", ""))
+    facts, _ = probed(facts_of(model, "b"), model=model)
+    shown = facts.sessions[0].of(QNN).probes["b"]
+    assert sum(trial.factor == "combined" for trial in shown.trials) == 2 and shown.left_out > 0
+
+
 def test_each_provider_that_was_skipped_is_tried(model, scripted):
     """With `qnn,webgpu,cpu`, a node on the CPU is tried with both, and one on WebGPU with QNN alone."""
     before = facts_of(model, "b")
@@ -165,7 +184,7 @@ def test_a_node_that_cannot_be_cut_out_says_why(model):
     broken = replace(model, proto=parser.parse_model(TEXT.replace("h = Relu(x)", "h = own.Mystery(x)")))
     after, _ = probed(facts, model=broken)
     assert after.sessions[0].of(QNN).probes["b"] == NodeProbe("b", (), "the type of its input 'h' is not known")
-    assert after.probing is not None and after.probing.experiments == 0
+    assert after.probing is not None and after.probing.experiments == 0 and after.probing.unprobed == ("b",)
     assert any("the type of its input 'h' is not known: b" in note for note in after.notes)
 
 
@@ -196,7 +215,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
     after, chain = with_probes(facts, (WANTED, FALLBACK), {"m.onnx": model}, {"m.onnx": SIZES}, 60.0)
     assert Cache(tmp_path / "answers.json").get("node:a") == ("taken", "", False)
     assert chain == (WANTED, FALLBACK) and after.sessions == facts.sessions
-    assert after.notes[-1] == "experiments on nodes that fell back were interrupted, so none is in the report"
+    assert after.interrupted == ("experiments",) and "were interrupted" in after.notes[-1]
 
 
 def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
@@ -236,7 +255,17 @@ def test_a_refusal_names_the_part_that_is_rejected(model):
     error = ChainError("m.onnx: qnn: finalising failed", path=model.path, chain=(FAILED,))
     told = probe_refusal(error, model, SIZES, 60.0)
     assert isinstance(told, ProviderError) and told.exit_code == 3 and "\n" not in str(told)
-    assert "subgraph_rejected" in str(told) and "the smallest part that fails alone is e" in str(told)
+    assert "subgraph_rejected" in str(told) and "the smallest part that fails with only a Neg beside it is e" in str(
+        told
+    )
+
+
+def test_a_refusal_keeps_what_was_found_of_the_second_provider(model):
+    missing = replace(GONE, provider=known_providers()["tensorrt"])
+    error = ChainError("m.onnx: none starts", path=model.path, chain=(missing, FAILED))
+    told = str(probe_refusal(error, model, SIZES, 60.0))
+    assert "tensorrt: device_missing: no such device; buy one" in told
+    assert "qnn: subgraph_rejected: " in told and "the smallest part that fails with only a Neg beside it is e" in told
 
 
 def test_a_refusal_that_no_experiment_explains_stays_as_it_is(model, scripted, monkeypatch):
@@ -257,8 +286,8 @@ def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
     """So that a slow machine is the cause that the report gives, and not an unexplained node."""
     late = Trial("type", "float16 in place of float32", "timed_out", "no answer within 60 s")
     first, other = Trial("as_is", "", "left", ""), Trial("opset", "an older one", "taken", "")
-    assert engine.lateness((first, late)) == "1 of 2 experiments gave no answer in time: no answer within 60 s"
-    assert engine.lateness((first, late, other)) == "" == engine.lateness((first,))
+    assert lateness((first, late)) == "1 of 2 experiments did not finish in time: no answer within 60 s"
+    assert lateness((first, late, other)) == "" == lateness((first,))
     context = Context(
         "n",
         "Relu",
@@ -267,7 +296,7 @@ def test_experiments_without_an_answer_are_told_where_nothing_else_decides():
         exported=True,
         replaces=(),
         log=(),
-        probe=NodeProbe("n", (first, late), engine.lateness((first, late))),
+        probe=NodeProbe("n", (first, late), lateness((first, late))),
     )
     reason, finding = explain(context)
     assert reason.code == "unexplained" and "no answer within 60 s" in finding.evidence

@@ -15,16 +15,16 @@ from onnx import numpy_helper
 from partita.observations.facts import AssignedNode
 from partita.providers.generic import generic_provider
 from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.probes import child, lab
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import ZEROS, zeros
 from partita.runtime.probes.lab import Lab, write_models
-from partita.runtime.session import NativeFailureError
 from tests.conftest import require
 from tests.runtime.test_provider_check import compiled
 
 if TYPE_CHECKING:
-    from partita.runtime.session import Session
+    from partita.runtime.ort.session import Session
 
 CUDA = Resolution(known_providers()["cuda"], "active")
 
@@ -52,7 +52,7 @@ def test_a_crash_is_an_answer_and_the_next_models_are_answered_too(bench, model)
     answers = here.try_all([model("one"), model("crash"), model("two"), model("left")])
     assert outcomes(answers) == ["taken", "crashed", "taken", "left"]
     assert answers[1] and "killed by SIGSEGV" in answers[1].said
-    assert "its last words: assertion failed in the driver" in answers[1].said
+    assert "its last output: assertion failed in the driver" in answers[1].said
     assert here.crashes == 1 and not here.unusable
 
 
@@ -215,7 +215,7 @@ def test_a_library_that_is_no_plugin_is_told_in_the_loaders_words(model, tmp_pat
 
 
 def test_a_provider_without_its_libraries_fails_over_everything(model):
-    from partita.runtime.ort_registry import available_ort_names
+    from partita.runtime.ort.registry import available_ort_names
 
     require("onnxruntime-gpu", CUDA.provider.ort_name in available_ort_names())
     require("a machine without an NVIDIA driver", shutil.which("nvidia-smi") is None)

@@ -60,11 +60,11 @@ def show_changes(page: Page, diff: ReportDiff) -> None:
         return
     page.heading("Environment and request")
     # Another version is always another build, and what it was built with is a long text.
-    another_version = any(change.name == "onnxruntime" for change in diff.changes)
+    another_version = any(change.key == "onnxruntime" for change in diff.changes)
     rows = [
         (change.subject.replace("_", " "), change.name, change.before or NOT_KNOWN, change.after or NOT_KNOWN)
         for change in diff.changes
-        if change.name != "onnxruntime build" or not another_version
+        if change.key != "onnxruntime_build" or not another_version
     ]
     page.table([Column(title, False) for title in ("in", "what", "A", "B")], rows)
 
@@ -124,13 +124,13 @@ def show_other_names(page: Page, diff: ReportDiff) -> None:
     page.heading("Same provider, renamed or fused differently")
     if renamed:
         names = list(dict.fromkeys(say_node(change) for change in renamed))
-        page.line(f"{plural(len(names), 'node')} matched under another number: {name_some(names, NAMES)}")
+        page.line(f"{plural(len(names), 'node')} matched under a different number: {name_some(names, NAMES)}")
     forms: dict[str, list[str]] = {}
     for change in diff.fused_otherwise:
         forms.setdefault(f"{change.before} -> {change.after}", []).append(change.node)
     for form, found in forms.items():
         nodes = list(dict.fromkeys(found))
-        page.line(f"{plural(len(nodes), 'node')} compiled or fused otherwise, {form}: {name_some(nodes, NAMES)}")
+        page.line(f"{plural(len(nodes), 'node')} compiled or fused differently, {form}: {name_some(nodes, NAMES)}")
 
 
 def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
@@ -156,12 +156,13 @@ def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
 
 def say_reason(change: ReasonChange) -> str:
     """What became of a reason."""
+    about = f"why not {provider(change.skipped)}: " if change.skipped else ""
+    before, after = change.before or "unknown", change.after or "unknown"
     if change.change == "changed":
-        about = f"why not {provider(change.skipped)}: " if change.skipped else ""
-        return f"{about}{change.before} -> {change.after}, on {provider(change.provider)}"
+        return f"{about}{before} -> {after}, on {provider(change.provider)}"
     if change.change == "gone":
-        return f"no longer {change.before}"
-    return f"new: {change.after}, on {provider(change.provider)}"
+        return f"{about}no longer {before}"
+    return f"{about}new: {after}, on {provider(change.provider)}"
 
 
 def show_copies(page: Page, changes: Sequence[CopyChange]) -> None:
@@ -177,7 +178,7 @@ def show_copies(page: Page, changes: Sequence[CopyChange]) -> None:
     phases = " / ".join(dict.fromkeys(change.phase for change in changes))
     columns = (Column("", False), Column("bytes A"), Column("bytes B"), Column("way, tensor", False))
     page.table(columns, rows, f"and {plural(left, 'more change')}; --json has all" if left > 0 else "")
-    page.line(f"Bytes are per run: {phases}; - where nobody knows.")
+    page.line(f"Bytes are per run: {phases}; - where unknown.")
 
 
 def copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
@@ -250,4 +251,4 @@ def say_ratio(figure: Figure) -> str:
     return f"{decimals(figure.ratio)}{' ~' if figure.spread == 'within' else ''}"
 
 
-VIEW = terminal_view("text", "what is different in another report", render)
+VIEW = terminal_view("text", "what changed in another report", render)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from partita.diagnosis.records import Fallback, Skipped, Trial
+from partita.observations.facts import AS_IS, COMBINED
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 from partita.partition_reports.diff.headline import provider as provider_name
 from partita.partition_reports.explain.node_explanation import Cause, Explanation, Matches, Place
@@ -17,15 +18,8 @@ from partita.partition_reports.sections.model import Column
 
 MOST = 40
 """Most names, and most rows of a table; --json has all."""
-FACTORS = {
-    "as_is": "as it is",
-    "static_shape": "shape",
-    "type": "type",
-    "opset": "opset",
-    "attribute": "attribute",
-    "input": "input",
-    "combined": "several",
-}
+FACTORS = {AS_IS: "as it is", "static_shape": "shape", COMBINED: "several"}
+"""Words for what was changed, where they are not the name of the factor."""
 
 
 def render(told: Explanation, console: Console) -> None:
@@ -68,8 +62,8 @@ def say_no_single(found: Matches) -> str:
         return "the name of the node is empty; give one, or a part of it"
     near = f"; did you mean {' or '.join(found.suggestions)}?" if found.suggestions else ""
     return (
-        f"no node has {found.query!r} in its name, and none stands for one that had: it was never there, or ONNX "
-        f"Runtime computed it away{near}"
+        f"no node has {found.query!r} in its name, and none was fused from one that had: it was never there, or ONNX "
+        f"Runtime folded it away{near}"
     )
 
 
@@ -78,9 +72,27 @@ def headline(told: Explanation) -> str:
     if not told.places:
         return f"{told.node}: in no phase; {'rejected by its provider' if told.rejected else 'only named'}"
     parts: dict[str, list[str]] = {}
-    for place in told.places:
-        parts.setdefault(say_place(told, place), []).append(place.phase)
+    for phase, places in by_phase(told).items():
+        said = say_place(told, places[0]) if len(places) == 1 else say_parts(told, places)
+        parts.setdefault(said, []).append(phase)
     return f"{told.node}: " + "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
+
+
+def by_phase(told: Explanation) -> dict[str, list[Place]]:
+    """Its places in each phase; several where ONNX Runtime put more than one node in its place."""
+    found: dict[str, list[Place]] = {}
+    for place in told.places:
+        found.setdefault(place.phase, []).append(place)
+    return found
+
+
+def say_parts(told: Explanation, places: Sequence[Place]) -> str:
+    """A node in whose place there are several."""
+    on = Counter(provider_name(place.provider) for place in places)
+    why = dict.fromkeys(entry.reason for place in places if (entry := reason_in(told, place)) is not None)
+    where = listing(f"{count} on {provider}" for provider, count in on.items())
+    reasons = f", not on {provider_name(told.wanted)}: {', '.join(why)}," if why else ""
+    return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
 
 
 def say_place(told: Explanation, place: Place) -> str:
@@ -93,18 +105,19 @@ def say_place(told: Explanation, place: Place) -> str:
         return f"copies {made.tensor or 'an unknown tensor'} {made.direction.replace('_', ' ')}"
     where = f"{place.op_type or 'unknown operator'} on {provider_name(place.provider)}"
     if place.role == "replaced":
-        where = f"not in the plan; {place.node} stands for it: {where}"
+        where = f"not in the plan; fused into {place.node}: {where}"
     if place.role == "body":
-        where += " in a body of control flow"
+        where += " in a control-flow subgraph"
     why = reason_in(told, place)
     if why is not None:
         return f"{where}, not on {provider_name(why.wanted)}: {why.reason} ({why.evidence_kind})"
-    return f"{where}, the wanted provider," if place.provider == told.wanted else where
+    return f"{where}, the preferred provider," if place.provider == told.wanted else where
 
 
 def reason_in(told: Explanation, place: Place) -> Fallback | None:
-    """Why it is not on the wanted provider in one phase."""
-    return next((entry for entry in told.fallbacks if entry.phase == place.phase), None)
+    """Why it is not on the preferred provider in one phase."""
+    here = (entry for entry in told.fallbacks if entry.phase == place.phase and entry.node == place.node)
+    return next(here, None)
 
 
 def show_identity(page: Page, told: Explanation) -> None:
@@ -112,18 +125,27 @@ def show_identity(page: Page, told: Explanation) -> None:
     page.console.print()
     seen = list(dict.fromkeys(source for place in told.places for source in place.sources))
     rows = [
-        ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", told.op_type),
+        ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", say_operators(told)),
         ("module", told.module),
         ("layer", None if told.layer is None else str(told.layer)),
         ("source line", told.source_line),
-        ("wanted on", told.wanted),
+        ("preferred provider", told.wanted),
         ("seen by", ", ".join(seen)),
     ]
     page.pairs([(name, value) for name, value in rows if value])
 
 
+def say_operators(told: Explanation) -> str | None:
+    """Its operator, or those of the nodes in its place."""
+    found = dict.fromkeys(place.op_type for place in told.places if place.op_type)
+    return ", ".join(found) or told.op_type
+
+
 def show_places(page: Page, told: Explanation) -> None:
-    """One column per phase."""
+    """One column per phase; one row per node where a phase has several in its place."""
+    if any(len(places) > 1 for places in by_phase(told).values()):
+        show_parts(page, told)
+        return
     facts: tuple[tuple[str, Callable[[Place], str]], ...] = (
         ("file", lambda place: place.file),
         ("provider", lambda place: provider_name(place.provider)),
@@ -142,6 +164,23 @@ def show_places(page: Page, told: Explanation) -> None:
     page.table((Column("", False), *(Column(place.phase) for place in places)), known)
 
 
+def show_parts(page: Page, told: Explanation) -> None:
+    """The nodes in its place, in every phase."""
+    columns = (
+        *(Column(title, False) for title in ("in its place", "phase", "operator", "on")),
+        *(Column("position"), Column("share of node time"), Column("reason", False)),
+    )
+    rows = []
+    for place in told.places[:MOST]:
+        why = reason_in(told, place)
+        position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
+        row = (place.node, place.phase, place.op_type or NOT_KNOWN, provider_name(place.provider), position)
+        rows.append((*row, percent(place.time_share), why.reason if why is not None else ""))
+    left = len(told.places) - MOST
+    page.console.print()
+    page.table(columns, rows, f"and {plural(left, 'more node')}; --json has all" if left > 0 else "")
+
+
 def say_partition(place: Place) -> str:
     """Its partition and how large that is."""
     return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
@@ -151,8 +190,8 @@ def show_stand_ins(page: Page, told: Explanation) -> None:
     """What it took the place of, or what else its stand-in stands for."""
     lines: dict[str, list[str]] = {}
     for place in told.places:
-        if place.replaces:
-            head = f"{place.node} stands for" if place.role == "replaced" else "in the place of"
+        if place.replaces and place.replaces != (told.node,):
+            head = f"{place.node} is fused from" if place.role == "replaced" else "fused from"
             kinds = f" ({tally(Counter(place.replaces_op_types))})" if place.replaces_op_types else ""
             text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {name_some(place.replaces)}"
             lines.setdefault(text, []).append(place.phase)
@@ -174,7 +213,7 @@ def show_copies(page: Page, told: Explanation) -> None:
     caused = [place for place in told.places if place.copies_caused]
     if not caused:
         return
-    page.heading("Copies that it makes necessary")
+    page.heading("Copies that it causes")
     for place in caused:
         total = "of unknown size in all" if place.copy_bytes_caused is None else human_bytes(place.copy_bytes_caused)
         wait = f", {decimals(place.copy_wait_us_caused, 1e-3)} ms wait" if place.copy_wait_us_caused else ""
@@ -198,7 +237,7 @@ def say_why(place: Place) -> str:
         return f"; for {listing(say_cause(entry) for entry in place.caused_by)}"
     if made is not None and made.cause_unknown:
         return f"; cause not known: {made.cause_unknown}"
-    return "; bound in another memory than ONNX Runtime wants it in" if place.role == "border" else ""
+    return "; bound in other memory than ONNX Runtime wants" if place.role == "border" else ""
 
 
 def say_cause(entry: Cause) -> str:
@@ -234,7 +273,7 @@ def say_cost(entry: Fallback) -> str:
     """What it costs that it is not there."""
     cost = entry.cost
     if cost is None:
-        return "not known: it never ran, or is in a body of control flow"
+        return "not known: it never ran, or is in a control-flow subgraph"
     word = {True: "harmless", False: "not harmless", None: "not known to be harmless"}[cost.harmless]
     parts = [plural(len(cost.copies), "copy") if cost.copies else "no copy"]
     if cost.copies:
@@ -253,10 +292,14 @@ def show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
             page.line(f"no experiments: {entry.unprobed}")
         return
     new = sum(not trial.cached for trial in entry.trials)
+    company = {trial.company for trial in entry.trials}
+    around = (
+        "in isolation" if True not in company else "with a Neg beside it" + (", where one can be," * (False in company))
+    )
     page.console.print()
     page.line(
-        f"{plural(len(entry.trials), 'experiment')}: this node alone on {provider} ({new} in this run, "
-        f"{len(entry.trials) - new} known from before)"
+        f"{plural(len(entry.trials), 'experiment')}: this node {around} on {provider} ({new} in this run, "
+        f"{len(entry.trials) - new} from the cache)"
     )
     quoted = list(dict.fromkeys(trial.said for trial in entry.trials if trial.said))
     rows = [trial_row(trial, quoted) for trial in entry.trials]
@@ -271,7 +314,12 @@ def show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
 def trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
     """One experiment; what was said stands below the table, once."""
     said = f"[{quoted.index(trial.said) + 1}]" if trial.said else ""
-    return (FACTORS[trial.factor], trial.change, trial.outcome.replace("_", " "), said)
+    return (
+        FACTORS.get(trial.factor, trial.factor.replace("_", " ")),
+        trial.change,
+        trial.outcome.replace("_", " "),
+        said,
+    )
 
 
 def show_rejections(page: Page, told: Explanation) -> None:
@@ -282,11 +330,12 @@ def show_rejections(page: Page, told: Explanation) -> None:
     for parts in alike.values():
         part = parts[0]
         page.heading(f"Rejected by {part.provider} in {listing(entry.file for entry in parts)}")
-        together = "it fails alone" if len(part.nodes) == 1 else f"fail together: {name_some(part.nodes)}"
+        alone = "it fails with only a Neg beside it" if part.company else "it fails alone"
+        together = alone if len(part.nodes) == 1 else f"fail together: {name_some(part.nodes)}"
         least = "no smaller part that was tried fails" if part.minimal else "there may be a smaller part"
         tries = sum(entry.tries for entry in parts)
         page.line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")
         page.line(f"evidence: {part.evidence}")
 
 
-VIEW = terminal_view("text", "all about one node", render)
+VIEW = terminal_view("text", "everything about one node", render)

@@ -36,7 +36,7 @@ class MapCell:
     blocks: tuple[Block, ...]
     summary: str
     strays: str
-    """How many nodes are not on the wanted provider; empty when there are none."""
+    """How many nodes are not on the preferred provider; empty when there are none."""
     stray_operators: str
     """The same with providers and operators, for who cannot see the blocks."""
 

@@ -31,7 +31,7 @@ def find_marks(report: Report) -> dict[str, Mark]:
     providers = list(dict.fromkeys([*(entry.provider for entry in report.chain), *ran]))
     letters = pick_letters(providers)
     known = [provider for provider in providers if provider != UNKNOWN]
-    # The first colour is the wanted provider's alone.
+    # The first colour is the preferred provider's alone.
     colours = {name: f"e{n if n < COLOURS else n % (COLOURS - 1) + 1}" for n, name in enumerate(known)}
     return {
         provider: Mark(provider, short_provider(provider), colours.get(provider, "eu"), letters[provider])

@@ -25,7 +25,7 @@ class Band:
     left: float
     width: float
     lane: int
-    """0 for the wanted provider, 1 for every other one: place tells it too, not colour alone."""
+    """0 for the preferred provider, 1 for every other one: place tells it too, not colour alone."""
 
 
 @dataclass(frozen=True, slots=True)

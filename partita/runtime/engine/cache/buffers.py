@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from partita.contract import State
 from partita.observations.facts import StateFact
-from partita.runtime.ort_buffers import Buffer
-from partita.runtime.session import Binding, Session
+from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.session import Binding, Session
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from partita.runtime.engine.cache import fixed
 from partita.runtime.engine.cache.base import Store
 from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.recurrent import RecurrentStates
-from partita.runtime.ort_buffers import Buffer
-from partita.runtime.session import Binding, Session
+from partita.runtime.ort.buffers import Buffer
+from partita.runtime.ort.session import Binding, Session
 
 
 class Cache:
@@ -77,7 +77,7 @@ class Cache:
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
-        if tokens > self.filled[row] or not all(store.rewinds(tokens) for store in self.stores):
+        if not 0 <= tokens <= self.filled[row] or not all(store.rewinds(tokens) for store in self.stores):
             return False
         self.filled[row] -= tokens
         return True

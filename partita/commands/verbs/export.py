@@ -1,0 +1,140 @@
+"""`partita export`: its arguments and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from partita.commands.arguments import (
+    JsonOption,
+    ProviderLibraryOption,
+    ProviderOptionsOption,
+    complete,
+    not_empty,
+    read_path,
+)
+from partita.export.attention import names as attention_names
+from partita.export.exporters import names as exporter_names
+
+LOWERINGS = ", ".join(attention_names())
+EXPORTERS = ", ".join(exporter_names())
+app = typer.Typer()
+
+
+@app.command(epilog="Example: partita export ./my-checkpoint ./package --precision fp16 --max-length 512")
+def export(
+    context: typer.Context,
+    checkpoint: Annotated[
+        str,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="Checkpoint folder, or a hub id such as owner/name.",
+            show_default=False,
+            parser=not_empty,
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Argument(metavar="OUT", help="Folder to write the package to.", show_default=False, parser=read_path),
+    ],
+    precision: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete("precisions"),
+            help="Data type of weights, cache and arithmetic: fp32, fp16 or bf16.",
+        ),
+    ] = "fp32",
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="Cache length N: maximum number of prompt and generated tokens together. Default: the model's, "
+            "up to 2048."
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Batch size, fixed in the graph.")] = 1,
+    attention: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete("attentions"),
+            help=f"Lowering of attention and cache: {LOWERINGS}, or auto, which queries the target.",
+        ),
+    ] = "auto",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROVIDER",
+            autocompletion=complete("providers"),
+            help="Provider to build the package for: it is queried for the attention lowering it supports best. "
+            "Default: "
+            "the best usable one.",
+        ),
+    ] = None,
+    target_default: Annotated[
+        bool,
+        typer.Option(
+            "--target-default",
+            help="If the target cannot be queried here, use the lowering that its documentation suggests.",
+        ),
+    ] = False,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    static_shapes: Annotated[
+        bool, typer.Option("--static-shapes", help="Write prefill.onnx and decode.onnx with static shapes only.")
+    ] = False,
+    prefill_chunk: Annotated[
+        int | None, typer.Option(help="Tokens per run of the static prefill.onnx. Default: 128.")
+    ] = None,
+    no_verify: Annotated[
+        bool,
+        typer.Option(
+            "--no-verify", help="Skip the comparison with the original model; the package is marked unverified."
+        ),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing package.")] = False,
+    opset: Annotated[
+        int | None, typer.Option(help="ONNX opset. Default: the one that the attention lowering needs.")
+    ] = None,
+    exporter: Annotated[
+        str, typer.Option(autocompletion=complete("exporters"), help=f"What makes the graphs: {EXPORTERS}.")
+    ] = "native",
+    as_json: JsonOption = False,
+) -> None:
+    """Export a checkpoint to a package and check it against the original model."""
+    from partita.library.scratch import own_compile_cache
+
+    context.with_resource(own_compile_cache())
+    from partita.commands.terminal import Bars
+    from partita.export.progress import stage
+
+    bars = Bars()
+    with bars, stage(bars, "load libraries", {}):  # torch and transformers take seconds
+        from partita.commands import export as verb
+        from partita.export.pipeline import ExportOptions
+        from partita.library.exporting import TargetOptions
+
+    verb.run(
+        ExportOptions(
+            checkpoint=checkpoint,
+            out=out,
+            precision=precision,
+            max_length=max_length,
+            batch_size=batch_size,
+            attention=attention,
+            static_shapes=static_shapes,
+            prefill_chunk=prefill_chunk,
+            verify=not no_verify,
+            force=force,
+            opset=opset,
+            exporter=exporter,
+        ),
+        TargetOptions(
+            target,
+            tuple(provider_option or ()),
+            tuple(provider_library or ()),
+            default_allowed=target_default,
+        ),
+        bars,
+        as_json=as_json,
+    )

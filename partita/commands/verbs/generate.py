@@ -1,0 +1,142 @@
+"""`partita generate`: its arguments and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.exceptions import Exit
+
+from partita.commands.arguments import (
+    JsonOption,
+    MaxCopiesOption,
+    MaxCopyBytesOption,
+    MaxCpuNodesOption,
+    PackageArgument,
+    PinOption,
+    ProbeSecondsOption,
+    ProviderLibraryOption,
+    ProviderOption,
+    ProviderOptionsOption,
+    ThreadsOption,
+    chain_options,
+    complete,
+    read_path,
+)
+
+app = typer.Typer()
+
+
+@app.command(epilog='Example: partita generate ./package "Return the" --max-new-tokens 64 --report run.json')
+def generate(
+    context: typer.Context,
+    package: PackageArgument,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROMPT",
+            help="The prompt; - reads it from stdin, without a trailing newline. One per row when the batch size "
+            "is above 1.",
+        ),
+    ] = None,
+    more_prompts: Annotated[
+        list[str] | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="A further prompt, after the positional ones."),
+    ] = None,
+    provider: ProviderOption = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option("--max-new-tokens", "-n", help="Maximum number of tokens to generate. Default: 128.")
+    ] = None,
+    temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--temperature",
+            "--temp",
+            "-t",
+            help="0 (default) always takes the most likely token; higher values vary more.",
+        ),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k most likely tokens; 0 (default) turns this off.")
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample from the most likely tokens that add up to this probability; 1 (default) turns this off."
+        ),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Drop tokens below this fraction of the most likely token's probability; 0 (default) turns this off."
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Values above 1 (default) make tokens that already occurred less likely.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", "-s", help="Seed of the sampler, to reproduce a run. Default: random, and printed."),
+    ] = None,
+    sampling: Annotated[
+        str | None,
+        typer.Option(
+            metavar="checkpoint",
+            autocompletion=complete("samplings"),
+            help="Sample as the checkpoint's generation_config.json suggests; options given explicitly take "
+            "precedence.",
+        ),
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop when this text appears; can be repeated.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", "-c", help="Apply the tokenizer's chat template to the prompt.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System message; implies --chat.")] = None,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
+    ] = False,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    pin: PinOption = None,
+    max_cpu_nodes: MaxCpuNodesOption = None,
+    max_copies: MaxCopiesOption = None,
+    max_copy_bytes_per_token: MaxCopyBytesOption = None,
+    threads: ThreadsOption = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", "-r", metavar="FILE", parser=read_path, help="Write the partition report of this run to a file."
+        ),
+    ] = None,
+    probe_seconds: ProbeSecondsOption = 120.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
+    from partita.commands import generate as verb
+    from partita.commands.generate_options import GenerateOptions
+    from partita.library.sampling import Sampling
+    from partita.partition_reports.check.limits import Limits
+
+    raise Exit(
+        verb.run(
+            GenerateOptions(
+                package=package,
+                prompts=(*(prompts or ()), *(more_prompts or ())),
+                where=chain_options(context, provider, provider_option, provider_library, pin, threads),
+                limits=Limits(max_cpu_nodes, max_copies, max_copy_bytes_per_token),
+                sampling=Sampling(
+                    temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens, source=sampling
+                ),
+                stop=tuple(stop or ()),
+                chat=chat or system is not None,
+                system=system,
+                token_ids=token_ids,
+                prefill_chunk=prefill_chunk,
+                report=report,
+                probe_seconds=probe_seconds,
+                as_json=as_json,
+            )
+        )
+    )

@@ -1,0 +1,93 @@
+"""`partita support`: its arguments and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.exceptions import Exit
+
+from partita.commands.arguments import (
+    JsonOption,
+    ProviderLibraryOption,
+    ProviderOptionsOption,
+    chain_options,
+    complete,
+    read_path,
+)
+
+app = typer.Typer()
+
+
+def file_option(name: str, what: str) -> Any:
+    """An option that names a file for one view of the table."""
+    return typer.Option(
+        name, metavar="FILE", parser=read_path, help=f"Write the table to a file as {what}; - is stdout."
+    )
+
+
+@app.command(epilog="Example: partita support Resize com.microsoft:MatMulNBits --provider webgpu")
+def support(
+    context: typer.Context,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OP|MODEL",
+            help="Operators (Cast, com.microsoft:MatMulNBits) or an ONNX file; `diff A B` compares two tables that "
+            "--out wrote.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every operator of ONNX and of ONNX Runtime.")] = False,
+    provider: Annotated[
+        str | None,
+        typer.Option(
+            "--provider",
+            "-e",
+            metavar="NAME",
+            autocompletion=complete("providers"),
+            help="The provider to ask. Default: the best usable one.",
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="FILE", parser=read_path, help="Only what this ONNX file needs."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Budget; what is not asked by then is named as untried.")] = 300.0,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask CUDA without a GPU; needs --provider cuda.")] = False,
+    device: Annotated[
+        str | None, typer.Option(autocompletion=complete("devices"), help="GPU to simulate in the dry run, e.g. h100.")
+    ] = None,
+    out: Annotated[Path | None, file_option("--out", "JSON, for `support diff`")] = None,
+    markdown: Annotated[Path | None, file_option("--markdown", "Markdown")] = None,
+    html: Annotated[Path | None, file_option("--html", "one HTML page")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a provider takes, measured on the installed ONNX Runtime: operators, versions, types and forms."""
+    from partita.commands import support as verb
+    from partita.library.supporting import SupportOptions
+
+    words = tuple(what or ())
+    files = (("json", out), ("markdown", markdown), ("html", html))
+    shown = verb.Shown(as_json, tuple((view, path) for view, path in files if path is not None))
+    if words[:1] == (verb.DIFF,):
+        raise Exit(verb.diff(words[1:], as_json=as_json))
+    named = verb.model_in(words)
+    if named is not None and model is None:
+        words, model = (), named
+    raise Exit(
+        verb.run(
+            SupportOptions(
+                where=chain_options(context, provider, provider_option, provider_library, None, None),
+                operators=words,
+                model=model,
+                everything=everything,
+                dry_run=dry_run,
+                device=device,
+                seconds=seconds,
+            ),
+            shown,
+        )
+    )

@@ -1,0 +1,40 @@
+"""`partita verify`: its arguments and options."""
+
+from __future__ import annotations
+
+import typer
+from typer.exceptions import Exit
+
+from partita.commands.arguments import (
+    JsonOption,
+    PackageArgument,
+    PinOption,
+    ProviderLibraryOption,
+    ProviderOption,
+    ProviderOptionsOption,
+    ThreadsOption,
+    chain_options,
+)
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: partita verify ./package --provider cpu")
+def verify(
+    context: typer.Context,
+    package: PackageArgument,
+    provider: ProviderOption = None,
+    provider_option: ProviderOptionsOption = None,
+    provider_library: ProviderLibraryOption = None,
+    pin: PinOption = None,
+    threads: ThreadsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay the known answer of a package on a provider, without torch. Exit code 4 when it disagrees."""
+    from partita.commands import verify as verb
+
+    raise Exit(
+        verb.run(
+            package, chain_options(context, provider, provider_option, provider_library, pin, threads), as_json=as_json
+        )
+    )

@@ -1,0 +1,242 @@
+"""The support table of an execution provider, as a function: what it takes, measured on the installed ONNX Runtime."""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import partita
+from partita.errors import PackageError, ProviderError, UsageError
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.edge import public
+from partita.library.where import Libraries, ProviderOptions, where
+from partita.observations.text_format import listing
+from partita.providers.cuda import PROVIDER as CUDA
+from partita.providers.resolve import Resolution, resolve_one
+from partita.spelling import either, spelled
+from partita.support.records import ProviderFacts, SupportTable, Versions
+
+SECONDS = 300.0
+MAX_SECONDS = 24 * 3600
+ONNX_DOMAINS = ("", "ai.onnx")
+GRAPHS = ("model.onnx", "decode.onnx")
+"""Graphs of a package, one of which it has."""
+TITLE = "asking the provider about operators (Ctrl-C: the table of what is known by then)"
+
+
+@dataclass(frozen=True, slots=True)
+class SupportOptions:
+    """What is asked, and of whom."""
+
+    where: ChainOptions
+    operators: tuple[str, ...] = ()
+    """Names, with their domains where those matter: Cast, com.microsoft:MatMulNBits."""
+    model: Path | None = None
+    everything: bool = False
+    dry_run: bool = False
+    device: str | None = None
+    seconds: float = SECONDS
+
+
+@public
+def support(
+    operators: str | Sequence[str] | None = None,
+    provider: str | None = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    provider_options: ProviderOptions | None = None,
+    provider_libraries: Libraries | None = None,
+    dry_run: bool = False,
+    device: str | None = None,
+    seconds: float = SECONDS,
+) -> SupportTable:
+    """What a provider takes of operators, or of what a model needs: every version, type and form, measured.
+
+    `operators`: one name or several, `Cast` or `com.microsoft:MatMulNBits`; None, without `model`, for all. `provider`:
+    None for the best usable one. `dry_run`: CUDA without a GPU, as the GPU `device` plays. `seconds`: what is not asked
+    by then is `untried` in the table.
+
+    Raises ArgumentError, PackageError for a model that cannot be read, and ProviderError for a provider that cannot be
+    asked.
+    """
+    names = (operators,) if isinstance(operators, str) else tuple(operators or ())
+    options = SupportOptions(
+        where=where(provider, provider_options, provider_libraries),
+        operators=names,
+        model=None if model is None else Path(model),
+        everything=not names and model is None,
+        dry_run=dry_run,
+        device=device,
+        seconds=seconds,
+    )
+    found, interrupted = measure_support(options)
+    if interrupted:
+        raise KeyboardInterrupt
+    return found
+
+
+def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tuple[SupportTable, bool]:
+    """The table, and whether Ctrl-C cut it short. Raises UsageError, PackageError, ProviderError."""
+    check_options(options)
+    target = read_chain_options(options.where)
+    provider = one_of(target, options)
+    what, asked = what_is_asked(options)
+
+    from partita.runtime.ort.registry import available_ort_names
+
+    resolution = resolve_one(provider, available_ort_names(), target.options.get(provider.name, {}))
+    environment: dict[str, str] | None = None
+    played: str | None = None
+    devices: tuple[str, ...] = ()
+    if options.dry_run:
+        environment, played = dry_run(options.device)
+        resolution = resolve_one(provider, (provider.ort_name,), target.options.get(provider.name, {}))
+    else:
+        resolution, devices = usable(resolution)
+
+    from partita.runtime.support.measure import measure
+    from partita.support.build import build_table
+
+    with audience.busy(TITLE):
+        measured = measure(resolution, what, options.seconds, environment)
+    if measured.unusable:
+        raise ProviderError(f"{provider.name}: it could not be queried: {measured.unusable}")
+    table = build_table(
+        measured,
+        provider=ProviderFacts(
+            name=provider.name,
+            ort_name=provider.ort_name,
+            plugin=str(resolution.library) if resolution.library else None,
+            options=dict(resolution.options),
+            device=played,
+            devices=devices,
+        ),
+        versions=versions(measured.newest_opset),
+        asked=asked,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        partita_version=partita.__version__,
+        budget_seconds=options.seconds,
+        notes=("interrupted: the table has what was known by then",) if measured.interrupted else (),
+    )
+    return table, measured.interrupted
+
+
+def check_options(options: SupportOptions) -> None:
+    """Check what can be checked without a provider. Raises UsageError."""
+    given = [bool(options.operators), options.model is not None, options.everything]
+    if sum(given) != 1:
+        raise UsageError(
+            f"name operators (Cast, com.microsoft:MatMulNBits), or a {either('model', 'model=')}, or "
+            f"{either('--all', 'nothing for all')}; one of them"
+        )
+    if not 0 < options.seconds <= MAX_SECONDS:
+        raise UsageError(f"{spelled('seconds')} is {options.seconds:g}; it must be above 0 and at most {MAX_SECONDS:,}")
+    if options.device is not None and not options.dry_run:
+        raise UsageError(f"{spelled('device')} is part of a dry run; add {spelled('dry_run', True)}")
+    if options.dry_run and options.where.provider is None:
+        raise UsageError(f"{spelled('dry_run', True)} needs {word()} cuda: only CUDA can be asked without its device")
+
+
+def word() -> str:
+    """The argument that names the provider."""
+    return either("--provider", "provider")
+
+
+def one_of(target: Target, options: SupportOptions) -> Any:
+    """The provider that is asked: the only one of the chain, or the first of the default one. Raises UsageError."""
+    if target.by_default is None and len(target.chain) != 1:
+        names = ",".join(provider.name for provider in target.chain)
+        raise UsageError(f"{word()} {names}: name one provider; a support table is of one")
+    provider = target.chain[0]
+    if options.dry_run and provider.ort_name != CUDA.ort_name:
+        raise UsageError(f"{spelled('dry_run', True)} is for CUDA: {word()} has to be cuda, not {provider.name}")
+    return provider
+
+
+def what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
+    """What the child is told to ask about, and how the table says it. Raises UsageError, PackageError."""
+    if options.model is not None:
+        path = graph_of(options.model)
+        from partita.runtime.onnx_model import read_onnx
+
+        read_onnx(path)  # whatever is wrong with it is said here, and not by a child
+        return {"model": str(path.resolve())}, f"what {options.model.name} needs"
+    if options.everything:
+        return {"operators": None}, "all operators"
+    found = [pair for name in options.operators for pair in named(name)]
+    return {"operators": [list(pair) for pair in found]}, ", ".join(options.operators)
+
+
+def graph_of(path: Path) -> Path:
+    """The graph of a package, or the file itself. Raises PackageError."""
+    if not path.is_dir():
+        return path
+    found = next((path / name for name in GRAPHS if (path / name).is_file()), None)
+    if found is None:
+        raise PackageError(f"{path}: it has no {listing(GRAPHS)}; name an ONNX file, or a folder that export wrote")
+    return found
+
+
+def named(name: str) -> list[tuple[str, str]]:
+    """Operators of that name, in any case, as (domain, name); with a domain only its own. Raises UsageError."""
+    from partita.runtime.support.operators import operators
+
+    domain, colon, word = name.rpartition(":")
+    domain = "" if domain in ONNX_DOMAINS else domain
+    known = dict.fromkeys((entry.domain, entry.name) for entry in operators())
+    fitting = [
+        pair for pair in known if pair[1].lower() == word.lower() and (not colon or pair[0].lower() == domain.lower())
+    ]
+    if not fitting:
+        spelled = [f"{pair[0]}:{pair[1]}" if pair[0] else pair[1] for pair in known]
+        near = difflib.get_close_matches(name, spelled, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else "; operators are called as in ONNX files, e.g. MatMul"
+        raise UsageError(f"no operator is called {name!r}{hint}")
+    return fitting
+
+
+def usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
+    """The provider as it started in a process of its own, and its devices in words. Raises ProviderError."""
+    from partita.runtime.provider_check import check
+
+    (tried,) = check([resolution])
+    if not tried.usable:
+        why = tried.resolution
+        dry = f"; or add {spelled('dry_run', True)}, without a GPU" if resolution.provider is CUDA else ""
+        raise ProviderError(
+            f"{resolution.provider.name}: it cannot be queried here: {why.reason}: {why.evidence}; {why.remedy}{dry}"
+        )
+    software = " (the CPU in place of a GPU)" if tried.software else ""
+    words = tuple(f"{device.kind} of {device.vendor or 'unknown vendor'}{software}" for device in tried.devices)
+    return tried.resolution, words
+
+
+def dry_run(name: str | None) -> tuple[dict[str, str], str]:
+    """Environment of a process that plays a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
+    from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
+    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
+
+    played = device(DEFAULT_DEVICE if name is None else name)
+    return child_environment(prepare(provider_library()), played, os.environ), played.name
+
+
+def versions(opset: int | None) -> Versions:
+    """Of everything that an answer may depend on."""
+    from partita.runtime.environment import environment
+
+    found = environment()
+    return Versions(
+        onnxruntime=found.onnxruntime_version,
+        onnxruntime_package=found.onnxruntime_package,
+        onnxruntime_build=found.onnxruntime_build,
+        onnx=found.packages.get("onnx", ""),
+        opset=opset,
+        cpu=found.cpu,
+        operating_system=found.operating_system,
+    )

@@ -1,0 +1,65 @@
+"""Messages of C++ libraries: what they say, without the source line and the signature of the function that says it."""
+
+from __future__ import annotations
+
+import re
+
+_SOURCE = re.compile(r"(?<!\S)\S+\.(?:cc|cpp|cxx|cu|mm|h|hpp):\d+:? (?=\S)")
+"""A file and a line, as ONNX Runtime's CodeLocation writes them before the function."""
+_OPERATOR = re.compile(r"operator\s?(?:\(\)|\[\]|[-+*/%^&|~!=<>]+)")
+_QUALIFIERS = re.compile(r"(?: (?:const|noexcept|mutable|volatile|override)\b| ?&{1,2}(?=\s|$))*")
+_OPENING, _CLOSING = "([{<", ")]}>"
+
+
+def without_signatures(text: str) -> str:
+    """`<file>:<line> <function signature> what is said` -> `what is said`, also in the middle and several times.
+
+    A place without a signature after it, or with nothing after that, stays as it is. Arguments and templates may be of
+    any length: OpenVINO's and QNN's messages begin with some hundred characters of them (seen with ONNX Runtime 1.24 to
+    1.31, onnxruntime/core/common/exceptions.h).
+    """
+    kept, position = [], 0
+    while match := _SOURCE.search(text, position):
+        end = _signature_end(text, match.end())
+        if end is None or not text[end:].strip():
+            kept.append(text[position : match.end()])
+            position = match.end()
+            continue
+        kept.append(text[position : match.start()])
+        position = end + len(text[end:]) - len(text[end:].lstrip())
+    return "".join((*kept, text[position:]))
+
+
+def _signature_end(text: str, start: int) -> int | None:
+    """Where the signature that begins at `start` ends; None when there is none."""
+    depth, position, in_lambda = 0, start, False
+    while position < len(text):
+        if depth == 0 and (named := _OPERATOR.match(text, position)):
+            position = named.end()
+            continue
+        letter = text[position]
+        if letter in _OPENING:
+            in_lambda |= depth == 0 and text.startswith("<lambda", position)
+            depth += 1
+        elif letter in _CLOSING and text[position - 1 : position + 1] != "->":
+            depth -= 1
+            if depth < 0:
+                return None
+            ends = letter == (">" if in_lambda else ")")
+            if depth == 0 and ends and not text.startswith("::", position + 1):
+                return _after_qualifiers(text, position + 1) if "::" in text[start:position] else None
+        position += 1
+    return None
+
+
+def _after_qualifiers(text: str, position: int) -> int:
+    """Past `const` and the like, and past gcc's `[with T = float]`."""
+    found = _QUALIFIERS.match(text, position)
+    position = found.end() if found else position
+    if text.startswith(" [with ", position):
+        depth = 0
+        for place in range(position + 1, len(text)):
+            depth += (text[place] == "[") - (text[place] == "]")
+            if depth == 0:
+                return place + 1
+    return position

@@ -1,0 +1,179 @@
+"""Tensors that stay where they are: in host memory that numpy shares, or in a device's memory.
+
+Imports onnxruntime, for its OrtValue. Knows the ways to get device memory out of ONNX Runtime's Python package, which
+differ by version and provider; does not know what a buffer is for.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from partita import dtypes
+from partita.runtime.ort.errors import buffer_error
+
+HOST_MEMORY, CUDA_MEMORY = "Cpu", "Cuda"
+ALIGNMENT_BYTES = 64
+NATIVE = ort.capi.onnxruntime_pybind11_state
+NATIVE_ERRORS: tuple[type[Exception], ...] = (
+    *(entry for entry in vars(NATIVE).values() if isinstance(entry, type) and issubclass(entry, Exception)),
+    RuntimeError,
+    ValueError,
+)
+"""Everything ONNX Runtime raises: its 15 status classes have no common base of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor that stays where it is for the life of a runner."""
+
+    value: Any
+    """The OrtValue."""
+    array: npt.NDArray[Any] | None
+    """The same memory as numpy sees it; None on a device. bfloat16 shows as uint16."""
+    dtype: str
+    memory: str
+    size_bytes: int
+    keeps: Any = field(default=None, repr=False)
+    """What has to live as long as the memory."""
+
+    @property
+    def host(self) -> npt.NDArray[Any]:
+        """The memory as numpy sees it; only for buffers on the host."""
+        if self.array is None:
+            raise ValueError(f"the buffer is in {self.memory} memory, which numpy cannot see")
+        return self.array
+
+    def released(self) -> Buffer:
+        """The buffer without its memory: what is known of it stays."""
+        return replace(self, value=None, array=None, keeps=None)
+
+    def address(self) -> int:
+        """Address of the first element."""
+        return int(self.value.data_ptr())
+
+    def clear(self) -> None:
+        """Set every byte to zero."""
+        if self.array is not None:
+            self.array.fill(0)
+            return
+        self._write(host_buffer(tuple(self.value.shape()), self.dtype))
+
+    def clear_rows(self, rows: Sequence[int]) -> None:
+        """Set these rows of the first axis to zero; only where `clears_rows`. Device memory goes by way of the host."""
+        if self.array is not None:
+            self.array[list(rows)] = 0
+            return
+        shape = tuple(self.value.shape())
+        if set(rows) == set(range(shape[0])):
+            self.clear()
+            return
+        held = host_buffer(shape, self.dtype)
+        if self.memory == CUDA_MEMORY:
+            held.host[...] = self.value.numpy()
+        else:
+            ort.copy_tensors([self.value], [held.value])
+        held.host[list(rows)] = 0
+        self._write(held)
+
+    @property
+    def clears_rows(self) -> bool:
+        """Rows can be zeroed one by one. ONNX Runtime reads no bfloat16 back from CUDA, for numpy has no such type."""
+        return self.array is not None or self.memory != CUDA_MEMORY or self.dtype != "bfloat16"
+
+    def _write(self, held: Buffer) -> None:
+        """Fill device memory from a host buffer of the same shape and dtype."""
+        if self.memory == CUDA_MEMORY:  # copy_tensors knows no way to the CUDA provider inside ONNX Runtime 1.31.1
+            self.value.update_inplace(held.value)
+        else:
+            ort.copy_tensors([held.value], [self.value])
+
+
+def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
+    """A zeroed tensor in host memory that numpy and ONNX Runtime share. Pages are taken as they are first written.
+
+    Raises ResourceError when the address space has no room for it.
+    """
+    element, kind, size = dtypes.named(dtype).number, np.dtype(dtypes.storage(dtype)), dtypes.size_bytes(dtype, shape)
+    try:
+        raw = np.zeros(size + ALIGNMENT_BYTES, np.uint8)
+    except (MemoryError, ValueError) as error:  # ValueError: more bytes than there are addresses
+        raise buffer_error(size, HOST_MEMORY) from error
+    skip = -raw.ctypes.data % ALIGNMENT_BYTES
+    array = raw[skip : skip + size].view(kind).reshape(shape)
+    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
+    return Buffer(value, array, dtype, HOST_MEMORY, size)
+
+
+def text_buffer(texts: npt.NDArray[Any]) -> Buffer:
+    """A tensor of strings in host memory, which numpy does not see. ONNX Runtime makes it: its binding takes no other.
+
+    Raises ResourceError when there is no room for it.
+    """
+    import onnx
+
+    element = onnx.TensorProto.STRING
+    values = [str(text).encode() for text in texts.ravel()]
+    stored = onnx.TensorProto(name="x", data_type=element, dims=texts.shape, string_data=values)
+    port = onnx.helper.make_tensor_value_info("y", element, list(texts.shape))
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["x"], ["y"])], "texts", [], [port], [stored])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        binding = session.io_binding()
+        binding.bind_output("y", "cpu")
+        session.run_with_iobinding(binding)
+    except NATIVE_ERRORS as error:
+        raise buffer_error(sum(map(len, values)), HOST_MEMORY, error) from error
+    return Buffer(binding.get_outputs()[0], None, "string", HOST_MEMORY, 0)
+
+
+def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int, keeper: Callable[[], Any]) -> Buffer:
+    """A zeroed tensor in the memory called `memory`, e.g. Cuda, of device number `device_id`.
+
+    `keeper` opens a session of `keeper_model` on the provider of that memory: the way to get memory of a provider that
+    the Python package has no name for. Raises ResourceError when the device has no room for it.
+    """
+    element, size = dtypes.named(dtype).number, dtypes.size_bytes(dtype, shape)
+    try:
+        if memory == CUDA_MEMORY:
+            value = ort.OrtValue.ortvalue_from_shape_and_type(list(shape), element, "cuda", device_id)
+            buffer = Buffer(value, None, dtype, memory, size)
+            buffer.clear()
+            return buffer
+        value, session = kept(keeper, host_buffer(shape, dtype), device_id)
+        return Buffer(value, None, dtype, memory, size, keeps=session)
+    except NATIVE_ERRORS as error:
+        # The frames hold what is left of the keeper; it has to go before its device does.
+        traceback.clear_frames(error.__traceback__)
+        raise buffer_error(size, memory, error) from error.with_traceback(None)
+
+
+def kept(keeper: Callable[[], Any], zeros: Buffer, device_id: int) -> tuple[Any, Any]:
+    """A device tensor of the shape and dtype of `zeros`, and the session that keeps its memory."""
+    session = keeper()
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", zeros.value)
+    binding.bind_output("y", "gpu", device_id)
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0], session
+
+
+def keeper_model(dtype: str, rank: int) -> bytes:
+    """A model whose one node, x + x, leaves a tensor on the device: zeros for zeros."""
+    import onnx
+
+    element = dtypes.named(dtype).number
+    sizes = [f"d{axis}" for axis in range(rank)]
+    ports = [onnx.helper.make_tensor_value_info(name, element, sizes) for name in ("x", "y")]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "x"], ["y"])], "keeper", ports[:1], ports[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+    return bytes(model.SerializeToString())

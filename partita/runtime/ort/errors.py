@@ -1,0 +1,115 @@
+"""ONNX Runtime's exceptions as ours, one line each. Told apart by class name and text, so ONNX Runtime is not imported.
+
+Knows what the messages of version 1.31.1 look like; an unknown one is passed on whole, cut to one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
+from partita.observations.native_text import without_signatures
+from partita.package import MANIFEST, again
+from partita.remedies import Remedy
+from partita.runtime.ort.native_log import complaints
+
+OUR_OWN = "Could not write a profile"
+"""What ONNX Runtime says when a session that was to be profiled could not be opened."""
+STRICT = "fallback to CPU EP has been explicitly disabled"
+HEAD = re.compile(r"^(Error in execution: )?(\[ONNXRuntimeError\] : \d+ : \w+ : )?(Error in execution: )?")
+SOURCE_PATH = re.compile(r"(/\S*)?/?onnxruntime_src/\S+ [^\[]*?(?=\[ONNXRuntimeError\])")
+MEMORY = re.compile(r"bad_alloc|out of memory|failed to allocate|BFCArena.*(fail|not enough)", re.IGNORECASE)
+FILE_TROUBLE = re.compile(
+    r"Load model|External (initializer|data)|Deserialize tensor|Type Error|Invalid model|IR version|opset|"
+    r"ShapeInferenceError|TypeInferenceError|is not a registered function/op|Failed to load model",
+    re.IGNORECASE,
+)
+NAMED_NODE = re.compile(r"Could not find an implementation for \S+ node with name '(?P<node>.*)'")
+LONGEST = 400
+
+DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
+PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
+NO_KERNEL = "NotImplemented"
+LACKS = re.compile(r"device does not support|shader_helper|not supported by the device|not implemented", re.IGNORECASE)
+OTHER_NODE = Remedy(
+    "no provider in the chain has a kernel for it: change the node's type or opset, or name another provider"
+)
+OTHER_PRECISION = Remedy(
+    "name another provider, or export in another precision",
+    ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp32"),
+)
+ON_CPU = Remedy("try the CPU provider", options=("--provider", "cpu"))
+NEW_FILE = Remedy("check it with onnx.checker, or export it again")
+SMALLER = Remedy(
+    "free some, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
+)
+SHORTER = Remedy(
+    "free some, or export a shorter one", ("partita", "export", "CHECKPOINT", "OUT", "--max-length", "512")
+)
+CHECK_MODEL = Remedy("check the model")
+AGAIN = Remedy("export the checkpoint again, and if that does not help, report it with the package's manifest")
+
+
+class NoKernelError(ProviderError):
+    """No provider of the chain has an implementation of a node, for whatever about it.
+
+    `node` is empty when ONNX Runtime did not name it.
+    """
+
+    def __init__(self, what: str, path: Path, node: str, *, remedy: Remedy | None = None) -> None:
+        super().__init__(what, where=path, remedy=OTHER_NODE if remedy is None else remedy)
+        self.what, self.path, self.node = what, path, node
+
+
+def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[str, ...]) -> PartitaError:
+    """What to raise when a session cannot be opened. `log` are the native lines of the attempt."""
+    kind, text, names = type(error).__name__, one_line(str(error)), ", ".join(chain)
+    said = [one_line(line) for line in complaints(log) if OUR_OWN not in line]
+    extra = "".join(f"; ONNX Runtime also said: {line}" for line in said[:1] if line not in text and text not in line)
+    packaged = (path.parent / MANIFEST).is_file()
+    if MEMORY.search(text):
+        return ResourceError(f"memory ran out while loading it: {text}{extra}", where=path, remedy=SMALLER)
+    if kind == NO_KERNEL:
+        node = NAMED_NODE.search(text)
+        return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
+    if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
+        remedy = again(path.parent) if packaged else NEW_FILE
+        return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)
+    remedy = ON_CPU if list(chain) != ["CPUExecutionProvider"] else CHECK_MODEL
+    return ProviderError(f"{names} failed to open it: {text}{extra}", where=path, remedy=remedy)
+
+
+def blames_provider(error: Exception) -> bool:
+    """Whether a session that could not be opened may be a provider's fault, not the model's or memory's."""
+    kind, text = type(error).__name__, one_line(str(error))
+    if MEMORY.search(text) or kind in DAMAGED or kind == NO_KERNEL:
+        return False
+    return kind in PROVIDER_TROUBLE or not FILE_TROUBLE.search(text)
+
+
+def run_error(file: str, error: Exception) -> PartitaError:
+    """What to raise when binding or a run fails."""
+    kind, text = type(error).__name__, one_line(str(error))
+    if MEMORY.search(text):
+        return ResourceError(f"{file}: out of memory during a run: {text}", remedy=SHORTER)
+    if LACKS.search(text):
+        return ProviderError(f"{file}: the device cannot run it: {text}", remedy=OTHER_PRECISION)
+    if kind in PROVIDER_TROUBLE:
+        return ProviderError(f"{file}: the provider failed during a run: {text}", remedy=ON_CPU)
+    return GenerationError(f"{file}: a run failed: {text}", remedy=AGAIN)
+
+
+def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -> PartitaError:
+    """What to raise when a buffer cannot be allocated."""
+    said = f" ({one_line(str(error))})" if error is not None else ""
+    if error is not None and not MEMORY.search(str(error)):
+        return ProviderError(f"no buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=OTHER_PRECISION)
+    return ResourceError(f"no room for a buffer of {size_bytes:,} bytes in {memory} memory{said}", remedy=SHORTER)
+
+
+def one_line(text: str, longest: int = LONGEST) -> str:
+    """A message of ONNX Runtime on one line of at most `longest` characters, without status head and source paths."""
+    flat = HEAD.sub("", without_signatures(" ".join(SOURCE_PATH.sub("", text).split()))).rstrip(". ")
+    return flat if len(flat) <= longest else f"{flat[: longest - 1]}…"

@@ -1,0 +1,388 @@
+"""The boundary to ONNX Runtime's sessions: opening one, its bindings, and its evidence.
+
+With buffers.py and registry.py the only module that imports onnxruntime. Opens a session on exactly the
+providers it is given and keeps everything that ONNX Runtime says about placement; what to do when that fails is up to
+`chain`. Knows nothing of tokens or packages.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from partita.files import temporary_directory
+from partita.observations.facts import AssignedNode
+from partita.observations.names import CPU
+from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
+from partita.providers.resolve import Resolution
+from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
+from partita.runtime.ort.errors import run_error
+from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
+from partita.runtime.ort.native_log import Captured, captured_output
+from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
+from partita.signals import held
+
+VERBOSE, INFO, WARNING, FATAL = 0, 1, 2, 4
+WEIGHTS_FILE = "weights.data"
+SMALL_BYTES = 1024
+"""Constants up to this size stay in the file of an optimised graph."""
+
+
+class NativeFailureError(Exception):
+    """A session that could not be opened: ONNX Runtime's exception is the cause."""
+
+    def __init__(self, error: Exception, log: tuple[str, ...]) -> None:
+        super().__init__(str(error))
+        self.error, self.log = error, log
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How a session is to be opened, beyond the providers."""
+
+    threads: int | None = None
+    """Intra-op threads; None for ONNX Runtime's choice."""
+    observe: bool = False
+    """Profile the first runs and keep the log at INFO."""
+    quiet: bool = False
+    """With `observe`: keep the log at WARNING all the same."""
+    explain: bool = False
+    """Keep the log at INFO without profiling anything."""
+    verbose: bool = False
+    """Keep all of the log."""
+    optimise: bool = True
+    """Let ONNX Runtime fold and fuse nodes; an experiment on one node wants it as it is."""
+    strict: bool = False
+    """Fail rather than let the CPU provider take a node."""
+    model: bytes | None = None
+    """The model to open in place of the file; its weights are still those beside the file."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Further entries of the session configuration."""
+    optimised: Path | None = None
+    """Where ONNX Runtime writes the graph as it runs it; the weights go into `WEIGHTS_FILE` beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo:
+    """An input or output as the session declares it."""
+
+    name: str
+    type: str
+    """In ONNX Runtime's words: tensor(float), seq(tensor(int64)), …"""
+    shape: tuple[int | str | None, ...]
+    """Numbers, names of symbolic sizes, and None where even the name is unknown; empty for what is no tensor."""
+
+
+class Session:
+    """An open ONNX Runtime session and what was seen while it was opened. Close it; it owns a temporary folder."""
+
+    def __init__(
+        self,
+        native: Any,
+        path: Path,
+        resolutions: tuple[Resolution, ...],
+        log: tuple[str, ...],
+        folder: tempfile.TemporaryDirectory[str],
+        opening: Opening,
+        load_seconds: float,
+    ) -> None:
+        self.path, self.log, self.load_seconds = path, log, load_seconds
+        self.resolutions = resolutions
+        """What became of each provider of the chain; `chain` completes it."""
+        self.active, self.opening = resolutions, opening
+        """On what it was opened, and how: to open another like it."""
+        self.registered: tuple[str, ...] = tuple(native.get_providers())
+        self.pins: dict[str, str] = {}
+        """Nodes that are pinned, and the pin as the user wrote it; `chain` completes it."""
+        self.profiling = opening.observe
+        self._native, self._folder = native, folder
+        self._keepers: dict[tuple[str, int], Any] = {}
+        self._assigned = assigned_nodes(native)
+        self._inputs_in = places(native.get_inputs(), native.get_input_memory_infos())
+        self._outputs_in = places(native.get_outputs(), native.get_output_memory_infos())
+        self.plan = read_plan(plan_path(folder))
+        self.plan_devices = read_devices(plan_path(folder))
+        if not opening.observe:
+            folder.cleanup()
+
+    @property
+    def inputs(self) -> tuple[PortInfo, ...]:
+        """Inputs that a run has to be given, in the order of the file."""
+        return tuple(port_info(port) for port in self._native.get_inputs())
+
+    @property
+    def outputs(self) -> tuple[PortInfo, ...]:
+        """Outputs, in the order of the file."""
+        return tuple(port_info(port) for port in self._native.get_outputs())
+
+    @property
+    def wanted_memory(self) -> dict[str, str]:
+        """Where the session wants each input and output: memory info name by port name."""
+        return {name: place.memory for name, place in (*self._inputs_in.items(), *self._outputs_in.items())}
+
+    def state_buffer(self, name: str, shape: Sequence[int], dtype: str) -> Buffer:
+        """A zeroed buffer for the input `name`, in the memory the session wants it in."""
+        place = self._inputs_in[name]
+        memory = place.memory
+        owner = next((entry for entry in self.resolutions if entry.provider.device_memory == memory), None)
+        if memory == HOST_MEMORY or owner is None:
+            # A memory that no provider's record names is copied into in every run: slower, and right.
+            return host_buffer(shape, dtype)
+        return device_buffer(shape, dtype, memory, place.device_id, lambda: self._keeper(owner, dtype, len(shape)))
+
+    def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
+        """A small session on a provider, through which its memory can be had; made once per dtype and rank."""
+        if (dtype, rank) not in self._keepers:
+            options = ort.SessionOptions()
+            options.log_severity_level = FATAL
+            providers = chosen_providers(options, [owner])
+            self._keepers[dtype, rank] = ort.InferenceSession(
+                keeper_model(dtype, rank), options, providers=providers, enable_fallback=0
+            )
+        return self._keepers[dtype, rank]
+
+    def assigned(self) -> tuple[AssignedNode, ...] | None:
+        """Nodes by provider, as of partitioning; None when this build cannot tell.
+
+        Nodes of a provider that prefers the NHWC layout (WebGPU) are missing from the list of ONNX Runtime 1.27.
+        Another layout would bring them into it, and could change where they run, so it is not asked for.
+        """
+        return self._assigned
+
+    def binding(self) -> Binding:
+        """A new, empty binding of inputs and outputs to buffers."""
+        return Binding(self._native, self.path.name)
+
+    def end_profiling(self) -> str | None:
+        """Stop profiling for good and return the profile's JSON text; None when it was not on. Its file is deleted."""
+        if not self.profiling:
+            return None
+        self.profiling = False
+        with captured_output():  # ONNX Runtime announces the file it writes
+            written = Path(self._native.end_profiling())
+        text = written.read_text(encoding="utf-8") if written.is_file() else None
+        self._folder.cleanup()
+        return text
+
+    def close(self) -> None:
+        """End profiling, delete the temporary folder and let go of the native session. May be called twice.
+
+        Buffers on a device have to be gone by then: a provider may crash when its memory outlives its session (seen
+        with WebGPU, ONNX Runtime 1.27).
+        """
+        self.end_profiling()
+        self._folder.cleanup()
+        self._keepers.clear()
+        self._native = None
+
+    def __del__(self) -> None:
+        """Close what nobody has closed: a signal may end a verb between the opening and the care for it."""
+        if hasattr(self, "_folder"):  # else it was never open
+            self.close()
+
+
+def assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
+    """Nodes by provider, from ONNX Runtime's assignment list; None when this build has none."""
+    if not hasattr(native, "get_provider_graph_assignment_info"):
+        return None
+    return tuple(
+        AssignedNode(node.name, node.op_type, node.domain, part.ep_name, index)
+        for index, part in enumerate(native.get_provider_graph_assignment_info())
+        for node in part.get_nodes()
+    )
+
+
+def port_info(port: Any) -> PortInfo:
+    """One input or output as plain data."""
+    return PortInfo(str(port.name), str(port.type), tuple(port.shape or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A memory, as plain data: ONNX Runtime's own object is gone with its session."""
+
+    memory: str
+    device_id: int
+
+
+def places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
+    """The memory of each port."""
+    return {str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)}
+
+
+class Binding:
+    """Inputs and outputs of one session, bound to buffers once and run many times."""
+
+    def __init__(self, native: Any, file: str) -> None:
+        # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
+        self._io = native.io_binding()
+        self._native, self._file = native, file
+        self._options = ort.RunOptions()
+        # A failed run raises; ONNX Runtime need not also write it to stderr.
+        self._options.log_severity_level = FATAL
+        self._outputs: list[str] = []
+        self.buffers: dict[str, Buffer] = {}
+
+    def bind_input(self, name: str, buffer: Buffer) -> None:
+        """Read input `name` from `buffer` in every run."""
+        try:
+            self._io.bind_ortvalue_input(name, buffer.value)
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        self.buffers[name] = buffer
+
+    def bind_output(self, name: str, buffer: Buffer) -> None:
+        """Write output `name` into `buffer` in every run."""
+        try:
+            self._io.bind_ortvalue_output(name, buffer.value)
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        self._outputs.append(name)
+        self.buffers[name] = buffer
+
+    def bind_fresh_output(self, name: str) -> None:
+        """Let ONNX Runtime allocate output `name` in host memory in every run."""
+        try:
+            self._io.bind_output(name, "cpu")
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        self._outputs.append(name)
+
+    def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Shape of each output after the last run; None for what is no tensor."""
+        values = zip(self._outputs, self._io.get_outputs(), strict=True)
+        return {name: tuple(value.shape()) if value.is_tensor() else None for name, value in values}
+
+    def run(self) -> None:
+        """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
+        try:
+            self._native.run_with_iobinding(self._io, self._options)
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+
+    def release(self) -> None:
+        """Let go of the native binding and of every buffer; what is known of the buffers stays."""
+        self._io = None
+        self._native = None
+        self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}
+
+    def output_addresses(self) -> dict[str, int]:
+        """Where the last run left each output."""
+        return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
+
+
+def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """Open `path` on the providers of `active`, in their order. Raises NativeFailureError when ONNX Runtime does.
+
+    The CPU provider is always registered by ONNX Runtime, last; `Opening.strict` keeps it from taking a node. The
+    retries on the CPU provider that the Python package makes by itself are off.
+    """
+    with held():  # a signal cannot end native code, and behind it there must be a session that can be closed
+        return open_held(path, active, opening)
+
+
+def open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+    """The same, while signals are held."""
+    folder = temporary_directory()
+    captured, began = Captured(), time.perf_counter()
+    try:
+        if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
+            preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stand-ins
+        options = session_options(folder, active, opening, path.parent)
+        with captured_output() as captured:
+            try:
+                ort.set_default_logger_severity(log_level(opening))
+                native = ort.InferenceSession(
+                    opening.model or path, options, providers=chosen_providers(options, active), enable_fallback=0
+                )
+            except NATIVE_ERRORS as error:
+                # The frames hold the half-open session. It logs when it goes, which must be while that is captured.
+                traceback.clear_frames(error.__traceback__)
+                raise
+            finally:
+                ort.set_default_logger_severity(WARNING)
+        native.disable_fallback()
+        return Session(native, path, tuple(active), captured.lines, folder, opening, time.perf_counter() - began)
+    except NATIVE_ERRORS as error:
+        folder.cleanup()
+        raise NativeFailureError(error, captured.lines) from error
+    except BaseException:
+        folder.cleanup()
+        raise
+
+
+def log_level(opening: Opening) -> int:
+    """Severity from which ONNX Runtime's log is kept."""
+    if opening.verbose:
+        return VERBOSE
+    return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
+
+
+def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
+    """Providers and their options as ONNX Runtime takes them. With a plugin among them all go into `options`."""
+    plugins = any(resolution.library is not None for resolution in active)
+    listed: list[Any] = []
+    for resolution in active:
+        for key, value in resolution.session_config.items():
+            options.add_session_config_entry(key, value)
+        provider, plugin = resolution.provider, resolution.library is not None
+        prefix = "" if plugin else provider.option_prefix
+        entries = provider_options(options, provider.ort_name, resolution.provider_options, prefix, plugin)
+        if not plugins:
+            listed += entries
+        elif not plugin and provider.ort_name != CPU:
+            options.add_provider(provider.ort_name, resolution.provider_options)
+    return None if plugins else listed
+
+
+def session_options(
+    folder: tempfile.TemporaryDirectory[str], active: Sequence[Resolution], opening: Opening, weights: Path
+) -> Any:
+    """Options of one session; `weights` is where the model's external data lies."""
+    options = ort.SessionOptions()
+    options.log_severity_level = log_level(opening)
+    options.intra_op_num_threads = opening.threads or 0
+    if not opening.optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    config = {
+        "session.node_partition_config_file": str(plan_path(folder)),
+        "session.record_ep_graph_assignment_info": "1",
+        **opening.config,
+    }
+    if opening.strict:
+        config[STRICT_KEY] = "1"
+    if opening.model is not None:
+        config["session.model_external_initializers_file_folder_path"] = str(weights)
+    if opening.optimised is not None:
+        options.optimized_model_filepath = str(opening.optimised)
+        config["session.optimized_model_external_initializers_file_name"] = WEIGHTS_FILE
+        config["session.optimized_model_external_initializers_min_size_in_bytes"] = str(SMALL_BYTES)
+    for key, value in config.items():
+        options.add_session_config_entry(key, value)
+    if opening.observe:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder.name) / "profile")
+    return options
+
+
+def plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
+    """Where ONNX Runtime writes its plan. It must not exist: ONNX Runtime would obey it instead."""
+    return Path(folder.name) / "plan.json"
+
+
+def read_devices(path: Path) -> tuple[str, ...] | None:
+    """Kind of device per stream; None when ONNX Runtime wrote no plan."""
+    return parse_plan_devices(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def read_plan(path: Path) -> tuple[tuple[str, ...], ...] | None:
+    """Node names per stream; None when ONNX Runtime wrote no plan."""
+    return parse_plan(path.read_text(encoding="utf-8")) if path.is_file() else None

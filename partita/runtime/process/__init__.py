@@ -1,0 +1,1 @@
+"""Child processes that may crash or hang, and what becomes of them."""

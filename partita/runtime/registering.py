@@ -1,0 +1,62 @@
+"""Providers that ONNX Runtime does not contain: their libraries registered, and whether one wheel overwrote another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from partita.providers.resolve import Resolution
+from partita.providers.start import Failure, explain, failure
+from partita.runtime.ort.buffers import NATIVE_ERRORS
+from partita.runtime.ort.native_log import captured_output, complaints, headless
+from partita.runtime.ort.registry import register_library
+from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_wheels
+
+
+def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
+    """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
+    return tuple(
+        register(resolution) if resolution.library is not None else overwritten(resolution) for resolution in chain
+    )
+
+
+def overwritten(resolution: Resolution) -> Resolution:
+    """A provider that the build lacks although a wheel that contains it is installed: another wheel overwrote it."""
+    if resolution.status == "active" or resolution.reason != "not_in_build":
+        return resolution
+    owners = runtime_wheels()
+    if len(owners) < 2 or not {owner.name for owner in owners} & set(resolution.provider.wheels):
+        return resolution
+    finding = duplicate_runtime(owners)
+    return unavailable(resolution, Failure("duplicate_runtime", finding.evidence, duplicate_remedy(owners)))
+
+
+def register(resolution: Resolution) -> Resolution:
+    """Register the library of one provider. A library may call its provider otherwise than the user does."""
+    assert resolution.library is not None
+    provider = resolution.provider
+    with captured_output() as captured:
+        try:
+            offered = register_library(provider.ort_name, resolution.library)
+        except NATIVE_ERRORS as error:
+            raised = str(error)
+            offered = None
+    if offered is None:
+        return unavailable(
+            resolution, explain(provider, [raised, *complaints(captured.lines), *headless(captured.lines)])
+        )
+    if not offered:
+        evidence = (
+            f"{resolution.library.name} was registered but offers no device on this machine{provider.plugin_takes}"
+        )
+        return unavailable(resolution, failure(provider, "device_missing", evidence))
+    if provider.ort_name in offered:
+        return resolution
+    return replace(resolution, provider=replace(provider, ort_name=offered[0]))
+
+
+def unavailable(resolution: Resolution, failure: Failure) -> Resolution:
+    """The provider is not used, and this is why."""
+    return replace(
+        resolution, status="unavailable", reason=failure.reason, evidence=failure.evidence, remedy=failure.remedy
+    )

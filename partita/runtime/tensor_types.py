@@ -1,0 +1,150 @@
+"""Type and shape of every tensor of a graph: what the file declares, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from partita.runtime.model_file import all_graphs
+from partita.runtime.probes.schemas import find_schema
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_ROUNDS = 8
+"""Rounds in which types spread over operators that the onnx package does not know."""
+SMALL_BYTES = 64 << 10
+"""Larger constants have no say in types and shapes, and stay on disk."""
+
+
+def tensor_types(
+    proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, onnx.TypeProto]:
+    """Types by tensor name, also of tensors in bodies. `inputs`: sizes of graph inputs, in place of the declared ones.
+
+    What an operator unknown to the onnx package makes has no type, unless the file declares it.
+    """
+
+    light = weightless(proto)
+    if inputs is not None:
+        fix_inputs(light, inputs)
+    inferred = infer(light)
+    for _ in range(MOST_ROUNDS):
+        if not spread_elements(inferred):
+            break
+        inferred = infer(inferred)
+    types: dict[str, onnx.TypeProto] = {}
+    for graph in reversed(list(all_graphs(inferred.graph))):  # a name of the main graph means that one
+        types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+        types |= {tensor.name: tensor_type(tensor.data_type, tensor.dims) for tensor in graph.initializer}
+    return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
+
+
+def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with what the onnx package infers of its types; as it is where that fails."""
+    import onnx
+
+    try:
+        made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
+        return model
+    return made
+
+
+def spread_elements(model: onnx.ModelProto) -> bool:
+    """Give outputs of operators that the onnx package does not know the element type that their schema gives them.
+
+    Their shapes stay unknown. Returns whether any was found.
+    """
+    graph = model.graph
+    known = {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
+    elements = {name: kind.tensor_type.elem_type for name, kind in known.items() if kind.HasField("tensor_type")}
+    elements |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    found = False
+    for node in graph.node:
+        if not node.domain or all(elements.get(name) for name in node.output if name):
+            continue
+        schema = find_schema(node.domain, node.op_type, versions.get(node.domain, 1))
+        for name, element in schema.outputs_of(node, elements).items() if schema is not None else ():
+            if not elements.get(name):
+                elements[name] = element
+                graph.value_info.add(name=name).type.tensor_type.elem_type = element
+                found = True
+    return found
+
+
+def fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
+    """Give graph inputs their sizes, and forget what was derived from the old ones."""
+    for port in model.graph.input:
+        if port.name in inputs and port.type.WhichOneof("value") == "tensor_type":
+            port.type.CopyFrom(tensor_type(port.type.tensor_type.elem_type, inputs[port.name]))
+    for port in (*model.graph.value_info, *model.graph.output):
+        if port.type.WhichOneof("value") == "tensor_type":
+            for size in port.type.tensor_type.shape.dim:
+                if size.HasField("dim_param"):
+                    size.ClearField("dim_param")
+
+
+def weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which large initializers are graph inputs of the same type."""
+    import onnx
+
+    light = onnx.ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    graph = light.graph
+    graph.name = proto.graph.name or "graph"
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    graph.value_info.extend(proto.graph.value_info)
+    declared = {port.name for port in graph.input}
+    for tensor in proto.graph.initializer:
+        if is_small(tensor):
+            graph.initializer.add().CopyFrom(tensor)
+        elif tensor.name not in declared:
+            graph.input.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    return light
+
+
+def is_small(tensor: onnx.TensorProto) -> bool:
+    """Its values are in the file, and few."""
+    return not tensor.external_data and tensor.ByteSize() <= SMALL_BYTES
+
+
+def tensor_type(element: int, sizes: object) -> onnx.TypeProto:
+    """A tensor type of these sizes."""
+    import onnx
+
+    made: onnx.TypeProto = onnx.helper.make_tensor_type_proto(element, list(sizes))  # type: ignore[call-overload]
+    return made
+
+
+def is_fixed(kind: onnx.TypeProto | None) -> bool:
+    """True for a tensor whose every size is a number."""
+    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return False
+    return all(size.HasField("dim_value") for size in kind.tensor_type.shape.dim)
+
+
+def element_of(kind: onnx.TypeProto) -> int | None:
+    """Element type; None for what is no tensor."""
+    return kind.tensor_type.elem_type if kind.WhichOneof("value") == "tensor_type" else None
+
+
+def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
+    """Sizes of a tensor whose every size is known; None for others."""
+    if kind is None or not is_fixed(kind):
+        return None
+    return tuple(size.dim_value for size in kind.tensor_type.shape.dim)
+
+
+def with_element(kind: onnx.TypeProto, element: int) -> onnx.TypeProto:
+    """The tensor type with another element type."""
+    import onnx
+
+    copy = onnx.TypeProto()
+    copy.CopyFrom(kind)
+    copy.tensor_type.elem_type = element
+    return copy

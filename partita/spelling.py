@@ -1,0 +1,133 @@
+"""How messages and commands are written for whoever reads them: a shell's user, or the author of a Python program.
+
+A message names an argument by `spelled("max_length", 5)`, in which the name is that of the argument of the function:
+the command line reads `--max-length 5`, a program `max_length=5`. Who reads is known to the block that runs
+(`read_by`), so nothing that raises an error has to be told, and nobody rewrites a message afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final, Literal
+
+Reader = Literal["shell", "python"]
+NOT_GIVEN: Final = object()
+SEVERAL = {
+    "pins": "--pin",
+    "provider_options": "--provider-option",
+    "target_options": "--provider-option",
+    "provider_libraries": "--provider-library",
+    "target_libraries": "--provider-library",
+    "shapes": "--shape",
+    "inputs": "--input",
+    "requirements": "--require",
+}
+"""Arguments that hold several values -> the option that is given once for each."""
+OTHER = {"providers": "--provider", "cache_in_place": "--require-cache-in-place", **SEVERAL}
+"""Arguments whose option has another name than they."""
+ARGUMENTS = {flag: name for name, flag in reversed(OTHER.items())}
+OF_EXPORT = {"provider_options": "target_options", "provider_libraries": "target_libraries"}
+"""What `export` calls what others call so: it has no chain, only a target."""
+FUNCTIONS = ("export", "place", "providers")
+"""Verbs that are functions of `partita` with the same arguments."""
+NO_ARGUMENTS = frozenset({"--json", "--token-ids", "--report"})
+"""Options of the command line that are no argument of a function."""
+
+_reader: ContextVar[Reader | None] = ContextVar("partita_reader", default=None)
+
+
+@contextmanager
+def read_by(reader: Reader) -> Iterator[None]:
+    """Write what is said in this block for `reader`. The outermost block decides: a verb that calls a function of the
+    library still speaks to whoever typed the verb.
+    """
+    before = _reader.set(_reader.get() or reader)
+    try:
+        yield
+    finally:
+        _reader.reset(before)
+
+
+def reader() -> Reader:
+    """For whom is written now; a shell's user where nobody said."""
+    return _reader.get() or "shell"
+
+
+def either(shell: str, python: str) -> str:
+    """One of two ways to write something."""
+    return shell if reader() == "shell" else python
+
+
+def flag_of(name: str) -> str:
+    """The option of the command line that an argument is: `--max-length` for max_length."""
+    return OTHER.get(name, f"--{name.replace('_', '-')}")
+
+
+def spelled(name: str, value: object = NOT_GIVEN) -> str:
+    """An argument as its reader writes it, alone or with what was given for it, of several values one.
+
+    `name` is that of the argument in Python. A switch is given as True or False: `--force`, `--no-verify`.
+    """
+    flag = flag_of(name)
+    if value is NOT_GIVEN:
+        return either(flag, name)
+    if isinstance(value, bool):
+        return either(flag if value else f"--no-{flag[2:]}", f"{name}={value}")
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    if name == "requirements":  # they have no name in a call
+        return either(f"{flag} {shown}", f"requirement {shown!r}")
+    if name in SEVERAL:
+        return either(f"{flag} {shown}", f"{name}={literal(name, shown)!r}")
+    return either(f"{flag} {shown}", f"{name}={value!r}" if isinstance(value, str) else f"{name}={shown}")
+
+
+def literal(name: str, text: str) -> Any:
+    """The value of an argument in Python that the command line writes as `text`; the text, where it is malformed."""
+    left, equals, right = text.rpartition("=") if name in ("shapes", "inputs") else text.partition("=")
+    if name == "pins":
+        return [text]
+    if name not in SEVERAL or not equals:
+        return int(text) if text.isdecimal() and name not in SEVERAL else text
+    if name.endswith("_options"):
+        provider, _, key = left.partition(".")
+        return {provider: {key: right}} if name == "provider_options" else {key: right}
+    if name == "shapes" and all(size.isdecimal() for size in right.split(",")):
+        sizes = tuple(map(int, right.split(",")))
+        return {left: sizes if len(sizes) > 1 else sizes[0]}
+    return {left: right}
+
+
+def arguments(words: Sequence[str], *, of_export: bool = False) -> str:
+    """Words of a command line as arguments of a call: `'PATH', providers='cpu', dry_run=True`."""
+    unnamed: list[str] = []
+    named: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            unnamed.append(repr(word))
+        elif word not in NO_ARGUMENTS:
+            name = ARGUMENTS.get(word, word[2:].replace("-", "_"))
+            name = OF_EXPORT.get(name, name) if of_export else name
+            if not rest or rest[0].startswith("--"):
+                positive = not name.startswith("no_")
+                named[name.removeprefix("no_")] = positive
+            else:
+                named[name] = joined(named.get(name), literal(name, rest.pop(0)))
+    return ", ".join([*unnamed, *(f"{name}={value!r}" for name, value in named.items())])
+
+
+def joined(before: Any, value: Any) -> Any:
+    """Several values of one argument as one."""
+    if isinstance(before, dict) and isinstance(value, dict):
+        return {**before, **{key: joined(before.get(key), entry) for key, entry in value.items()}}
+    return [*before, *value] if isinstance(before, list) and isinstance(value, list) else value
+
+
+def as_call(words: Sequence[str]) -> str | None:
+    """A command line of ours as a call of the function that does the same; None where there is none."""
+    if len(words) < 2 or words[0] != "partita" or words[1] not in FUNCTIONS:
+        return None
+    return f"partita.{words[1]}({arguments(words[2:], of_export=words[1] == 'export')})"

@@ -1,0 +1,181 @@
+"""The table from what was measured: a pure function of facts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from partita import dtypes
+from partita.support.answers import Answer, Measured, Need, Outcome
+from partita.support.deciding import deciding
+from partita.support.records import (
+    Assignments,
+    Condition,
+    Counts,
+    FormEntry,
+    ModelNeed,
+    OperatorEntry,
+    ProviderFacts,
+    Said,
+    SupportTable,
+    Verdict,
+    VersionEntry,
+    Versions,
+)
+
+MOST_SAID = 5
+"""Distinct sentences that are kept of one version of an operator."""
+NOT_TAKEN = frozenset({"left", "failed", "crashed"})
+Place = tuple[str, str, int]
+"""Domain, operator, and the version of the operator set that this version of it came with."""
+
+
+def build_table(
+    measured: Measured,
+    *,
+    provider: ProviderFacts,
+    versions: Versions,
+    asked: str,
+    created: str,
+    partita_version: str,
+    budget_seconds: float,
+    notes: Sequence[str] = (),
+) -> SupportTable:
+    """The table, operators in alphabetical order, ONNX's own first."""
+    places: dict[Place, list[Answer]] = {}
+    for answer in measured.answers:
+        places.setdefault((answer.domain, answer.operator, answer.since), []).append(answer)
+    beyond = dict(measured.beyond)
+    operators: dict[tuple[str, str], list[VersionEntry]] = {}
+    for place in sorted(places):
+        operators.setdefault(place[:2], []).append(version_entry(places[place], beyond.get(place, 0)))
+    counted = Counter[str](answer.outcome for answer in measured.answers)
+    return SupportTable(
+        created=created,
+        partita_version=partita_version,
+        provider=provider,
+        versions=versions,
+        asked=asked,
+        seconds=measured.seconds,
+        budget_seconds=budget_seconds,
+        complete=measured.complete,
+        sessions=measured.sessions,
+        crashes=measured.crashes,
+        variants=Counts(**{name: counted.get(name, 0) for name in Counts.model_fields}),
+        operators=tuple(
+            OperatorEntry(domain=domain, name=name, versions=tuple(entries))
+            for (domain, name), entries in operators.items()
+        ),
+        model=tuple(model_need(need, places) for need in measured.needs),
+        without_example=measured.without_example,
+        notes=tuple(notes),
+    )
+
+
+def version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
+    """What is to be said of one version of an operator."""
+    forms = [answer for answer in answers if answer.kind != "types"]
+    typed = [answer for answer in answers if answer.kind == "types" and answer.outcome in NOT_TAKEN]
+    found, unexplained = deciding(
+        [with_types(answer) for answer in forms if answer.outcome == "taken"],
+        [with_types(answer) for answer in forms if answer.outcome in NOT_TAKEN and not by_types(answer, typed)],
+    )
+    found_verdict = verdict(answers)
+    telling = {"invalid"} if found_verdict == "invalid" else NOT_TAKEN
+    said = Counter(answer.said for answer in answers if answer.said and answer.outcome in telling)
+    return VersionEntry(
+        since=answers[0].since,
+        until=answers[0].until,
+        verdict=found_verdict,
+        types=assignments([answer for answer in answers if answer.kind == "types"], beyond),
+        forms=tuple(
+            FormEntry(
+                kind=answer.kind,
+                outcome=answer.outcome,
+                what=answer.what,
+                factors=tuple(sorted(answer.factors)),
+                said=answer.said,
+            )
+            for answer in forms
+        ),
+        conditions=tuple(Condition(factors=entry.factors, forms=entry.forms) for entry in found),
+        unexplained=unexplained,
+        said=tuple(Said(text=text, variants=count) for text, count in said.most_common(MOST_SAID)),
+    )
+
+
+def with_types(answer: Answer) -> frozenset[str]:
+    """The factors of a form, its types among them: an example may have others than the rest."""
+    return answer.factors | {f"{name} {short(kind)}" for name, kind in answer.types}
+
+
+def by_types(form: Answer, refused: Iterable[Answer]) -> bool:
+    """Whether a form has types that are not taken in another form, either, which explains it."""
+    given = dict(form.types)
+    return any(all(given.get(name, kind) == kind for name, kind in answer.types) for answer in refused)
+
+
+def verdict(answers: Iterable[Answer]) -> Verdict:
+    """In a word."""
+    outcomes = {answer.outcome for answer in answers}
+    if "taken" in outcomes:
+        return "partly" if outcomes & NOT_TAKEN else "taken"
+    if outcomes & NOT_TAKEN:
+        return "left"
+    return "invalid" if outcomes == {"invalid"} else "untried"
+
+
+def assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
+    """Assignments of types by outcome; a variable that a form has no input of has an empty type."""
+    variables = tuple(dict.fromkeys(name for answer in answers for name, _ in answer.types))
+    found: dict[Outcome, list[tuple[str, ...]]] = {}
+    for answer in answers:
+        found.setdefault(answer.outcome, []).append(row_of(answer, variables))
+    replaced = tuple(row_of(answer, variables) for answer in answers if answer.replaced)
+    return Assignments(
+        variables=variables,
+        replaced=replaced,
+        not_asked=beyond,
+        **{outcome: tuple(listed) for outcome, listed in found.items()},
+    )
+
+
+def row_of(answer: Answer, variables: Sequence[str]) -> tuple[str, ...]:
+    """The types of one answer."""
+    given = dict(answer.types)
+    return tuple(short(given[name]) if name in given else "" for name in variables)
+
+
+def short(kind: str) -> str:
+    """A type as tables have it: float32, seq(int64)."""
+    outer, _, inner = kind.partition("(")
+    if not inner:
+        return dtypes.usual(kind)
+    if outer == "tensor":
+        return dtypes.usual(inner[:-1])
+    if outer == "map":
+        key, _, value = inner[:-1].partition(",")
+        return f"map({dtypes.usual(key.strip())}, {short(value.strip())})"
+    return f"{outer}({short(inner[:-1])})"
+
+
+def model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNeed:
+    """What a model needs, with what became of it."""
+    outcomes = list(outcomes_of(need, places.get((need.domain, need.operator, need.since), ())))
+    best: tuple[Outcome, ...] = ("taken", "left", "failed", "crashed", "invalid")
+    return ModelNeed(
+        domain=need.domain,
+        operator=need.operator,
+        since=need.since,
+        types={name: short(kind) for name, kind in need.types},
+        nodes=need.nodes,
+        outcome=next((outcome for outcome in best if outcome in outcomes), "untried"),
+    )
+
+
+def outcomes_of(need: Need, answers: Iterable[Answer]) -> Iterator[Outcome]:
+    """What became of variants in these types; an answer may have more variables than are known of the model."""
+    for answer in answers:
+        given = dict(answer.types)
+        if answer.kind == "types" and all(given.get(name, kind) == kind for name, kind in need.types):
+            yield answer.outcome

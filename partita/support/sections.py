@@ -1,0 +1,202 @@
+"""A support table in sections: who was asked, what a model needs, and what is taken, operator by operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from partita.observations.text_format import decimals, plural
+from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, table, words
+from partita.spelling import spelled
+from partita.support.records import Condition, ModelNeed, OperatorEntry, SupportTable, VersionEntry
+from partita.support.types_text import is_fixed, refused_text, taken_text
+
+FEW_OPERATORS = 8
+"""So many operators are shown with all their versions."""
+VERDICTS = {
+    "taken": "yes",
+    "partly": "in part",
+    "left": "no",
+    "invalid": "not a valid model",
+    "untried": "untried",
+}
+OUTCOMES = {
+    "taken": "taken",
+    "left": "left",
+    "failed": "claimed, and cannot be opened",
+    "crashed": "crashes",
+    "invalid": "not a valid model",
+    "untried": "untried",
+}
+ONNX = "ONNX"
+
+
+def headline(found: SupportTable) -> str:
+    """The answer in a sentence."""
+    name = found.provider.name
+    if found.model:
+        nodes = Counter[str]()
+        for need in found.model:
+            nodes[need.outcome] += need.nodes
+        rest = ", ".join(f"{OUTCOMES[outcome]}: {count}" for outcome, count in nodes.items() if outcome != "taken")
+        return f"{name} takes {nodes['taken']} of {plural(nodes.total(), 'node')} by operator and type" + (
+            f" ({rest})" if rest else ""
+        )
+    counts = Counter(entry.newest.verdict for entry in found.operators)
+    if len(found.operators) == 1:
+        (entry,) = found.operators
+        return f"{entry.full_name} on {name}: {VERDICTS[entry.newest.verdict]}, in version {entry.newest.since}"
+    parts = [f"{counts['taken']} whole", f"{counts['partly']} in part", f"{counts['left']} not at all"]
+    untried = f", {counts['untried']} untried" if counts["untried"] else ""
+    return f"{name} takes, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untried}"
+
+
+def sections(found: SupportTable) -> tuple[Section, ...]:
+    """Every section that has something to say."""
+    return (asked(found), *needs(found), *tables(found), *gaps(found))
+
+
+def asked(found: SupportTable) -> Section:
+    """Who was asked, with which versions, and what it took."""
+    provider, versions = found.provider, found.versions
+    device = f"dry run as {provider.device}" if provider.device else ", ".join(provider.devices)
+    pairs = [
+        ("provider", f"{provider.name} ({provider.ort_name})" + (f", {device}" if device else "")),
+        ("plugin", provider.plugin or ""),
+        ("options", ", ".join(f"{name}={value}" for name, value in provider.options.items())),
+        (
+            "ONNX Runtime",
+            f"{versions.onnxruntime_package or versions.onnxruntime}, operator set {versions.opset or '?'}",
+        ),
+        ("operators of", f"onnx {versions.onnx}"),
+        ("machine", f"{versions.cpu}, {versions.operating_system}"),
+        ("asked", found.asked),
+        ("took", took(found)),
+    ]
+    rows = tuple((name, (value,)) for name, value in pairs if value)
+    return Section("asked", "Asked", (Pairs("Who was asked", rows),))
+
+
+def took(found: SupportTable) -> str:
+    """Variants, sessions and seconds."""
+    counts = found.variants
+    total = sum(counts.model_dump().values())
+    parts = [f"{plural(total, 'variant')} in {plural(found.sessions, 'session')}, {decimals(found.seconds)} s"]
+    parts += [
+        f"{getattr(counts, name)} {word}" for name, word in (("invalid", "not valid models"), ("crashed", "crashed"))
+    ]
+    if not found.complete:
+        parts.append(f"{counts.untried} untried when {found.budget_seconds:g} s were over ({spelled('seconds')})")
+    return "; ".join(parts)
+
+
+def needs(found: SupportTable) -> Iterator[Section]:
+    """What the model needs."""
+    if found.model:
+        order = {"taken": 1}
+        rows = [need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
+        heads = (words("operator"), words("types"), Column("nodes"), words("what becomes of it"))
+        yield Section("model", "What the model needs", (table("Operators of the model", heads, rows, obvious=True),))
+
+
+def need_row(need: ModelNeed) -> tuple[str, ...]:
+    """One row."""
+    name = f"{need.domain}:{need.operator}" if need.domain else need.operator
+    types = ", ".join(f"{variable} {kind}" for variable, kind in need.types.items() if not is_fixed(variable))
+    return f"{name}-{need.since}", types, str(need.nodes), OUTCOMES[need.outcome]
+
+
+def tables(found: SupportTable) -> Iterator[Section]:
+    """A section per domain; operators in alphabetical order."""
+    domains: dict[str, list[OperatorEntry]] = {}
+    for entry in found.operators:
+        domains.setdefault(entry.domain, []).append(entry)
+    for domain, entries in domains.items():
+        name = domain or ONNX
+        counts = Counter[str](entry.newest.verdict for entry in entries)
+        about = ", ".join(f"{VERDICTS[verdict]}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
+        key = f"domain-{domain.replace('.', '-') or 'onnx'}"
+        yield Section(
+            key, f"Operators of {name}", tuple(blocks(entries, whole=len(found.operators) <= FEW_OPERATORS)), about
+        )
+
+
+def blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]:
+    """The newest version of each operator, and the older ones behind a fold; all in one table where they are few."""
+    if whole:
+        yield version_table(
+            "Every version", [(entry, version) for entry in entries for version in entry.versions[::-1]]
+        )
+        yield from said(entries)
+        return
+    yield version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
+    older = [(entry, version) for entry in entries for version in entry.versions[-2::-1]]
+    if older:
+        yield Fold(f"Older versions ({len(older)})", (version_table("Older versions", older),))
+
+
+def version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:
+    """One row per version of an operator."""
+    heads = (
+        words("operator"),
+        words("taken"),
+        words("types taken"),
+        words("types not taken"),
+        words("forms not taken", below=True),
+    )
+    cells = [
+        (
+            f"{entry.full_name}-{version.since}",
+            VERDICTS[version.verdict],
+            taken_text(version.types),
+            refused_text(version.types),
+            "; ".join(conditions(version)),
+        )
+        for entry, version in rows
+    ]
+    return table(caption, heads, cells, obvious=True)
+
+
+def conditions(version: VersionEntry) -> Iterator[str]:
+    """When a form is not taken, in words."""
+    for condition in version.conditions:
+        yield condition_text(condition)
+    if version.unexplained:
+        yield f"{plural(version.unexplained, 'form')} for a reason that no single factor tells"
+
+
+def condition_text(condition: Condition) -> str:
+    """One condition; factors that were not told apart are all named."""
+    return " or ".join(condition.factors)
+
+
+def said(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
+    """What the provider said of what it does not take."""
+    for entry in entries:
+        for version in entry.versions[::-1]:
+            for each in version.said:
+                yield Line(each.text, f"{entry.full_name}-{version.since}", "quiet")
+
+
+def gaps(found: SupportTable) -> Iterator[Section]:
+    """What was not tried, and notes."""
+    lines: list[Block] = [Line(note, "note", "quiet") for note in found.notes]
+    if found.without_example:
+        lines.append(
+            Line(
+                f"{plural(len(found.without_example), 'version')} of operators could not be asked about, because no "
+                f"legal form of them is known here: {', '.join(found.without_example)}",
+                "untried",
+                "quiet",
+            )
+        )
+    untried = [
+        f"{entry.full_name}-{version.since}"
+        for entry in found.operators
+        for version in entry.versions
+        if version.verdict == "untried"
+    ]
+    if untried:
+        lines.append(Line(", ".join(untried), "untried when the time was up", "quiet"))
+    if lines:
+        yield Section("gaps", "Not asked", tuple(lines))

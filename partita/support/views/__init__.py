@@ -1,0 +1,1 @@
+"""A support table: one file per view, found by its name."""

@@ -1,0 +1,146 @@
+"""What the named blocks of the pages are compared with: each name with a function that gives the whole output."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shlex
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from partita import cli
+from partita.partition_reports import storage
+from tests.docs import recordings
+
+WIDTH = 100
+"""Columns of every output on the pages."""
+FILES = {"run": "webgpu", "webgpu": "webgpu", "fp16": "fp16", "fp32": "fp32"}
+"""Report files of the examples, and the recording each of them is made from."""
+
+
+@contextmanager
+def place_of_examples() -> Iterator[Path]:
+    """A folder with the report files that the examples name, as the working directory, and WIDTH columns."""
+    before, columns = Path.cwd(), os.environ.get("COLUMNS")
+    with TemporaryDirectory() as name:
+        for file, recording in FILES.items():
+            storage.write(recordings.report(recording), Path(name) / f"{file}.json")
+        os.chdir(name)
+        os.environ["COLUMNS"] = str(WIDTH)
+        try:
+            yield Path(name)
+        finally:
+            os.chdir(before)
+            os.environ.pop("COLUMNS")
+            if columns is not None:
+                os.environ["COLUMNS"] = columns
+
+
+def run(line: str) -> str:
+    """What a command line prints, stdout first."""
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with place_of_examples(), redirect_stdout(out), redirect_stderr(err):
+        cli.run(shlex.split(line)[1:])
+    out.seek(0)
+    return out.read() + err.getvalue()
+
+
+def on_a_page(render: Callable[[Console], None]) -> str:
+    """What is printed to a console of WIDTH columns."""
+    stream = io.StringIO()
+    render(Console(file=stream, width=WIDTH, color_system=None, force_terminal=False, highlight=False))
+    return stream.getvalue()
+
+
+def exported(name: str) -> str:
+    """The notes and the summary of an export."""
+    from partita.commands.export import describe
+
+    summary = recordings.exported(name)
+    return "\n".join([*(f"note: {note}" for note in summary.notes), *describe(summary)])
+
+
+def refused() -> str:
+    """The error of a chain that cannot run everything, with its table."""
+    from partita.commands.refusal import render_refusal
+
+    with place_of_examples() as folder:
+        (folder / "tiny").mkdir()
+        (folder / "tiny" / "manifest.json").write_text(json.dumps(recordings.raw("export_onnx24")["manifest"]), "utf-8")
+        error = recordings.refused()
+    return f"partita: {error}\n{render_refusal(error.nodes, WIDTH)}"
+
+
+def not_used() -> str:
+    """The note on a provider of the chain that does not start."""
+    from partita.commands.audience import say_chain
+    from partita.library.chain import ChainOptions, read_chain_options
+    from partita.providers.resolve import Resolution, parse_chain
+    from partita.runtime.registering import unavailable
+
+    cuda, cpu = parse_chain("cuda,cpu")
+    entry = next(entry for entry in recordings.machine().providers if entry.name == "cuda")
+    why = recordings.why_not(cuda, entry.reason or "", entry.evidence)
+    err = io.StringIO()
+    with redirect_stderr(err):
+        target = read_chain_options(ChainOptions("cuda,cpu"))
+        say_chain(target, (unavailable(Resolution(cuda, "active"), why), Resolution(cpu, "active")))
+    return err.getvalue()
+
+
+def machine() -> str:
+    """What `partita providers` prints."""
+    from partita.machine.views.text import render
+
+    return on_a_page(lambda console: render(recordings.machine(), console))
+
+
+def verified() -> str:
+    """What `partita verify` prints."""
+    from partita.commands.verify import show
+
+    return on_a_page(lambda console: show(Path("package"), recordings.verified(), console))
+
+
+def bench() -> str:
+    """What `partita bench` prints."""
+    from partita.bench.views.text import render
+
+    return on_a_page(lambda console: render(recordings.bench(), console))
+
+
+def verdicts(*names: str) -> str:
+    """The first sentence of each of these reports."""
+    from partita.partition_reports.verdict import give_verdict
+
+    return "\n\n".join(textwrap.fill(give_verdict(recordings.report(name)), WIDTH) for name in names)
+
+
+def error_as_json() -> str:
+    """An error of a verb with --json."""
+    printed = run("partita verify pkg --json")
+    return printed[: printed.rindex("}") + 1]
+
+
+OUTPUTS: dict[str, Callable[[], str]] = {
+    "export-demo": lambda: exported("export_demo"),
+    "export-cuda": lambda: exported("export_cuda"),
+    "export-webgpu": lambda: exported("export_webgpu"),
+    "not-used": not_used,
+    "refused": refused,
+    "providers": machine,
+    "verify-demo": verified,
+    "demo-brief": lambda: run("partita report show fp32.json --brief"),
+    "demo-verdicts": lambda: verdicts("fp32", "fp16"),
+    "demo-text": lambda: run("partita report show fp32.json"),
+    "fused": lambda: run("partita report explain webgpu.json layers.0.mlp.act_fn/Sigmoid"),
+    "memcpy": lambda: run("partita report explain webgpu.json Memcpy_token_0"),
+    "bench": bench,
+    "error-json": error_as_json,
+}

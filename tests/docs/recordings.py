@@ -1,0 +1,136 @@
+"""What was recorded for the pages: facts of runs, from which reports are built anew, and results of verbs.
+
+`recorded/*.json.gz`, all of 2026-11-22. `fp32` and `fp16`: dry runs of CUDA as an H100 (`partita place package
+--provider cuda,cpu --dry-run --device h100`) of the embedded checkpoint in gqa, with onnxruntime-gpu 1.31.1.
+`webgpu`: `partita generate` of a random 2-layer llama in onnx24 on WebGPU over SwiftShader, with onnxruntime-webgpu
+1.27.0; `refused`: the embedded checkpoint in onnx24 there, without the CPU provider. The others are what `--json`
+of a verb printed. Facts are kept, not reports, so that
+every sentence is the present one. A field that is added to the facts without a default has to be added here, too.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from partita.bench.records import Bench
+from partita.bench.verdict import judge
+from partita.bench.words import sentences
+from partita.commands.results import ExportResult
+from partita.export.writing import Summary
+from partita.machine.records import MachineReport
+from partita.observations.codes import ReasonCode
+from partita.observations.facts import RunFacts, SessionFacts
+from partita.observations.records import ChainEntry, Environment, PackageFacts
+from partita.package import Verification
+from partita.partition_reports.build import build_report
+from partita.partition_reports.check.limits import Limits
+from partita.partition_reports.records import Report
+from partita.partition_reports.request_records import DryRunFacts, Request
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution, known_providers, parse_chain
+from partita.providers.start import Failure, failure
+from partita.runtime.chain import ChainError, not_all_on
+from partita.runtime.probes.variations import kind_of
+
+RECORDED = Path(__file__).parent / "recorded"
+NAMES = {
+    *("fp32", "fp16", "webgpu", "refused", "providers", "verify", "bench"),
+    *("export_demo", "export_onnx24", "export_cuda", "export_webgpu"),
+}
+"""Every recording."""
+
+
+def raw(name: str) -> dict[str, Any]:
+    """A recording, as JSON."""
+    found: dict[str, Any] = json.loads(gzip.decompress((RECORDED / f"{name}.json.gz").read_bytes()))
+    return found
+
+
+def at_present(session: SessionFacts) -> SessionFacts:
+    """The session with what its providers' files say now of their logs, and the factors of their experiments."""
+    for provider in known_providers().values():
+        known = session.of(provider.ort_name)
+        if provider.ort_name in session.providers:
+            probes = {
+                node: replace(probe, trials=tuple(replace(trial, kind=kind_of(trial.factor)) for trial in probe.trials))
+                for node, probe in known.probes.items()
+            }
+            session = session.with_provider(provider.ort_name, patterns=provider.node_patterns, probes=probes)
+    return session
+
+
+@cache
+def report(name: str) -> Report:
+    """The report of recorded facts."""
+    found = raw(name)
+    facts = TypeAdapter(RunFacts).validate_python(found["facts"])
+    return build_report(
+        replace(facts, sessions=tuple(map(at_present, facts.sessions))),
+        environment=Environment.model_validate(found["environment"]),
+        package=PackageFacts.model_validate(found["package"]),
+        request=Request.model_validate(found["request"]),
+        chain=tuple(ChainEntry.model_validate(entry) for entry in found["chain"]),
+        created=found["created"],
+        partita_version=found["partita_version"],
+        played=found["played"] and DryRunFacts.model_validate(found["played"]),
+        limits=Limits(**found["limits"]),
+    )
+
+
+def refused() -> ChainError:
+    """The error for the embedded checkpoint in onnx24 on WebGPU alone."""
+    facts = at_present(TypeAdapter(SessionFacts).validate_python(raw("refused")["facts"]))
+    (webgpu,) = parse_chain("webgpu")
+    return not_all_on(Path("tiny/model.onnx"), (Resolution(webgpu, "active"),), facts)
+
+
+def machine() -> MachineReport:
+    """What `partita providers` found with onnxruntime-gpu on a machine without a GPU, with the present remedies."""
+    found = MachineReport.model_validate(raw("providers"))
+    known = known_providers()
+    entries = tuple(
+        entry
+        if entry.reason is None
+        else entry.model_copy(update={"remedy": str(why_not(known[entry.name], entry.reason, entry.evidence).remedy)})
+        for entry in found.providers
+    )
+    return found.model_copy(update={"providers": entries})
+
+
+def why_not(provider: Provider, reason: str, evidence: str | None) -> Failure:
+    """The failure of a provider, with its present remedy."""
+    return failure(provider, cast("ReasonCode", reason), evidence or "")
+
+
+def exported(name: str) -> Summary:
+    """What an export did."""
+    found = ExportResult.model_validate(raw(name))
+    return Summary(
+        out=Path(found.package),
+        manifest=found.manifest,
+        attention_reason=found.attention_reason,
+        passes=found.passes,
+        seconds=found.seconds,
+        peak_rss_bytes=found.peak_rss_bytes,
+        notes=found.notes,
+    )
+
+
+def verified() -> Verification:
+    """The known answer of the embedded checkpoint, replayed on the CPU."""
+    found = raw("verify")
+    return Verification.model_validate({name: found[name] for name in Verification.model_fields if name in found})
+
+
+def bench() -> Bench:
+    """What `partita bench` measured, with the present verdict."""
+    found = Bench.model_validate(raw("bench"))
+    verdicts = judge(found.contenders, found.baseline)
+    return found.model_copy(update={"verdict": sentences(verdicts, found.contenders), "verdicts": verdicts})

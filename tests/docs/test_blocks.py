@@ -1,0 +1,225 @@
+"""Every fenced block of every page is made from code, run, or compared with what is printed; a new one cannot slip in.
+
+A block is accounted for when its page is generated as a whole, when it is Python that is run, when it holds only
+command lines that `tests/test_examples.py` runs, when it begins with `$ partita`, or when the comment above it,
+`<!-- block: NAME -->`, names what it is compared with: an output, or a check of this file. `python -m
+tests.docs.update` writes outputs again.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import shlex
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY, require
+from tests.docs import recordings
+from tests.docs.blocks import Block, agrees, all_blocks, blocks_of, is_cut, renewed
+from tests.docs.outputs import OUTPUTS
+from tests.docs.update import printed
+from tests.test_examples import EXAMPLES
+from tests.test_imports import MAY_IMPORT
+
+GENERATED = {"docs/reasons.md": "tests/tools/test_published.py", "docs/models.md": "tests/export/test_breadth.py"}
+"""Pages that are written from code, and the test that says so."""
+RUN_AS_PYTHON = {
+    "docs/python.md": "tests/library/test_python_page.py",
+    "README.md": "tests/library/test_python_page.py",
+}
+"""Pages whose Python is run, and the test that runs it."""
+CLONE = "git clone <this repository> partita && cd partita"
+"""The one line that no test can run: the address of the repository is the reader's."""
+BLOCKS = all_blocks()
+
+
+def check_make(block: Block) -> None:
+    """Targets of the Makefile, with variables that it has, and files that are there."""
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    for line in block.lines:
+        words = shlex.split(line, comments=True)
+        if not words or line == CLONE:
+            continue
+        if words[0] != "make":
+            assert (REPOSITORY / words[0]).is_file(), line
+            continue
+        for word in words[1:]:
+            name, given, _ = word.partition("=")
+            pattern = rf"^{name}\s*\?=" if given else rf"^{name}:"
+            assert re.search(pattern, makefile, re.MULTILINE), f"{line}: the Makefile has no {name}"
+
+
+def check_pytest(block: Block) -> None:
+    """Files, names and marks of tests that there are."""
+    markers = (REPOSITORY / "pyproject.toml").read_text("utf-8")
+    for line in block.lines:
+        words = shlex.split(line)
+        assert words[:3] == [".venv/bin/python", "-m", "pytest"], line
+        files = [REPOSITORY / word for word in words[3:] if word.endswith(".py")]
+        assert all(file.is_file() for file in files), line
+        for option, value in zip(words, words[1:], strict=False):
+            if option == "-k":
+                assert any(re.search(rf"def test_\w*{value}", file.read_text("utf-8")) for file in files), line
+            elif option == "-m" and value != "pytest":
+                assert f'"{value.removeprefix("not ")}: ' in markers, line
+
+
+def check_schemas(block: Block) -> None:
+    """Programs that print what the named file holds, and modules whose tests compare what they write."""
+    for line in block.lines:
+        words = shlex.split(line)
+        assert words[0] == ".venv/bin/python", line
+        if words[1] == "-c":
+            assert words[3] == ">", line
+            out = io.StringIO()
+            with redirect_stdout(out):
+                exec(compile(words[2], line, "exec"), {})
+            assert out.getvalue() == (REPOSITORY / words[4]).read_text("utf-8"), line
+        else:
+            # Their own tests: tests/tools/test_published.py and tests/test_json_output.py.
+            assert words[2] in ("tools.published", "partita.commands.results") and words[3] == "docs", line
+
+
+def check_fragment(block: Block) -> None:
+    """Parts of programs that show a rule and do nothing by themselves: valid Python, but for the missing try."""
+    handlers = re.sub(r"^(except )", r"try: pass\n\1", block.text, flags=re.MULTILINE)
+    inside = "".join(f"    {line}\n" for line in handlers.splitlines())
+    ast.parse(f"def f():\n{inside}")
+
+
+def check_rooms(block: Block) -> None:
+    """Every arrow of the drawing is an import that the rules allow."""
+    above, below = block.lines
+    arrows = re.findall(r"(?=\b(\w+) (──>|<──) (\w+))", above)
+    rooms = [(one, other) if way == "──>" else (other, one) for one, way, other in arrows]
+    branch = re.findall(r"\w+", below)
+    (stem,) = (word[0] for word in re.finditer(r"\w+", above) if word.start() <= below.index("└") < word.end())
+    rooms += zip((stem, *branch), branch, strict=False)
+    assert len(rooms) >= 8
+    for room, imported in rooms:
+        assert imported in MAY_IMPORT[room], f"{room} does not import {imported}"
+
+
+def check_requirements(block: Block) -> None:
+    """Options that `report check` takes."""
+    from tests.docs.outputs import run
+
+    for line in block.lines:
+        words = shlex.split(line.replace("main.json", "webgpu.json"), comments=True)
+        said = run(shlex.join(["partita", "report", "check", "run.json", *words]))
+        assert "checks" in said or "check " in said, said
+        assert "FAILED" in said or "passed" in said, said
+
+
+def check_manifest(block: Block) -> None:
+    """The manifest of the embedded checkpoint's package, with lists and hashes cut short."""
+    text = re.sub(r",?\s*\.\.\.(?=[\s\]}])", "", block.text)
+    assert_part(json.loads(text), recordings.raw("export_demo")["manifest"], "manifest")
+
+
+def assert_part(shown: Any, real: Any, where: str) -> None:
+    """What is shown is in the real one: all of a value, the beginning of a list or of a string that ends with dots."""
+    if isinstance(shown, dict):
+        for name, value in shown.items():
+            assert name in real, f"{where}.{name}"
+            assert_part(value, real[name], f"{where}.{name}")
+    elif isinstance(shown, list):
+        assert len(shown) <= len(real), where
+        for number, value in enumerate(shown):
+            assert_part(value, real[number], f"{where}[{number}]")
+    elif isinstance(shown, str) and shown.endswith("..."):
+        assert real.startswith(shown.removesuffix("...")), where
+    else:
+        assert shown == real, where
+
+
+def check_update(block: Block) -> None:
+    """The command that this test names."""
+    from tests.docs import update
+
+    assert block.lines == [f".venv/bin/python -m {update.__name__}"]
+
+
+def check_options(block: Block) -> None:
+    """Command lines whose verbs and options there are; what they do is tested elsewhere, as it takes minutes."""
+    import typer.main
+
+    from partita import cli
+
+    for line in block.lines:
+        command: Any = typer.main.get_command(cli.app)
+        words = shlex.split(line, comments=True)[1:]
+        while words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert command.make_context("partita", words), line
+
+
+NOT_COMPARED = {"support-webgpu": "2,942 experiments on a WebGPU device; tests/support renders tables of its own"}
+"""Outputs that no test can make again, and why."""
+CHECKS: dict[str, Callable[[Block], None]] = {
+    "make": check_make,
+    "pytest": check_pytest,
+    "schemas": check_schemas,
+    "fragment": check_fragment,
+    "rooms": check_rooms,
+    "requirements": check_requirements,
+    "manifest": check_manifest,
+    "update": check_update,
+    "options": check_options,
+}
+
+
+def commands(block: Block) -> list[str]:
+    """Command lines of a block that has nothing else; empty for another one."""
+    lines = [part for line in block.lines for part in line.split(" || ")]
+    return lines if all(line.startswith("partita ") or "| partita " in line for line in lines) else []
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_is_accounted_for(block: Block) -> None:
+    if block.page in GENERATED or (block.language == "python" and block.page in RUN_AS_PYTHON):
+        where = GENERATED.get(block.page) or RUN_AS_PYTHON[block.page]
+        assert block.page.rpartition("/")[2] in (REPOSITORY / where).read_text("utf-8")
+    elif block.name in CHECKS:
+        CHECKS[block.name](block)
+    elif block.name in OUTPUTS or block.text.startswith("$ "):
+        if block.name.startswith("export"):
+            require("torch")  # whose module the summary of an export is in
+        lines = printed(block)
+        assert lines is not None
+        wanted = renewed(block.lines, lines)
+        again = f"{block} is not what is printed; write it again with: python -m tests.docs.update"
+        assert agrees(block.lines, lines), "\n".join([again, *wanted])
+    elif block.name not in NOT_COMPARED:
+        assert commands(block), f"{block}: nothing generates, runs or checks this block; see {__name__}"
+        assert set(commands(block)) <= set(EXAMPLES), f"{block}: a command that tests/test_examples.py does not run"
+
+
+def test_every_name_is_used_and_nothing_is_left_over() -> None:
+    used = {block.name for block in BLOCKS} - {""}
+    assert used == {*OUTPUTS, *CHECKS, *NOT_COMPARED}
+    assert {path.name.removesuffix(".json.gz") for path in recordings.RECORDED.iterdir()} == recordings.NAMES
+
+
+def test_a_new_block_is_found(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.blocks.REPOSITORY", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("text\n\n```\n$nothing runs this\n```\n", "utf-8")
+    (block,) = blocks_of(page)
+    with pytest.raises(AssertionError, match="page.md:3: nothing generates, runs or checks this block"):
+        test_a_block_is_accounted_for(block)
+
+
+def test_what_is_cut_may_be_anything_and_the_rest_may_not() -> None:
+    lines = ["one", "two", "three", "four and more"]
+    assert agrees(["one", "[...]", "four [...]"], lines)
+    assert not agrees(["one", "[...]", "five"], lines)
+    assert not agrees(["one", "two", "three"], lines), "the end has to be cut, too"
+    assert is_cut("  [...]")
+    assert renewed(["one", "  [...]", "four and less"], lines) == ["one", "  [...]", "four and more"]

@@ -1,0 +1,48 @@
+"""Messages of C++ libraries without the place in their source that they begin with."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.observations.native_text import without_signatures
+
+GROUPS = (
+    "/onnxruntime_src/onnxruntime/core/providers/partitioning_utils.cc:252 std::vector<std::vector<const "
+    "onnxruntime::Node*> > onnxruntime::utils::{anonymous}::CreateSupportedPartitionNodeGroups(const "
+    "onnxruntime::GraphViewer&, const onnxruntime::utils::IsNodeSupportedFn&, const std::unordered_map<const "
+    "onnxruntime::Node*, const onnxruntime::NodeUnit*>*) "
+)
+LAMBDA = (
+    "/onnxruntime_src/onnxruntime/core/framework/kernel_lookup.h:42 onnxruntime::common::Status onnxruntime::Lookup("
+    "const std::function<void(int)>&)::<lambda(const onnxruntime::Node&)> const [with T = float; U = "
+    "std::array<int, 3>] "
+)
+CALL = "D:\\a\\onnxruntime\\core\\session\\inference_session.cc:2585 onnxruntime::Session::operator ()(int) const "
+BARE = (
+    "/build/onnxruntime/core/providers/openvino/ov_interface.cc:56 onnxruntime::openvino_ep::OVCore::Read(bool) const "
+)
+
+
+@pytest.mark.parametrize("place", [GROUPS, LAMBDA, CALL, BARE, "a/b.hpp:7 bool a::operator==(const a&, const a&) "])
+def test_what_is_said_is_kept_and_the_place_is_not(place: str):
+    said = "num_nodes == in_degree.size() was false. Processed 3 nodes (of 8)"
+    assert without_signatures(f"Exception during initialization: {place}{said}") == (
+        f"Exception during initialization: {said}"
+    )
+    assert without_signatures(f"{place}[OpenVINO-EP] no {GROUPS}{said}") == f"[OpenVINO-EP] no {said}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "nothing to cut",
+        "model.py:12 (this is no signature) and stays",
+        "see src/kernel.cc:40 for the kernels (there are two) that it has",
+        GROUPS.strip(),
+        "/core/graph.cc:12 onnxruntime::Graph::Resolve(int",
+        "/core/graph.cc:12 onnxruntime::Graph::Resolve) done",
+    ],
+)
+def test_what_is_no_signature_stays(text: str):
+    assert without_signatures(text) == text

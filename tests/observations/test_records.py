@@ -1,0 +1,47 @@
+"""Records that are derived from others: fields of one name are one thing, and what is missing is an error."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from partita.diagnosis.records import Trial as TrialRecord
+from partita.observations.facts import RunWindow, Swap, Trial
+from partita.observations.records import RemedyRecord, remedy_records
+from partita.partition_reports.records import TimelineRun
+from partita.remedies import Remedy
+
+WINDOW = RunWindow(run=3, phase="decode", tokens=1, start_us=10, host_us=20)
+
+
+def test_fields_of_one_name_are_taken_over_and_others_are_left():
+    trial = Trial("type", "float16 in place of float32", "taken", "", cached=True, swap=Swap("float16", "float32"))
+    assert TrialRecord.taken_from(trial).model_dump() == {
+        "factor": "type",
+        "change": "float16 in place of float32",
+        "outcome": "taken",
+        "said": "",
+        "cached": True,
+        "company": False,
+    }
+
+
+def test_what_the_other_lacks_is_given_and_stands_before_what_it_has():
+    run = TimelineRun.taken_from(WINDOW, file="m.onnx", events=(), tokens=7)
+    assert (run.run, run.phase, run.start_us, run.host_us) == (3, "decode", 10, 20)
+    assert (run.file, run.events, run.tokens) == ("m.onnx", (), 7)
+
+
+def test_a_field_that_nobody_has_is_an_error_and_so_is_one_too_many():
+    with pytest.raises(ValidationError, match="file"):
+        TimelineRun.taken_from(WINDOW, events=())
+    with pytest.raises(ValidationError, match="place"):
+        TimelineRun.taken_from(WINDOW, file="m.onnx", events=(), place="here")
+
+
+def test_a_remedy_and_what_else_helps_are_records():
+    remedy = Remedy("add cpu", options=("--provider", "a,cpu"), otherwise=Remedy("run it", command=("partita",)))
+    assert remedy_records(remedy) == (
+        RemedyRecord(text="add cpu", options=("--provider", "a,cpu")),
+        RemedyRecord(text="run it", command=("partita",)),
+    )

@@ -1,0 +1,56 @@
+"""Three providers, of which the one wanted most is not there: that is said once, and hides no node's own reason."""
+
+from __future__ import annotations
+
+from partita.partition_reports.outcome import fallbacks_of
+from partita.partition_reports.sections.brief import brief
+from partita.partition_reports.sections.fallbacks import by_reason, section, unnamed
+from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.sections.model import Group
+from partita.partition_reports.summary import summarise
+from tests.partition_reports.changed import mixed
+from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, NO_GPU_CHAIN, TENSORRT
+
+REPORT = mixed(MISSING_FIRST_CHAIN)
+OWN = {"no_kernel_op", "cpu_preferred", "unexplained", "runtime_inserted"}
+
+
+def test_nodes_are_grouped_by_what_kept_them_from_the_provider_that_was_there() -> None:
+    groups = {key: {entry.wanted for entry in entries} for key, entries in by_reason(REPORT)}
+    assert {key: wanted for key, wanted in groups.items() if key[1] == CPU} == {(code, CPU): {GPU} for code in OWN}
+    assert groups["library_missing", GPU] == {TENSORRT}, "nodes on the second provider have no other reason"
+
+
+def test_the_record_keeps_every_reason_and_the_summary_counts_the_deciding_one() -> None:
+    assert {entry.reason for entry in REPORT.fallbacks} == {"library_missing"}
+    reasons = summarise(REPORT).phases[0].reasons
+    assert reasons["library_missing"] == 9 and set(reasons) == {"library_missing", *OWN}
+    on_cpu = [entry for entry in fallbacks_of(REPORT) if entry.provider == CPU]
+    assert all(entry.skipped == () and entry.remedy != "install TensorRT" for entry in on_cpu)
+
+
+def test_a_provider_alone_that_is_missing_is_the_reason_of_every_node() -> None:
+    assert {key for key, _ in by_reason(mixed(NO_GPU_CHAIN))} >= {("not_in_build", CPU)}
+
+
+def test_the_section_says_once_that_it_is_missing() -> None:
+    titles = [block.title for block in section(REPORT).blocks if isinstance(block, Group)]
+    assert sum("is not available: library_missing" in title for title in titles) == 1
+    assert any("No kernel" in title and title.endswith("on CPU") for title in titles)
+    assert "not on Tensorrt either" not in str(section(REPORT))
+
+
+def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_was_there() -> None:
+    top = glance(REPORT)
+    why, do = (str(answer.lines) for answer in (top.answers[2], top.answers[4]))
+    assert why.count("Tensorrt is not available") == 1 and "no_kernel_op" in why
+    assert "install TensorRT" in do and len(top.answers[4].lines) > 1
+    (told,) = (text for label, text in brief(REPORT) if label == "fallbacks")
+    assert (
+        told.startswith("Tensorrt is not available: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
+    )
+
+
+def test_only_the_whole_name_of_a_node_is_taken_out_of_its_evidence() -> None:
+    assert unnamed("node Add_1 feeds Add_10 and x/Add_1.", "Add_1") == "node (this node) feeds Add_10 and x/Add_1."
+    assert unnamed("for node: a/Mul because a/Mul/b is", "a/Mul") == "for node: (this node) because a/Mul/b is"

@@ -1,0 +1,151 @@
+"""What becomes of a file as a whole: functions that ONNX Runtime unfolds, and graphs of which it leaves nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partita.observations.facts import AssignedNode, SessionFacts
+from partita.partition_reports.check.gate import Gate, check
+from partita.partition_reports.check.limits import Limits
+from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
+from partita.partition_reports.diff.compare import compare
+from partita.partition_reports.explain.node_explanation import Explanation, find
+from partita.partition_reports.explain.views.text import headline
+from partita.partition_reports.outcome import state_name
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.glance import glance
+from partita.partition_reports.verdict import give_verdict
+from tests.partition_reports.samples import (
+    CPU,
+    GPU,
+    GPU_CHAIN,
+    event,
+    exported,
+    failed,
+    report_of,
+    run_facts,
+    session_facts,
+    windows,
+)
+
+PARTS = (
+    ("_inlfunc_Part_first", "Relu", GPU),
+    ("_inlfunc_Part_second", "Det", CPU),
+    ("_inlfunc_Part_third", "Exp", GPU),
+)
+RUN = (PARTS[0], ("Memcpy", "MemcpyToHost", GPU), PARTS[1], ("Memcpy_token_1", "MemcpyFromHost", GPU), PARTS[2])
+OPTIMISED = (
+    exported("_inlfunc_Part_first", ("x",), ("_inlfunc_Part_a",)),
+    exported("Memcpy", ("_inlfunc_Part_a",), ("_inlfunc_Part_a_CPU",)),
+    exported("_inlfunc_Part_second", ("_inlfunc_Part_a_CPU",), ("_inlfunc_Part_b",)),
+    exported("Memcpy_token_1", ("_inlfunc_Part_b",), ("_inlfunc_Part_b_GPU",)),
+    exported("_inlfunc_Part_third", ("_inlfunc_Part_b_GPU",), ("z",)),
+    exported("last", ("z",), ("y",)),
+)
+
+
+WORDS = Vocabulary({"webgpu": GPU, "cpu": CPU}.__getitem__, ())
+
+
+def a_function(**changes: Any) -> SessionFacts:
+    """A call of a function with three nodes, the second of which the provider does not have, and a node after it."""
+    ran = (*RUN, ("last", "Neg", GPU))
+    graph = (replace(exported("call", ("x",), ("z",)), op_type="Part", domain="local"), OPTIMISED[-1])
+    ops = {name: op for name, op, _ in ran}
+    given: dict[str, Any] = {
+        "phases": ("run",),
+        "graph": graph,
+        "optimised": tuple(replace(node, op_type=ops[node.name]) for node in OPTIMISED),
+        "plan": (tuple(name for name, _, _ in ran),),
+        "events": tuple(event(0, order, *entry, host_us=100, output_bytes=8) for order, entry in enumerate(ran)),
+        "assigned": tuple(AssignedNode(name, op, "", where, 0) for name, op, where in ran if "Memcpy" not in name),
+        "runs": windows("run"),
+        "registered": (GPU, CPU),
+    }
+    return session_facts(**(given | changes))
+
+
+def report_on(facts: SessionFacts) -> Report:
+    return report_of(run_facts(facts, steps=(), finish_reason=None), chain=GPU_CHAIN, package=None)
+
+
+@pytest.fixture
+def unfolded() -> Report:
+    return report_on(a_function())
+
+
+@pytest.fixture
+def folded() -> Report:
+    """Two nodes of the file, and a plan without one."""
+    return report_on(a_function(plan=(), events=(), assigned=(), optimised=()))
+
+
+def outcome(report: Report, requirement: str) -> tuple[bool, str]:
+    result = check(report, Gate(requirements=(parse_requirement(requirement, WORDS),)), "r.json")
+    return result.passed, "; ".join(entry.detail for entry in result.outcomes)
+
+
+def test_every_node_of_a_function_stands_for_its_call_also_behind_a_copy(unfolded: Report):
+    (phase,) = unfolded.phases
+    assert {node.name for node in phase.nodes if node.replaces == ("call",)} == {name for name, _, _ in PARTS}
+
+
+@pytest.mark.parametrize("optimised", [True, False])
+def test_a_function_half_of_which_is_elsewhere_is_not_on_the_provider(optimised: bool):
+    report = report_on(a_function() if optimised else a_function(optimised=None))
+    held, said = outcome(report, "provider=webgpu,share>=1")
+    assert not held and "0.75" in said and "_inlfunc_Part_second" in said
+    held, said = outcome(report, "op=Part,provider=webgpu,share>=1")
+    assert not held and "0.6667" in said, "its operator is that of the file"
+    assert outcome(report, "op=Part,nodes=3")[0]
+
+
+def test_two_calls_of_one_function_are_not_guessed_apart_without_the_graph():
+    again = replace(exported("again", ("x",), ("w",)), op_type="Part", domain="local")
+    facts = a_function(optimised=None)
+    report = report_on(replace(facts, graph=(*facts.graph, again)))
+    assert not any(node.replaces for node in report.phases[0].nodes)
+
+
+def test_a_function_is_explained_by_all_of_its_nodes(unfolded: Report):
+    told = find(unfolded, "call")
+    assert isinstance(told, Explanation)
+    assert [place.provider for place in told.places] == [GPU, CPU, GPU]
+    assert "2 on WebGpu and 1 on CPU" in headline(told)
+
+
+def test_what_is_said_of_a_node_of_a_function_is_its_own(unfolded: Report):
+    (entry,) = unfolded.fallbacks
+    assert (entry.node, entry.op_type, entry.provider) == ("_inlfunc_Part_second", "Det", CPU)
+
+
+def test_a_graph_of_which_nothing_is_left_has_no_fallback_and_says_so(folded: Report):
+    (phase,) = folded.phases
+    assert (phase.nodes, phase.folded, folded.fallbacks, folded.disagreements) == ((), 2, (), ())
+    assert failed(folded) == []
+    assert state_name(folded) == "empty"
+    assert "no node is left to run" in give_verdict(folded)
+    assert {answer.figure for answer in glance(folded).answers} <= {"nothing left", "nothing", "-"}
+
+
+@pytest.mark.parametrize("requirement", ["provider=webgpu,share>=1", "partitions=0", "copies<=0", "cpu_nodes=0"])
+def test_a_gate_on_a_graph_of_which_nothing_is_left_holds(folded: Report, requirement: str):
+    assert outcome(folded, requirement)[0]
+
+
+def test_a_gate_that_wants_nodes_does_not_hold_without_one(folded: Report):
+    assert not outcome(folded, "provider=webgpu,nodes>=1")[0]
+
+
+def test_short_forms_and_a_baseline_take_such_a_report(folded: Report):
+    assert check(folded, Gate(Limits(max_cpu_nodes=0, max_copies=0)), "r.json", ("a.json", folded)).passed
+    assert not compare(folded, folded, names=("a.json", "b.json")).unrelated
+
+
+def test_a_session_of_which_nobody_wrote_a_plan_is_not_taken_for_an_empty_one():
+    report = report_on(a_function(plan=None, events=(), assigned=(), optimised=None))
+    assert state_name(report) != "empty"
+    assert report.phases[0].folded is None and report.phases[0].nodes

@@ -1,0 +1,315 @@
+"""Sessions on the real ONNX Runtime: what they leave behind, what they report, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from partita.cli import run
+from partita.errors import GenerationError, PackageError, ProviderError, ResourceError, UsageError
+from partita.package import read_manifest
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution, parse_chain, resolve
+from partita.runtime.chain import open_session
+from partita.runtime.ort import errors as ort_errors
+from partita.runtime.ort.buffers import NATIVE_ERRORS, host_buffer
+from partita.runtime.ort.native_log import captured_output
+from partita.runtime.ort.registry import available_ort_names
+
+CPU = resolve(parse_chain("cpu"), available_ort_names())
+CUDA = Provider(
+    name="cuda",
+    ort_name="CUDAExecutionProvider",
+    aliases=(),
+    wheels=("onnxruntime-gpu",),
+    device_memory="Cuda",
+    preferred_attention="gqa",
+)
+NO_CUDA = pytest.mark.skipif(
+    "CUDAExecutionProvider" not in available_ort_names() or Path("/dev/nvidia0").exists(),
+    reason="needs an ONNX Runtime with CUDA on a machine without",
+)
+
+
+def ours_in(folder: Path) -> list[Path]:
+    """What Partita left in a temporary folder; torch leaves its own there."""
+    return [path for path in folder.iterdir() if path.name.startswith("partita")]
+
+
+def write_model(path: Path, op_type: str, element: int, **attributes) -> Path:
+    ports = [onnx.helper.make_tensor_value_info(name, element, [1]) for name in ("x", "y")]
+    node = onnx.helper.make_node(op_type, ["x"] * (2 if op_type == "Mod" else 1), ["y"], name="only", **attributes)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "g", ports[:1], ports[1:]), opset_imports=[onnx.helper.make_opsetid("", 21)]
+    )
+    model.ir_version = 10
+    onnx.save(model, path)
+    return path
+
+
+def test_an_observed_session_leaves_nothing_in_the_temp_folder(tiny_package, own_temp):
+    opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
+    assert ours_in(own_temp), "the profile is being written somewhere else"
+    assert json.loads(opened.end_profiling() or "")
+    assert ours_in(own_temp) == []
+    opened.close()
+    assert opened.end_profiling() is None
+
+
+def test_closing_before_the_window_ends_leaves_nothing(tiny_package, own_temp):
+    open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True).close()
+    assert ours_in(own_temp) == []
+
+
+def test_a_session_that_cannot_be_opened_leaves_nothing(tmp_path, own_temp):
+    (tmp_path / "bad.onnx").write_bytes(b"garbage" * 10)
+    with pytest.raises(PackageError, match=r"bad\.onnx: ONNX Runtime cannot load it: .*check it with onnx\.checker"):
+        open_session(tmp_path / "bad.onnx", CPU, threads=1, observe=True)
+    assert ours_in(own_temp) == []
+
+
+def test_nothing_is_written_to_stderr(tiny_package, capfd, open_runner):
+    runner = open_runner(observe=True)
+    feed = runner.executor.bound("decode", 1, 1)
+    feed.place(np.zeros(1, np.int64), 1)
+    feed.run()
+    runner.close()
+    assert capfd.readouterr().err == ""
+
+
+def test_the_log_is_kept_without_stamps_and_colours(tiny_package):
+    opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=True)
+    opened.close()
+    assert any("Session successfully initialized" in line for line in opened.log)
+    assert all(re.match(r"\[[VIWEF]:onnxruntime:", line) for line in opened.log)
+
+
+def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runner):
+    runner = open_runner(observe=True)
+    opened = runner.graphs[0].session
+    assert opened.registered == ("CPUExecutionProvider",)
+    assert opened.plan is not None
+    planned = {name for stream in opened.plan for name in stream}
+    assigned = opened.assigned()
+    assert assigned is not None
+    assert {node.provider for node in assigned} == {"CPUExecutionProvider"}
+    exported = {node.name for node in runner.graphs[0].model.nodes}
+    assert len(exported.intersection(node.name for node in assigned)) > 50
+    assert len(exported & planned) > 50
+    assert set(opened.wanted_memory.values()) == {"Cpu"}
+
+
+@NO_CUDA
+@pytest.mark.parametrize("observe", [False, True])
+def test_a_provider_that_cannot_start_is_an_error_that_quotes_onnx_runtime(tiny_package, own_temp, capfd, observe):
+    with pytest.raises(ProviderError, match=r"onnx: cuda: library_missing: lib\w+\.so\.\d+: cannot open") as caught:
+        open_session(tiny_package() / "model.onnx", (Resolution(CUDA, "active"),), threads=1, observe=observe)
+    assert "\n" not in str(caught.value)
+    assert ours_in(own_temp) == []
+    del caught  # the half-open session goes with the traceback, and would log at that moment
+    assert capfd.readouterr().err == ""
+
+
+@NO_CUDA
+def test_falling_back_is_recorded_when_the_chain_allows_it(tiny_package):
+    chain = (Resolution(CUDA, "active"), *CPU)
+    opened = open_session(tiny_package() / "model.onnx", chain, threads=1, observe=False)
+    opened.close()
+    cuda, cpu = opened.resolutions
+    assert (cuda.status, cuda.reason) == ("unavailable", "library_missing")
+    assert "cannot open shared object file" in (cuda.evidence or "")
+    assert cpu.status == "active"
+
+
+def test_a_chain_of_unavailable_providers_says_why(tiny_package):
+    missing = Provider("fpga", "FpgaExecutionProvider", (), ("onnxruntime-fpga",), "Fpga", "gqa")
+    with pytest.raises(ProviderError, match=r"fpga: not_in_build: .*onnxruntime-fpga"):
+        open_session(
+            tiny_package() / "model.onnx", resolve((missing,), available_ort_names()), threads=1, observe=False
+        )
+
+
+def test_a_node_without_a_kernel_is_a_provider_error(tmp_path):
+    path = write_model(tmp_path / "mod.onnx", "Mod", onnx.TensorProto.BFLOAT16, fmod=1)
+    with pytest.raises(ProviderError, match="CPUExecutionProvider cannot run it.*Mod.*change the node's type or opset"):
+        open_session(path, CPU, threads=1, observe=False)
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_a_bf16_package_on_the_cpu_provider_ends_in_one_line_that_says_what_to_do(
+    tiny_package, own_temp, tmp_path, capfd, report
+):
+    """A whole package: it is sound and verified, and the CPU provider has no bfloat16 kernels for it."""
+    folder, target = tiny_package(precision="bf16"), tmp_path / "run.json"
+    assert read_manifest(folder).verification.status == "verified"
+    arguments = ["generate", str(folder), "return the", "--provider", "cpu"]
+    code = run([*arguments, "--report", str(target)] if report else arguments)
+    out, err = capfd.readouterr()
+    assert (code, out) == (ProviderError.exit_code, "")
+    assert re.fullmatch(
+        r"partita: .*/model\.onnx: CPUExecutionProvider cannot run it: Could not find an implementation for .* node "
+        r"with name 'model\..*'; export in float32: partita export CHECKPOINT \S+ --target cpu --precision fp32\n",
+        err,
+    ), err
+    assert [path.name for path in own_temp.iterdir() if path.name.startswith("partita")] == []
+    assert not target.exists()
+
+
+def test_truncated_and_missing_weights_are_package_errors(package_copy):
+    folder = package_copy()
+    data = folder / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:1000])
+    with pytest.raises(PackageError, match=r"model\.onnx: .*partita export CHECKPOINT \S+ --force"):
+        open_session(folder / "model.onnx", CPU, threads=1, observe=False)
+    data.unlink()
+    with pytest.raises(PackageError, match=r"model\.onnx"):
+        open_session(folder / "model.onnx", CPU, threads=1, observe=False)
+
+
+def test_a_failed_run_is_one_line_and_not_on_stderr(open_runner, capfd):
+    runner = open_runner()
+    feed = runner.executor.bound("decode", 1, 1)
+    feed.place(np.zeros(1, np.int64), 1)
+    feed.tokens.fill(10_000)
+    with pytest.raises(GenerationError, match=r"model\.onnx: a run failed: .*out of data bounds") as caught:
+        feed.run()
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_every_exception_class_of_onnx_runtime_is_translated():
+    native = onnxruntime.capi.onnxruntime_pybind11_state
+    classes = {v for v in vars(native).values() if isinstance(v, type) and issubclass(v, Exception)}
+    assert len(classes) >= 15
+    assert classes <= set(NATIVE_ERRORS)
+    known = ort_errors.DAMAGED | ort_errors.PROVIDER_TROUBLE | {ort_errors.NO_KERNEL}
+    assert known <= {c.__name__ for c in classes}
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("std::bad_alloc"), ResourceError),
+        (RuntimeError("BFCArena: Failed to allocate memory for requested buffer of size 1"), ResourceError),
+        (ValueError("Required inputs (['x']) are missing"), GenerationError),
+    ],
+)
+def test_errors_of_a_run_are_told_apart(error, expected):
+    assert type(ort_errors.run_error("model.onnx", error)) is expected
+
+
+def test_a_buffer_that_no_memory_can_hold_is_a_resource_error():
+    with pytest.raises(ResourceError, match=r"buffer of 4,611,686,018,427,387,904 bytes in Cpu memory"):
+        host_buffer((1 << 60,), "float32")
+
+
+def test_memory_that_runs_out_while_loading_is_a_resource_error():
+    assert isinstance(ort_errors.open_error(Path("m"), ["X"], RuntimeError("std::bad_alloc"), ()), ResourceError)
+
+
+def test_weights_that_do_not_fit_are_to_be_smaller_and_a_run_shorter():
+    """A shorter cache does not make the weights fit."""
+    error = RuntimeError("std::bad_alloc")
+    assert "--precision fp16" in str(ort_errors.open_error(Path("m"), ["X"], error, ()))
+    assert "--max-length 512" in str(ort_errors.run_error("model.onnx", error))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64"])
+def test_a_host_buffer_is_shared_zeroed_and_aligned(dtype):
+    buffer = host_buffer((2, 3), dtype)
+    assert buffer.address() == buffer.host.ctypes.data
+    assert buffer.address() % 64 == 0
+    assert not buffer.host.any()
+    assert buffer.value.data_type() == f"tensor({dtype.replace('float32', 'float')})"
+    assert buffer.size_bytes == buffer.host.nbytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_device_buffer_can_be_zeroed_without_numpy_seeing_it(dtype):
+    """The host is the only device at hand here; the call is that for CUDA memory."""
+    filled = host_buffer((4, 5), dtype)
+    filled.host.fill(1)
+    buffer = replace(filled, array=None, memory="Cuda")
+    buffer.clear()
+    assert not filled.host.any()
+    assert bytes_at(buffer.address(), buffer.size_bytes) == bytes(buffer.size_bytes)
+    with pytest.raises(ValueError, match="Cuda memory"):
+        _ = buffer.host
+
+
+def bytes_at(address: int, size: int) -> bytes:
+    import ctypes
+
+    return ctypes.string_at(address, size)
+
+
+def test_bfloat16_states_and_logits_work(tmp_path):
+    """A whole graph in bfloat16, run through the same bindings as a package."""
+    path = write_model(tmp_path / "copy.onnx", "Identity", onnx.TensorProto.BFLOAT16)
+    opened = open_session(path, CPU, threads=1, observe=False)
+    binding = opened.binding()
+    source, target = host_buffer((1,), "bfloat16"), host_buffer((1,), "bfloat16")
+    binding.bind_input("x", source)
+    binding.bind_output("y", target)
+    source.host[0] = 0x3FC0
+    binding.run()
+    assert target.host[0] == 0x3FC0
+    opened.close()
+
+
+def test_binding_an_unknown_name_is_translated(open_runner):
+    binding = open_runner().graphs[0].session.binding()
+    with pytest.raises(GenerationError, match="nonsense"):
+        binding.bind_input("nonsense", host_buffer((1,), "int64"))
+
+
+def test_stderr_is_restored_even_when_the_block_fails(capfd):
+    with pytest.raises(UsageError), captured_output() as captured:
+        os.write(2, b"\x1b[1;31m2026-11-21 08:10:19.367891333 [E:onnxruntime:, a.cc:1 F] lost?\x1b[m\n\n")
+        raise UsageError("on purpose")
+    assert captured.lines == ("[E:onnxruntime:, a.cc:1 F] lost?",)
+    os.write(2, b"back\n")
+    assert capfd.readouterr().err == "back\n"
+
+
+def test_a_process_without_stderr_can_still_open_sessions():
+    script = (
+        "import os; os.close(2)\n"
+        "from partita.runtime.ort.native_log import captured_output\n"
+        "with captured_output() as c: pass\n"
+        "print(c.lines)\n"
+        "os.write(2, b'x')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "()", "what was written to the missing descriptor came out elsewhere"
+
+
+def test_threads_are_set(tiny_package):
+    opened = open_session(tiny_package() / "model.onnx", CPU, threads=1, observe=False)
+    assert opened._native.get_session_options().intra_op_num_threads == 1
+    opened.close()
+
+
+def test_logits_of_every_dtype_come_out_as_float32(open_runner):
+    wanted = np.array([1.5, -2.0, 0.0, 3.25], np.float32)
+    for dtype, stored in (
+        ("float32", wanted),
+        ("float16", wanted.astype(np.float16)),
+        ("bfloat16", (wanted.view(np.uint32) >> 16).astype(np.uint16)),
+    ):
+        feed = open_runner().executor.bound("decode", 1, 1)
+        feed._logits = host_buffer((1, 1, 4), dtype)
+        feed._wide = np.empty((1, 4), np.float32)
+        feed._logits.host[0, 0] = stored
+        np.testing.assert_array_equal(feed.logits(0, 0), wanted)
+        assert feed.logits(0, 0).dtype == np.float32

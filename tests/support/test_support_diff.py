@@ -1,0 +1,56 @@
+"""The difference of two support tables."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from partita.support.diff import compare
+from partita.support.views._diff import render
+from tests.support.tables import answer, form, table
+
+FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"
+BEFORE = table(
+    answer("Cast", "taken", FLOAT),
+    answer("Cast", "left", HALF),
+    answer("Cast", "taken", WHOLE),
+    form("Cast", "taken", "mode=a"),
+    answer("Gone", "taken", FLOAT),
+)
+
+
+def test_what_is_lost_gained_and_not_compared():
+    after = table(
+        answer("Cast", "left", FLOAT),
+        answer("Cast", "taken", HALF),
+        answer("Cast", "untried", WHOLE),
+        form("Cast", "crashed", "mode=a"),
+        answer("New", "taken", FLOAT),
+        package="onnxruntime-webgpu 1.31.0",
+    )
+    found = compare(BEFORE, after, names=("a", "b"))
+    (change,) = found.changes
+    assert (change.operator, change.since) == ("Cast", 13)
+    assert (change.types_lost, change.types_gained) == (("T float32",), ("T float16",))
+    assert (change.forms_lost, change.forms_gained) == (("mode=a",), ())
+    assert (found.only_before, found.only_after) == (("Gone-13",), ("New-13",))
+    assert [(each.before, each.after) for each in found.versions] == [
+        ("onnxruntime-webgpu 1.27.0", "onnxruntime-webgpu 1.31.0")
+    ]
+    assert found.compared == 3
+    assert found.headline.startswith("2 variants no longer taken, 1 newly taken")
+
+
+def test_two_tables_that_say_the_same():
+    found = compare(BEFORE, BEFORE, names=("a", "b"))
+    assert not found.changes
+    assert found.headline.startswith("no difference: of 5 variants")
+
+
+def test_it_is_printed_with_both_names():
+    stream = io.StringIO()
+    found = compare(BEFORE, table(answer("Cast", "left", FLOAT)), names=("old.json", "new.json"))
+    render(found, Console(file=stream, width=100))
+    for told in ("old.json", "new.json", "Cast-13", "T float32", "Gone-13"):
+        assert told in stream.getvalue(), told

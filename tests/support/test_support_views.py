@@ -1,0 +1,57 @@
+"""The views of a support table, its published schema, and that it is read back as it was written."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from partita.partition_reports import storage
+from partita.partition_reports.render.view import load_view, view_names
+from partita.support.records import SCHEMA, SupportTable
+from tests.conftest import REPOSITORY
+from tests.support.tables import answer, form, table
+
+VIEWS = "partita.support.views"
+FLOAT, HALF = "T=tensor(float)", "T=tensor(float16)"
+PUBLISHED = REPOSITORY / "docs" / "support.schema.json"
+
+
+@pytest.fixture(name="made")
+def make() -> SupportTable:
+    return table(
+        answer("Resize", "taken", FLOAT),
+        answer("Resize", "left", HALF, said="kernel not found"),
+        form("Resize", "taken", "mode=linear"),
+        form("Resize", "left", "mode=cubic"),
+        answer("Gelu", "left", FLOAT, domain="com.microsoft", since=1),
+        answer("Old", "untried", FLOAT),
+        without_example=("Scale-1",),
+        complete=False,
+    )
+
+
+@pytest.mark.parametrize("view", view_names(VIEWS))
+def test_every_view_says_what_is_taken_and_what_was_not_tried(made, view):
+    text = load_view(view, VIEWS).to_text(made)
+    for told in ("Resize", "float16", "mode=cubic", "com.microsoft", "Scale-1", "onnxruntime-webgpu 1.27.0"):
+        assert told in text, (view, told)
+
+
+def test_a_table_is_read_back_as_it_was_written(made, tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(load_view("json", VIEWS).to_text(made), encoding="utf-8")
+    assert storage.read_one_of(path, {SCHEMA: SupportTable}) == made
+    jsonschema.validate(json.loads(path.read_text(encoding="utf-8")), json.loads(PUBLISHED.read_text(encoding="utf-8")))
+
+
+def test_few_operators_are_shown_with_what_was_said(made):
+    assert "Resize-13: kernel not found" in load_view("text", VIEWS).to_text(made)
+
+
+def test_many_operators_are_shown_by_their_newest_version():
+    many = [answer(f"Op{number}", "taken", FLOAT, since=since) for number in range(9) for since in (9, 13)]
+    made = table(*many)
+    assert "Op3-9" not in load_view("text", VIEWS).to_text(made)
+    assert "Op3-9" in load_view("markdown", VIEWS).to_text(made)
