@@ -25,14 +25,14 @@ PLANTED = (
     "  [last] y = Neg(c)\n  [type] j = MatMul(i, i)\n  [before] r = Neg(z)\n"
     "  [attribute] k = ArgMax<select_last_index=1>(r)\n}"
 )
-"""Three nodes whose cause only an experiment tells, and one whose cause CUDA of ONNX Runtime 1.31 logs itself."""
+"""Nodes whose cause only an experiment tells: what CUDA of ONNX Runtime 1.31 logs of the last is vague."""
 CODES = {
     "version": "no_kernel_version",
     "operator": "no_kernel_op",
     "type": "no_kernel_type",
     "attribute": "attribute_unsupported",
 }
-PROBED = ("version", "operator", "type")
+PROBED = ("version", "operator", "type", "attribute")
 IN_EXPERIMENTS = """
 import os, signal, sys, time
 if "partita.runtime.probes.child" in sys.orig_argv:
@@ -121,7 +121,6 @@ def test_each_planted_cause_is_told_apart(place, planted):
         assert taken(found[name]["trials"]) == (name != "operator")
     assert "with MaxPool of opset 12" in found["version"]["evidence"]
     assert "float32" in found["type"]["evidence"] and "in place of int64" in found["type"]["evidence"]
-    assert found["attribute"]["evidence_kind"] == "probed", "CUDA said that it does not take it, and not what of it"
     probing = report["probing"]
     assert probing["experiments"] > 10 and probing["cached"] == probing["crashes"] == 0 and probing["unprobed"] == []
     assert probing["seconds"] <= probing["budget_seconds"] == 120
@@ -175,13 +174,11 @@ def test_a_budget_that_is_spent_at_once_names_every_node_that_stayed_unprobed(pl
     report = content(place(planted, "--json", "--probe-seconds", 0.1))
     assert sorted(report["probing"]["unprobed"]) == sorted(PROBED) and report["probing"]["experiments"] == 0
     for entry in report["fallbacks"]:
-        if entry["node"] == "attribute":
-            assert entry["unprobed"] == "" and entry["reason"] == "attribute_unsupported"
-            continue
         assert entry["unprobed"] == "the time for experiments ran out (--probe-seconds)"
-        assert entry["reason"] in ("no_kernel_op", "unexplained") and entry["evidence_kind"] != "probed"
+        open_ones = ("no_kernel_op", "unexplained", "attribute_unsupported")
+        assert entry["reason"] in open_ones and entry["evidence_kind"] != "probed"
     said = " ".join(place(planted, "--probe-seconds", 0.1).out.split())
-    why = "experiments on 3 nodes are missing or not complete: the time for experiments ran out (--probe-seconds): "
+    why = "experiments on 4 nodes are missing or not complete: the time for experiments ran out (--probe-seconds): "
     _, found, names = said.partition(why)
     assert found and all(name in names.partition(" - ")[0] for name in PROBED), "people read it, too"
 
@@ -195,7 +192,7 @@ def test_a_budget_that_runs_out_keeps_what_was_found_by_then(place, planted, tmp
     assert report["probing"]["unprobed"] == ["operator"]
     assert reasons(report) == CODES, "what CUDA logged of Celu still stands"
     kinds = {entry["node"]: entry["evidence_kind"] for entry in report["fallbacks"]}
-    assert kinds == {"version": "probed", "type": "probed", "operator": "logged", "attribute": "logged"}
+    assert kinds == {"version": "probed", "type": "probed", "operator": "logged", "attribute": "probed"}
     assert report["probing"]["seconds"] < 60
 
 

@@ -330,7 +330,7 @@ def test_loops_over_experts_are_refused_by_name() -> None:
     from transformers.models.dbrx.modeling_dbrx import DbrxFFN
 
     sizes = DbrxFFNConfig(hidden_size=8, ffn_hidden_size=8, moe_num_experts=2)
-    with pytest.raises(UnsupportedModelError, match="experts: DbrxExperts loops over the experts"):
+    with pytest.raises(UnsupportedModelError, match="experts: DbrxExperts loops over the selected experts"):
         refuse_loops(DbrxFFN(DbrxConfig(ffn_config=sizes)))
     refuse_loops(Routed(layer("mixtral")))
 

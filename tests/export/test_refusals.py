@@ -18,7 +18,7 @@ REFUSED = {
     "dbrx": "loops over the selected experts",
     "deepseek_v32": "sparse attention indexer",
     "deepseek_v4": "accesses the layers of transformers' cache directly",
-    "minimax": "its own cache class",
+    "minimax": "uses cache of its own",
     "recurrent_gemma": "temporal_block.conv1d_state from one step to the next outside transformers' cache",
     "rwkv": "has no cache argument",
     "openai-gpt": "has no cache argument",

@@ -76,7 +76,7 @@ def test_what_appears_at_out_stays_and_the_finished_package_is_kept(tmp_path: Pa
     with pytest.raises(PackageError) as caught:
         export(out, "ours", lambda: APPEARS[what](out), force=force)
     kept = tmp_path / "out.new"
-    assert str(kept) in str(caught.value) and "stays as it is" in str(caught.value)
+    assert str(kept) in str(caught.value)
     assert word(kept) == "ours"
     assert (elsewhere / "data.txt").read_text() == "precious"
     if out.is_symlink():

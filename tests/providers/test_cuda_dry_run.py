@@ -732,8 +732,8 @@ def test_a_child_that_finds_no_stand_ins_ends(stand_ins: StandIns):
     done = run_child(GUARD.format("ensure_child"), environment, succeed=False)
     # The second where CUDA is installed system-wide.
     assert re.search(
-        r"ProviderError: dry run: (the stand-in of libcudart\.so\.13 cannot be loaded|"
-        r"libcudart\.so\.13 in this process is not a stand-in)",
+        r"ProviderError: dry run: (the stub of libcudart\.so\.13 cannot be loaded|"
+        r"libcudart\.so\.13 in this process is not a stub)",
         done.stderr,
     )
 
@@ -746,7 +746,7 @@ def test_a_child_with_other_libraries_ends(stand_ins: StandIns, tmp_path: Path):
     environment = child_environment(stand_ins, device(), {"LD_LIBRARY_PATH": "/elsewhere"})
     assert environment["LD_LIBRARY_PATH"] == f"{stand_ins.folder}:/elsewhere"
     done = run_child(GUARD.format("ensure_child"), {**environment, "LD_LIBRARY_PATH": str(tmp_path)}, succeed=False)
-    assert "libcudart.so.13 in this process is not a stand-in" in done.stderr
+    assert "libcudart.so.13 in this process is not a stub" in done.stderr
     other = {**environment, standins.BUILD_VARIABLE: "another"}
     done = run_child(GUARD.format("ensure_child"), other, succeed=False)
     assert f"in this process is {stand_ins.build}, where another was meant" in done.stderr
