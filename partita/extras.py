@@ -66,13 +66,13 @@ def module_of(error: BaseException) -> str:
 
 
 def _explain(module: str, error: BaseException) -> InstallationError:
-    if found(module):
+    if _found(module):
         said = " ".join(str(error).split())
-        return InstallationError(f"{module} is installed but does not load ({said})", remedy=repair(module))
-    return InstallationError(not_installed(missing_beside(module)), remedy=remedy(module))
+        return InstallationError(f"{module} is installed but does not load ({said})", remedy=_repair(module))
+    return InstallationError(_not_installed(_missing_beside(module)), remedy=remedy(module))
 
 
-def not_installed(modules: list[str]) -> str:
+def _not_installed(modules: list[str]) -> str:
     """`torch and onnx_ir are not installed`."""
     *most, last = modules
     return f"{', '.join(most)} and {last} are not installed" if most else f"{last} is not installed"
@@ -80,51 +80,51 @@ def not_installed(modules: list[str]) -> str:
 
 def remedy(module: str) -> Remedy:
     """The command that brings `module`, which is declared and not there."""
-    if installed(distributions(module)):
-        return repair(module)  # pip believes that it is there, and would do nothing
-    if ALWAYS in extras_of(module):
+    if _installed(distributions(module)):
+        return _repair(module)  # pip believes that it is there, and would do nothing
+    if ALWAYS in _extras_of(module):
         return INSTALL
     if module == RUNTIME:
         return runtime_remedy()
-    extras = [best_extra(module), *([] if found(RUNTIME) else [plain_runtime()])]
+    extras = [_best_extra(module), *([] if _found(RUNTIME) else [_plain_runtime()])]
     return INSTALL_EXTRAS.filled(extras=",".join(extras))
 
 
 def runtime_remedy() -> Remedy:
     """The command that brings an ONNX Runtime, and which others there are."""
-    plain = plain_runtime()
-    others = sorted(extras_of(RUNTIME) - {plain})
+    plain = _plain_runtime()
+    others = sorted(_extras_of(RUNTIME) - {plain})
     return INSTALL_RUNTIME.filled(plain=plain, others=", ".join(others))
 
 
-def repair(module: str) -> Remedy:
+def _repair(module: str) -> Remedy:
     """The command that puts the files of an installed library back."""
-    owners = installed(distributions(module))
+    owners = _installed(distributions(module))
     if len(owners) > 1:
         return UNINSTALL.filled(owners=tuple(owners))
     return PUT_BACK.filled(owner=owners[0] if owners else module)
 
 
-def missing_beside(module: str) -> list[str]:
+def _missing_beside(module: str) -> list[str]:
     """What is not installed of all that the extra of `module` brings, `module` first."""
-    if ALWAYS in extras_of(module) or module == RUNTIME:
+    if ALWAYS in _extras_of(module) or module == RUNTIME:
         return [module]
     own = distributions(module)
-    return [module, *(name for name in declared()[best_extra(module)] if name not in own and not installed([name]))]
+    return [module, *(name for name in declared()[_best_extra(module)] if name not in own and not _installed([name]))]
 
 
-def best_extra(module: str) -> str:
+def _best_extra(module: str) -> str:
     """The extra that brings `module` and the least beside it."""
-    return min(extras_of(module), key=lambda name: (len(declared()[name]), name))
+    return min(_extras_of(module), key=lambda name: (len(declared()[name]), name))
 
 
-def plain_runtime() -> str:
+def _plain_runtime() -> str:
     """The extra whose wheel is called as the module is, and that brings nothing else."""
     alone = [extra for extra, wheels in declared().items() if wheels == (RUNTIME,)]
     return alone[0] if alone else "cpu"
 
 
-def extras_of(module: str) -> set[str]:
+def _extras_of(module: str) -> set[str]:
     """Extras that bring `module`."""
     wanted = set(distributions(module))
     return {extra for extra, wheels in declared().items() if wanted.intersection(wheels)}
@@ -145,12 +145,12 @@ def _has_module(wheel: str) -> bool:
     return any(wheels == (wheel,) for wheels in declared().values())
 
 
-def installed(names: Iterable[str]) -> list[str]:
+def _installed(names: Iterable[str]) -> list[str]:
     """Those of the distributions that pip takes for installed."""
     return [name for name in names if any(True for _ in metadata.distributions(name=name))]
 
 
-def found(module: str) -> bool:
+def _found(module: str) -> bool:
     """Whether `module` could be imported, which is not tried. A folder without files is nothing."""
     try:
         spec = importlib.util.find_spec(module)

@@ -57,9 +57,9 @@ def refuse_same(path: Path, read: Path, option: str) -> None:
                 f"{option} {path}: inside {read}, which this command reads and must not change; choose another place"
             )
         for file in files_in(read):
-            if same_file(path, file):
+            if _same_file(path, file):
                 raise UsageError(f"{option} {path}: the same file as {file}, which this command reads; name another")
-    elif same_file(path, read):
+    elif _same_file(path, read):
         name = "the file that stdin reads" if read == STDIN else f"{read}, which this command reads"
         raise UsageError(f"{option} {path}: the same file as {name}; name another")
 
@@ -70,7 +70,7 @@ def files_in(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in names)
 
 
-def same_file(path: Path, other: Path) -> bool:
+def _same_file(path: Path, other: Path) -> bool:
     """Whether both are one regular file, through links as well. A terminal, pipe or device may be read and written."""
     try:
         mine, theirs = path.stat(), other.stat()
@@ -96,7 +96,7 @@ def write_text(text: str, path: Path, what: str) -> None:
     is the file that stdout or stderr go to, behind what stands there. Raises ReportError when it cannot be written.
     """
     try:
-        stream = own_stream(path)
+        stream = _own_stream(path)
         if stream is not None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -111,7 +111,7 @@ def write_text(text: str, path: Path, what: str) -> None:
         raise ReportError(f"{path}: cannot write the {what}: {reason}; choose another file for it") from error
 
 
-def own_stream(path: Path) -> int | None:
+def _own_stream(path: Path) -> int | None:
     """File descriptor 1 or 2 when `path` is the file that it goes to, /dev/stdout for one; None otherwise."""
     for descriptor in (1, 2):
         with suppress(OSError):

@@ -260,17 +260,17 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     for record in manifest.files:
         path = inside(folder, record.name)
         if not path.is_file():
-            refuse_replaced(folder, manifest)
+            _refuse_replaced(folder, manifest)
             raise PackageError(f"{path}: missing from the package", remedy=again(folder, manifest))
         if hashes or record.name in needed or path.stat().st_size != record.size_bytes:
             refuse_absent(path)
         size = path.stat().st_size
         if size != record.size_bytes:
-            refuse_replaced(folder, manifest)
+            _refuse_replaced(folder, manifest)
             told = f"{size:,} bytes, the manifest says {record.size_bytes:,}"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
         if hashes and sha256_of(path) != record.sha256:
-            refuse_replaced(folder, manifest)
+            _refuse_replaced(folder, manifest)
             told = "altered since export, its SHA-256 does not match the manifest"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
     if manifest.verification.status == "verified" and manifest.file(KNOWN_ANSWER) is None:
@@ -310,7 +310,7 @@ def unreadable(path: Path) -> PackageError:
     return PackageError(f"{path}: permission denied", remedy=permission(path))
 
 
-def refuse_replaced(folder: Path, manifest: Manifest) -> None:
+def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
     """Raise PackageError when the package is another one by now than `manifest` was read from."""
     if read_manifest(folder) != manifest:
         raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")

@@ -107,13 +107,13 @@ def permission(path: Path, *, write: bool = False) -> Remedy:
     """What to do about a file or folder that this process is not permitted to open; folders above it come first."""
     for folder in reversed(path.absolute().parents):
         if not os.access(folder, os.X_OK):
-            return permission_of(folder, MAY_ENTER)
+            return _permission_of(folder, MAY_ENTER)
     if write:
-        return permission_of(path if path.exists() else path.absolute().parent, MAY_WRITE)
-    return permission_of(path, MAY_ENTER if path.is_dir() else MAY_READ)
+        return _permission_of(path if path.exists() else path.absolute().parent, MAY_WRITE)
+    return _permission_of(path, MAY_ENTER if path.is_dir() else MAY_READ)
 
 
-def permission_of(path: Path, remedy: Remedy) -> Remedy:
+def _permission_of(path: Path, remedy: Remedy) -> Remedy:
     """The remedy for this very path, where its owner is who asks."""
     asked = {MAY_READ: 0o400, MAY_ENTER: 0o500, MAY_WRITE: 0o200}[remedy]
     try:

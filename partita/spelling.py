@@ -79,11 +79,11 @@ def spelled(name: str, value: object = NOT_GIVEN) -> str:
     if name == "requirements":  # they have no name in a call
         return either(f"{flag} {shown}", f"requirement {shown!r}")
     if name in SEVERAL:
-        return either(f"{flag} {shown}", f"{name}={literal(name, shown)!r}")
+        return either(f"{flag} {shown}", f"{name}={_literal(name, shown)!r}")
     return either(f"{flag} {shown}", f"{name}={value!r}" if isinstance(value, str) else f"{name}={shown}")
 
 
-def literal(name: str, text: str) -> Any:
+def _literal(name: str, text: str) -> Any:
     """The value of an argument in Python that the command line writes as `text`; the text, where it is malformed."""
     left, equals, right = text.rpartition("=") if name in ("shapes", "inputs") else text.partition("=")
     if name == "pins":
@@ -115,14 +115,14 @@ def arguments(words: Sequence[str], *, of_export: bool = False) -> str:
                 positive = not name.startswith("no_")
                 named[name.removeprefix("no_")] = positive
             else:
-                named[name] = joined(named.get(name), literal(name, rest.pop(0)))
+                named[name] = _joined(named.get(name), _literal(name, rest.pop(0)))
     return ", ".join([*unnamed, *(f"{name}={value!r}" for name, value in named.items())])
 
 
-def joined(before: Any, value: Any) -> Any:
+def _joined(before: Any, value: Any) -> Any:
     """Several values of one argument as one."""
     if isinstance(before, dict) and isinstance(value, dict):
-        return {**before, **{key: joined(before.get(key), entry) for key, entry in value.items()}}
+        return {**before, **{key: _joined(before.get(key), entry) for key, entry in value.items()}}
     return [*before, *value] if isinstance(before, list) and isinstance(value, list) else value
 
 

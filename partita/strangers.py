@@ -40,28 +40,28 @@ class Stranger:
 def recognise(path: Path) -> Stranger:
     """What `path` is, which is no package. Raises PermissionError when it cannot be looked at."""
     if path.is_dir():
-        return recognise_folder(path)
+        return _recognise_folder(path)
     if path.exists():
-        return recognise_file(path)
+        return _recognise_file(path)
     if HUB_ID.fullmatch(str(path)) and not path.parent.exists():
         return Stranger("no such folder", EXPORT_HUB.filled(checkpoint=path, out=f"{path.name}-package"))
     return Stranger("no such folder", EXPORT_ANY.filled(out=path))
 
 
-def recognise_folder(folder: Path) -> Stranger:
+def _recognise_folder(folder: Path) -> Stranger:
     """What a folder without a manifest is."""
     if (folder / CONFIG).is_file():
-        return Stranger("a checkpoint, not a package", exporting(folder))
+        return Stranger("a checkpoint, not a package", _exporting(folder))
     inside = sorted(child for child in folder.iterdir() if (child / MANIFEST).is_file())
     if inside:
         return Stranger(f"not a package, it has no {MANIFEST}; there is one in it", NAME.filled(path=inside[0]))
     models = sorted(folder.glob("*.onnx"))
     if models:
-        return Stranger(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", placing(models[0]))
+        return Stranger(f"a folder with an ONNX model, not a package ({MANIFEST} is missing)", _placing(models[0]))
     return Stranger(f"not a Partita package, it has no {MANIFEST}", EXPORT_ANY.filled(out="OUT"))
 
 
-def recognise_file(path: Path) -> Stranger:
+def _recognise_file(path: Path) -> Stranger:
     """What a file is."""
     folder = path.absolute().parent
     if is_lfs_pointer(path):
@@ -69,26 +69,26 @@ def recognise_file(path: Path) -> Stranger:
     if (folder / MANIFEST).is_file():
         return Stranger("a file of a package, which is a folder", NAME.filled(path=path.parent))
     if path.suffix == ".onnx":
-        return Stranger("an ONNX file, not a package", placing(path))
-    schema = schema_of(path).partition("/")[0]
+        return Stranger("an ONNX file, not a package", _placing(path))
+    schema = _schema_of(path).partition("/")[0]
     if schema in READ_BY_SHOW:
         return Stranger(f"{READ_BY_SHOW[schema]}, not a package", SHOW.filled(path=path))
     if path.suffix in WEIGHTS | {".json"} and (folder / CONFIG).is_file():
-        return Stranger("a file of a checkpoint, not a package", exporting(path.parent))
+        return Stranger("a file of a checkpoint, not a package", _exporting(path.parent))
     return Stranger("a file, and a package is a folder", CHOOSE)
 
 
-def exporting(folder: Path) -> Remedy:
+def _exporting(folder: Path) -> Remedy:
     """How a checkpoint becomes a package beside the place where the command was given."""
     return EXPORT.filled(checkpoint=folder, out=f"{folder.absolute().name or 'checkpoint'}-package")
 
 
-def placing(path: Path) -> Remedy:
+def _placing(path: Path) -> Remedy:
     """How to look at an ONNX file."""
     return PLACE.filled(path=path)
 
 
-def schema_of(path: Path) -> str:
+def _schema_of(path: Path) -> str:
     """The schema that a JSON file names; empty when it names none, or is no JSON."""
     if not path.is_file() or path.stat().st_size > LARGEST_JSON_BYTES:
         return ""

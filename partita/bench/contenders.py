@@ -59,7 +59,7 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(median=statistics.median(listed), low=min(listed), high=max(listed)) if listed else None
 
 
-def rate(turn: Turn, phase: PhaseChoice) -> float | None:
+def _rate(turn: Turn, phase: PhaseChoice) -> float | None:
     """Tokens per second of one turn; None when the phase has no run."""
     times, tokens = (
         (turn.prefill_ms, turn.prefill_tokens) if phase == "prefill" else (turn.decode_ms, turn.decode_tokens)
@@ -84,9 +84,9 @@ def counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
     return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
 
 
-def phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
+def _phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
     """Speed of a phase over these turns; None when it had no run."""
-    rates = [value for turn in turns if (value := rate(turn, phase)) is not None]
+    rates = [value for turn in turns if (value := _rate(turn, phase)) is not None]
     times = [ms for turn in turns for ms in (turn.prefill_ms if phase == "prefill" else turn.decode_ms)]
     over = spread(rates)
     p50, p95 = percentile(times, 50), percentile(times, 95)
@@ -95,18 +95,18 @@ def phase_speed(turns: Sequence[Turn], phase: PhaseChoice) -> PhaseSpeed | None:
     return PhaseSpeed(tokens_per_second=over, p50_ms=p50, p95_ms=p95, runs=len(times))
 
 
-def overlap(left: Spread, right: Spread) -> bool:
+def _overlap(left: Spread, right: Spread) -> bool:
     """Whether the ranges from the lowest to the highest round have a value in common."""
     return left.low <= right.high and right.low <= left.high
 
 
 def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> Ratio | None:
     """How many times as fast `ours` are as `theirs`, round by round; None when no round has both."""
-    other = {turn.round: rate(turn, phase) for turn in theirs}
+    other = {turn.round: _rate(turn, phase) for turn in theirs}
     pairs = [
         (mine, base)
         for turn in ours
-        if (mine := rate(turn, phase)) is not None and (base := other.get(turn.round)) is not None
+        if (mine := _rate(turn, phase)) is not None and (base := other.get(turn.round)) is not None
     ]
     ratios = spread(mine / base for mine, base in pairs)
     left, right = spread(pair[0] for pair in pairs), spread(pair[1] for pair in pairs)
@@ -119,12 +119,12 @@ def ratio(ours: Sequence[Turn], theirs: Sequence[Turn], phase: PhaseChoice) -> R
 
 def stand(left: Spread, right: Spread, rounds: int) -> Literal["differs", "within_noise", "too_few_rounds"]:
     """Whether two speeds over `rounds` rounds can be told apart: the ranges are apart, over enough rounds or by far."""
-    if overlap(left, right):
+    if _overlap(left, right):
         return "within_noise"
-    return "differs" if rounds >= TELLING_ROUNDS or gap(left, right) >= CLEAR_GAP else "too_few_rounds"
+    return "differs" if rounds >= TELLING_ROUNDS or _gap(left, right) >= CLEAR_GAP else "too_few_rounds"
 
 
-def gap(left: Spread, right: Spread) -> float:
+def _gap(left: Spread, right: Spread) -> float:
     """How many times as much the lowest of the higher range is as the highest of the lower one."""
     lower, higher = sorted((left, right), key=lambda found: found.median)
     return higher.low / lower.high if lower.high > 0 else float("inf")
@@ -166,7 +166,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
     rival = base if base is not None and base is not lane and not lane.error else None
     theirs = counted(rival, complete) if rival is not None else ()
     difference = first_difference(turns[0].tokens, theirs[0].tokens) if turns and theirs else None
-    decode, why = phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
+    decode, why = _phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
     decode_ms = sum(sum(turn.decode_ms) for turn in turns)
     return Contender(
         name=lane.name,
@@ -179,7 +179,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         load_seconds=lane.load_seconds,
         peak_rss_bytes=max((turn.peak_rss_bytes for turn in lane.turns), default=None),
         first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),
-        prefill=phase_speed(turns, "prefill"),
+        prefill=_phase_speed(turns, "prefill"),
         decode=decode,
         decode_outside_share=sum(turn.decode_outside_ms for turn in turns) / decode_ms if decode_ms else None,
         ratios=tuple(found for phase in PHASES if (found := ratio(turns, theirs, phase)) is not None),
@@ -187,7 +187,7 @@ def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Conten
         same_tokens=difference is None if turns and theirs else None,
         difference=difference,
         why=why,
-        node_share=node_share(why, decode),
+        node_share=_node_share(why, decode),
         why_unknown=lane.why_unknown,
         report=lane.file,
         turns=lane.turns,
@@ -224,7 +224,7 @@ def explain(report: Report) -> Why | None:
     )
 
 
-def node_share(why: Why | None, decode: PhaseSpeed | None) -> float | None:
+def _node_share(why: Why | None, decode: PhaseSpeed | None) -> float | None:
     """Node time of the profiled runs as part of the median step of the counted ones, at most 1."""
     if why is None or why.phase != "decode" or why.node_us is None or decode is None or decode.p50_ms <= 0:
         return None

@@ -22,7 +22,7 @@ PHASES = ("decode", "prefill")
 
 def sections(bench: Bench) -> tuple[Section, ...]:
     """Every section that has something to say."""
-    return (work(bench), speed(bench), start(bench), *where_time_goes(bench), *notes(bench))
+    return (work(bench), speed(bench), start(bench), *_where_time_goes(bench), *notes(bench))
 
 
 def work(bench: Bench) -> Section:
@@ -54,7 +54,7 @@ def speed(bench: Bench) -> Section:
     rounds = max((entry.rounds for entry in bench.contenders), default=0)
     heads = (words("contender"), words("phase"))
     figures = (Column(title) for title in ("tokens/s", "slowest", "fastest", "ratio", "p50 ms", "p95 ms"))
-    rows = [row for entry in bench.contenders for row in speed_rows(entry, bench.baseline)]
+    rows = [row for entry in bench.contenders for row in _speed_rows(entry, bench.baseline)]
     about = f"medians of {plural(rounds, 'round')}, with the slowest and the fastest"
     made = table(f"Speed: {about}", (*heads, *figures), rows, obvious=True)
     return Section("speed", "Speed", (made, Line(RATIOS, tone="quiet")), about)
@@ -67,17 +67,17 @@ def speeds_of(entry: Contender) -> Iterator[tuple[str, PhaseSpeed]]:
             yield name, found
 
 
-def speed_rows(entry: Contender, baseline: str | None) -> Iterator[tuple[str, ...]]:
+def _speed_rows(entry: Contender, baseline: str | None) -> Iterator[tuple[str, ...]]:
     """One row per phase that was run."""
     ratios: dict[str, Ratio] = {ratio.phase: ratio for ratio in entry.ratios}
     for name, found in speeds_of(entry):
         rate = found.tokens_per_second
-        ratio = "1" if entry.name == baseline else say_ratio(ratios.get(name))
+        ratio = "1" if entry.name == baseline else _say_ratio(ratios.get(name))
         figures = (decimals(rate.median), decimals(rate.low), decimals(rate.high), ratio)
         yield entry.name, name, *figures, decimals(found.p50_ms), decimals(found.p95_ms)
 
 
-def say_ratio(ratio: Ratio | None) -> str:
+def _say_ratio(ratio: Ratio | None) -> str:
     """The ratio, with a mark where it tells nothing."""
     return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
 
@@ -91,7 +91,7 @@ def start(bench: Bench) -> Section:
             decimals(entry.first_token_ms.median if entry.first_token_ms else None),
             decimals(entry.load_seconds),
             human_bytes(entry.peak_rss_bytes),
-            say_tokens(entry, bench.baseline),
+            _say_tokens(entry, bench.baseline),
         )
         for entry in bench.contenders
     ]
@@ -102,7 +102,7 @@ def start(bench: Bench) -> Section:
     return Section("start", "Start, memory and tokens", tuple(blocks))
 
 
-def say_tokens(entry: Contender, baseline: str | None) -> str:
+def _say_tokens(entry: Contender, baseline: str | None) -> str:
     """Whether they are those of the baseline."""
     changing = "; change from round to round" if entry.repeats is False else ""
     if entry.name == baseline:
@@ -112,12 +112,12 @@ def say_tokens(entry: Contender, baseline: str | None) -> str:
     return f"DIFFERENT from new token {entry.difference.position + 1} on{changing}"
 
 
-def where_time_goes(bench: Bench) -> Iterator[Section]:
+def _where_time_goes(bench: Bench) -> Iterator[Section]:
     """Placement and host time of the observed round."""
     blocks: list[Block] = []
     if any(entry.why is not None for entry in bench.contenders):
         about = "Host time in nodes, in decode runs that were profiled and are not counted"
-        blocks += [placement(bench), host_time(bench, about), Line(EXPLAINED, tone="quiet")]
+        blocks += [placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
     blocks += [Line(entry.why_unknown, entry.name) for entry in bench.contenders if entry.why_unknown]
     if blocks:
         yield Section("where", "Where the time goes", tuple(blocks))
@@ -135,7 +135,7 @@ def placement(bench: Bench) -> Table:
     return table("Placement in decode", (words("contender"), words("provider"), *heads), rows)
 
 
-def host_time(bench: Bench, caption: str) -> Table:
+def _host_time(bench: Bench, caption: str) -> Table:
     """Parts of the time in nodes."""
     rows = []
     for entry in bench.contenders:

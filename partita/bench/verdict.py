@@ -16,12 +16,12 @@ MOSTLY = 0.5
 def judge(contenders: Sequence[Contender], baseline: str | None) -> tuple[Verdict, ...]:
     """One verdict per contender but the baseline; that of the baseline first when nothing is compared with it."""
     base = next((entry for entry in contenders if entry.name == baseline), None)
-    found = [judge_one(entry, base) for entry in contenders if entry is not base]
+    found = [_judge_one(entry, base) for entry in contenders if entry is not base]
     compared = any(entry.ratios for entry in contenders)
     return tuple(found if compared or base is None else [alone(base), *found])
 
 
-def judge_one(entry: Contender, base: Contender | None) -> Verdict:
+def _judge_one(entry: Contender, base: Contender | None) -> Verdict:
     """One contender beside the baseline."""
     if entry.status == "failed":
         return Verdict(contender=entry.name, baseline=None, kind="failed")
@@ -34,9 +34,9 @@ def judge_one(entry: Contender, base: Contender | None) -> Verdict:
         kind="compared",
         same_tokens=entry.same_tokens,
         repeats=entry.repeats,
-        phases=tuple(weigh(entry, base, ratio) for ratio in (main, *others)),
+        phases=tuple(_weigh(entry, base, ratio) for ratio in (main, *others)),
         same_provider=same_provider(entry, base),
-        time=where_the_time_goes(entry),
+        time=_where_the_time_goes(entry),
     )
 
 
@@ -47,11 +47,11 @@ def alone(entry: Contender) -> Verdict:
         baseline=None,
         kind="alone",
         repeats=entry.repeats,
-        time=where_the_time_goes(entry),
+        time=_where_the_time_goes(entry),
     )
 
 
-def weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
+def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
     """Who is faster in one phase, where the spread allows to say so."""
     ours, theirs = (entry.decode, base.decode) if found.phase == "decode" else (entry.prefill, base.prefill)
     assert ours is not None and theirs is not None
@@ -78,7 +78,7 @@ def same_provider(entry: Contender, base: Contender) -> str | None:
     return ours.provider
 
 
-def where_the_time_goes(entry: Contender) -> TimeVerdict | None:
+def _where_the_time_goes(entry: Contender) -> TimeVerdict | None:
     """The largest part of decode; None where that is no question, as on the CPU provider alone."""
     outside, why = entry.decode_outside_share, entry.why
     if outside is not None and outside > MOSTLY:
@@ -87,7 +87,7 @@ def where_the_time_goes(entry: Contender) -> TimeVerdict | None:
         return TimeVerdict(spender=None, unknown_because=entry.why_unknown) if entry.why_unknown else None
     if why.provider == CPU and not why.copies and not why.nodes_elsewhere:
         return None
-    parts = list(known_parts(why))
+    parts = list(_known_parts(why))
     if not parts:
         return TimeVerdict(spender=None, unknown_because="no run was profiled")
     if entry.node_share is not None and entry.node_share < MOSTLY:
@@ -96,7 +96,7 @@ def where_the_time_goes(entry: Contender) -> TimeVerdict | None:
     return TimeVerdict(spender=spender, share=share)
 
 
-def known_parts(why: Why) -> Iterator[tuple[float, Spender]]:
+def _known_parts(why: Why) -> Iterator[tuple[float, Spender]]:
     """Share of every part of the node time that is known."""
     if why.wait_share is not None and why.memcpy_nodes:
         yield why.wait_share, "copies"

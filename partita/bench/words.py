@@ -17,7 +17,7 @@ def give_verdict(contenders: Sequence[Contender], baseline: str | None) -> tuple
 def sentences(verdicts: Sequence[Verdict], contenders: Sequence[Contender]) -> tuple[str, ...]:
     """One for each of these verdicts on these contenders."""
     by_name = {entry.name: entry for entry in contenders}
-    return tuple(sentence(each, by_name) for each in verdicts)
+    return tuple(_sentence(each, by_name) for each in verdicts)
 
 
 def verdict_of(bench: Bench) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def verdict_of(bench: Bench) -> tuple[str, ...]:
     return sentences(bench.verdicts, bench.contenders) if bench.verdicts else bench.verdict
 
 
-def sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
+def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
     """What is to be said of one contender. A wrong answer comes before its speed."""
     entry = contenders[verdict.contender]
     if verdict.kind == "failed":
@@ -54,19 +54,19 @@ def compare(verdict: Verdict, entry: Contender) -> str:
     """The ratio of the main phase, then the other one, then where the time goes."""
     main, *others = verdict.phases
     noise = main.standing == "within_noise"
-    first = f"{say_ratio(main)}{' of' if noise else ''} {verdict.baseline} in {main.phase}"
+    first = f"{_say_ratio(main)}{' of' if noise else ''} {verdict.baseline} in {main.phase}"
     parts = [f"{entry.name} is {first} ({figures(main)})"]
-    parts += [f"{say_ratio(other)} in {other.phase} ({figures(other)})" for other in others]
+    parts += [f"{_say_ratio(other)} in {other.phase} ({figures(other)})" for other in others]
     text = ", ".join(parts)
     if verdict.same_provider is not None:
         text += f"; both ran on {short_provider(verdict.same_provider)} alone"
-    elif main.ratio < 1 and not noise and (cause := where_the_time_goes(verdict, entry)):
+    elif main.ratio < 1 and not noise and (cause := _where_the_time_goes(verdict, entry)):
         text += f": {cause}"
     chance = f"the ranges of {plural(entry.rounds, 'round')} are apart, and with so few that may be chance"
     return f"{text}; {chance}" if main.standing == "too_few_rounds" else text
 
 
-def say_ratio(found: PhaseVerdict) -> str:
+def _say_ratio(found: PhaseVerdict) -> str:
     """`0.41x`, or that the spreads overlap."""
     return "within noise" if found.standing == "within_noise" else f"{times(found.ratio)}x"
 
@@ -75,10 +75,10 @@ def figures(found: PhaseVerdict) -> str:
     """Medians of both; with their ranges when those are the point."""
     ranged = found.standing == "within_noise"
     ours, theirs = found.tokens_per_second, found.baseline_tokens_per_second
-    return f"{say_speed(ours, ranged)} against {say_speed(theirs, ranged)} tokens/s"
+    return f"{_say_speed(ours, ranged)} against {_say_speed(theirs, ranged)} tokens/s"
 
 
-def say_speed(found: Spread, ranged: bool = True) -> str:
+def _say_speed(found: Spread, ranged: bool = True) -> str:
     """`31.2 (29.0 to 33.1)`."""
     return decimals(found.median) + (f" ({decimals(found.low)} to {decimals(found.high)})" if ranged else "")
 
@@ -91,16 +91,16 @@ def times(value: float) -> str:
 def alone(verdict: Verdict, entry: Contender) -> str:
     """One contender without a ratio."""
     parts = [
-        f"{phase} {say_speed(speed.tokens_per_second)} tokens/s"
+        f"{phase} {_say_speed(speed.tokens_per_second)} tokens/s"
         for phase, speed in (("decode", entry.decode), ("prefill", entry.prefill))
         if speed is not None
     ]
-    cause = where_the_time_goes(verdict, entry)
+    cause = _where_the_time_goes(verdict, entry)
     told = f"{entry.name}: {listing(parts) or 'no round is complete'}"
     return "; ".join([told, *([cause] if cause else []), *entry.unused])
 
 
-def where_the_time_goes(verdict: Verdict, entry: Contender) -> str:
+def _where_the_time_goes(verdict: Verdict, entry: Contender) -> str:
     """The largest part of decode, in words that the figures carry; empty when there is nothing to say."""
     time, why = verdict.time, entry.why
     if time is None:
@@ -117,11 +117,11 @@ def where_the_time_goes(verdict: Verdict, entry: Contender) -> str:
         )
     else:
         said = f"{whole_percent(time.share)} of the host's time in nodes of its {why.phase} runs is in "
-        said += spender(why, time.spender)
-    return "; ".join(part for part in (said, around(why, time.spender)) if part)
+        said += _spender(why, time.spender)
+    return "; ".join(part for part in (said, _around(why, time.spender)) if part)
 
 
-def spender(why: Why, which: str) -> str:
+def _spender(why: Why, which: str) -> str:
     """The nodes that take most of the node time."""
     if which == "copies":
         size = why.memcpy_bytes_per_token
@@ -134,7 +134,7 @@ def spender(why: Why, which: str) -> str:
     return f"its own {plural(why.nodes, 'node')}"
 
 
-def around(why: Why, told: str) -> str:
+def _around(why: Why, told: str) -> str:
     """What goes with the largest part: copies, nodes elsewhere and partitions, or that there are none. `told`: the part
     that was said already.
     """

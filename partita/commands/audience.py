@@ -16,12 +16,12 @@ def say(text: str) -> None:
     note(f"note: {text}")
 
 
-def spinner(title: str) -> AbstractContextManager[object]:
+def _spinner(title: str) -> AbstractContextManager[object]:
     """A spinner, where somebody sees it."""
     return stderr.status(title) if stderr.is_terminal else nullcontext()
 
 
-TERMINAL = Audience(say, spinner)
+TERMINAL = Audience(say, _spinner)
 
 
 def say_target(target: Target) -> None:

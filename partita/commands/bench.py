@@ -56,18 +56,18 @@ def run(options: BenchOptions) -> int:
     files = report_files(options, entries)
     for line in dict.fromkeys(line for entry in entries for line in entry.notes):
         note(f"note: {line}")
-    work = {entry.name: task_of(options, entry.subject) for entry in entries}
-    racers, interrupted = race(options, entries, work, files)
+    work = {entry.name: _task_of(options, entry.subject) for entry in entries}
+    racers, interrupted = _race(options, entries, work, files)
     bench = build(options, subjects, racers, files, baseline, interrupted=interrupted)
     return finish(options, bench, racers, sink)
 
 
-def task_of(options: BenchOptions, subject: Subject) -> Task:
+def _task_of(options: BenchOptions, subject: Subject) -> Task:
     """What is done with one package."""
     return Task(str(subject.path.resolve()), subject.prompts, options.max_new_tokens, options.prefill_chunk)
 
 
-def race(
+def _race(
     options: BenchOptions, entries: Sequence[Entry], work: Mapping[str, Task], files: dict[str, Path]
 ) -> tuple[list[Racer], bool]:
     """The rounds; and whether Ctrl-C ended them. Raises KeyboardInterrupt when it did before anything was measured."""

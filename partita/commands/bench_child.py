@@ -77,8 +77,8 @@ class Worker:
         from partita.library.chain import ChainOptions, read_chain_options
         from partita.package import read_manifest
 
-        self.where = ChainOptions(**{name: frozen(value) for name, value in where.items()})
-        self.task = Task(**{name: frozen(value) for name, value in task.items()})
+        self.where = ChainOptions(**{name: _frozen(value) for name, value in where.items()})
+        self.task = Task(**{name: _frozen(value) for name, value in task.items()})
         self.target = read_chain_options(self.where)
         self.manifest = read_manifest(Path(self.task.package))
 
@@ -145,9 +145,9 @@ class Worker:
         rows = zip(*(step.tokens for step in steps), strict=True)
         return Turn(
             round=number,
-            prefill_ms=milliseconds(prefill),
+            prefill_ms=_milliseconds(prefill),
             prefill_tokens=sum(step.row_tokens for step in prefill),
-            decode_ms=milliseconds(decode),
+            decode_ms=_milliseconds(decode),
             decode_tokens=sum(step.row_tokens for step in decode),
             decode_outside_ms=1000 * sum(step.overhead_seconds for step in decode),
             first_token_ms=None if first is None else 1000 * first,
@@ -193,12 +193,12 @@ def active(runner: Runner) -> list[str]:
     return [entry.provider.name for entry in runner.resolutions if entry.status == "active"]
 
 
-def frozen(value: Any) -> Any:
+def _frozen(value: Any) -> Any:
     """Tuples in place of JSON's lists."""
-    return tuple(frozen(entry) for entry in value) if isinstance(value, list) else value
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
 
 
-def milliseconds(steps: Sequence[Step]) -> tuple[float, ...]:
+def _milliseconds(steps: Sequence[Step]) -> tuple[float, ...]:
     """Time of each step, host work included."""
     return tuple(1000 * (step.run_seconds + step.overhead_seconds) for step in steps)
 

@@ -79,7 +79,7 @@ def default_chain(options: BenchOptions) -> Lineup:
 def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Sequence[Lineup]) -> tuple[Entry, ...]:
     """Every package on every chain, with the options and libraries that are for its providers. Raises UsageError."""
     several = len(subjects) > 1
-    return tuple(read_entry(options, subject, lineup, several=several) for subject in subjects for lineup in chains)
+    return tuple(_read_entry(options, subject, lineup, several=several) for subject in subjects for lineup in chains)
 
 
 def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequence[str]) -> str | None:
@@ -95,10 +95,10 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequen
     return found
 
 
-def read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
+def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, several: bool) -> Entry:
     """One contender, with what the options say about its providers. `several`: there are other packages."""
     names = {word.lower() for provider in lineup.chain for word in provider.names()}
-    of_chain = concerning(names)
+    of_chain = _concerning(names)
     where = ChainOptions(
         provider=lineup.text,
         provider_options=tuple(filter(of_chain("."), options.provider_options)),
@@ -113,7 +113,7 @@ def read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, sever
     return Entry(name, subject, lineup.chain, where, notes, f"{subject.path.resolve().name}-{stem}")
 
 
-def concerning(names: set[str]) -> Callable[[str], Callable[[str], bool]]:
+def _concerning(names: set[str]) -> Callable[[str], Callable[[str], bool]]:
     """A test of whether what stands before a mark is one of these names."""
     return lambda mark: lambda text: text.partition(mark)[0].strip().lower() in names
 

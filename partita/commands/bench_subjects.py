@@ -38,14 +38,14 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     names = folders if len(set(folders)) == len(folders) else [str(path) for path in options.packages]
     if len(set(names)) < len(names):
         raise UsageError("--against: a package is listed twice; name each one once")
-    prompts = read_prompt(options, manifests)
+    prompts = _read_prompt(options, manifests)
     return tuple(
         Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size)
         for path, name, manifest in zip(options.packages, names, manifests, strict=True)
     )
 
 
-def read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[int, ...]:
+def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[int, ...]:
     """The prompt as token ids, the same for every package. Raises UsageError and GenerationError."""
     longest = min(manifest.graph.max_length for manifest in manifests)
     if options.prompt is None:
@@ -53,7 +53,7 @@ def read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[i
         ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(wanted)]
     else:
         ids, *others = (
-            encode(options, path, manifest, options.prompt)
+            _encode(options, path, manifest, options.prompt)
             for path, manifest in zip(options.packages, manifests, strict=True)
         )
         if any(other != ids for other in others):
@@ -66,7 +66,7 @@ def read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[i
     return tuple(ids)
 
 
-def encode(options: BenchOptions, package: Path, manifest: Manifest, prompt: str) -> list[int]:
+def _encode(options: BenchOptions, package: Path, manifest: Manifest, prompt: str) -> list[int]:
     """Token ids of a prompt that the user gave, as one package reads it."""
     (text,) = read_prompts([prompt])
     if options.token_ids:

@@ -47,14 +47,14 @@ def install(shell: str) -> tuple[str, Path]:
 
 def known(shell: str) -> str:
     """The name of a shell that has a script: the one given, or the one that this was started from."""
-    name = running() if shell == DETECT else shell
+    name = _running() if shell == DETECT else shell
     if name not in SHELLS:
         what = f"{name} has no completion script" if name else "the shell cannot be told"
         raise UsageError(f"--install-completion: {what}; add one of {', '.join(SHELLS)} behind the option")
     return name
 
 
-def running() -> str:
+def _running() -> str:
     """The shell that started this, else the user's login shell; empty when neither can be told."""
     shellingham: Any = import_module("shellingham")  # it has no types
 
@@ -70,14 +70,14 @@ def chains(typed: str) -> list[str]:
 
     before, comma, begun = typed.rpartition(",")
     taken = before.split(",") if comma else []
-    return [before + comma + name for name in beginning(begun, known_providers()) if name not in taken]
+    return [before + comma + name for name in _beginning(begun, known_providers()) if name not in taken]
 
 
 def providers(typed: str) -> list[str]:
     """Names of single providers."""
     from partita.providers.resolve import known_providers
 
-    return beginning(typed, known_providers())
+    return _beginning(typed, known_providers())
 
 
 def pins(typed: str) -> list[str]:
@@ -99,7 +99,7 @@ def provider_options(typed: str) -> list[tuple[str, str]]:
         return [(f"{key}=", option.meaning) for key, option in every.items() if key.startswith(typed)]
     option = every.get(name)
     choices = () if option is None else option.choices or (option.off_on if option.kind == "bool" else ())
-    return [(value, "") for value in beginning(typed, (f"{name}={choice}" for choice in choices))]
+    return [(value, "") for value in _beginning(typed, (f"{name}={choice}" for choice in choices))]
 
 
 def devices(typed: str) -> list[tuple[str, str]]:
@@ -111,33 +111,33 @@ def devices(typed: str) -> list[tuple[str, str]]:
 
 def precisions(typed: str) -> list[str]:
     """Types of weights."""
-    return beginning(typed, PRECISIONS)
+    return _beginning(typed, PRECISIONS)
 
 
 def attentions(typed: str) -> list[str]:
     """Lowerings of attention."""
-    return beginning(typed, ("auto", *names()))
+    return _beginning(typed, ("auto", *names()))
 
 
 def exporters(typed: str) -> list[str]:
     """What makes graphs of a checkpoint."""
     from partita.export.exporters import names as exporter_names
 
-    return beginning(typed, exporter_names())
+    return _beginning(typed, exporter_names())
 
 
 def views(typed: str) -> list[str]:
     """Views of a report."""
     from partita.partition_reports.render.view import view_names
 
-    return beginning(typed, view_names())
+    return _beginning(typed, view_names())
 
 
 def samplings(typed: str) -> list[str]:
     """Whose settings are sampled with."""
-    return beginning(typed, ("checkpoint",))
+    return _beginning(typed, ("checkpoint",))
 
 
-def beginning(typed: str, names: Iterable[str]) -> list[str]:
+def _beginning(typed: str, names: Iterable[str]) -> list[str]:
     """The names that begin as typed."""
     return [name for name in names if name.startswith(typed)]

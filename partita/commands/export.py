@@ -23,18 +23,18 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     for line in summary.notes:
         note(f"note: {line}")
     if as_json:
-        print_record(as_record(summary))
+        print_record(_as_record(summary))
     else:
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in describe(summary)) + "\n")
 
 
-def cache_bytes_per_token(manifest: Manifest) -> int:
+def _cache_bytes_per_token(manifest: Manifest) -> int:
     """What one token of one row takes in the keys and values of all layers."""
     graph = manifest.graph
-    return (graph.cache_bytes - fixed_state_bytes(manifest)) // (graph.batch_size * graph.max_length)
+    return (graph.cache_bytes - _fixed_state_bytes(manifest)) // (graph.batch_size * graph.max_length)
 
 
-def fixed_state_bytes(manifest: Manifest) -> int:
+def _fixed_state_bytes(manifest: Manifest) -> int:
     """Convolution and recurrent states, whose size does not depend on how many tokens there are."""
     states = [state for state in manifest.graph.states if state.kind not in ("key", "value")]
     return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
@@ -42,24 +42,24 @@ def fixed_state_bytes(manifest: Manifest) -> int:
 
 def _cache(manifest: Manifest) -> str:
     """How large the cache is, and what of it grows with the tokens."""
-    graph, fixed = manifest.graph, fixed_state_bytes(manifest)
+    graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
-    parts = [f"{cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
+    parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
     parts += [f"{size(fixed)} of convolution and recurrent states"] if fixed else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
     return f"{size(graph.cache_bytes)}: {', '.join(parts)}"
 
 
-def as_record(summary: Summary) -> ExportResult:
+def _as_record(summary: Summary) -> ExportResult:
     """The summary for `--json`."""
     return ExportResult(
         package=str(summary.out),
         manifest=summary.manifest,
         attention_reason=summary.attention_reason,
         passes=summary.passes,
-        cache_bytes_per_token=cache_bytes_per_token(summary.manifest),
-        fixed_state_bytes=fixed_state_bytes(summary.manifest),
+        cache_bytes_per_token=_cache_bytes_per_token(summary.manifest),
+        fixed_state_bytes=_fixed_state_bytes(summary.manifest),
         peak_rss_bytes=summary.peak_rss_bytes,
         seconds={name: round(value, 3) for name, value in summary.seconds.items()},
         notes=tuple(summary.notes),

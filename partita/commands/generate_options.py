@@ -51,20 +51,20 @@ def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...
         raise UsageError(f"--sampling {sampling.source}: the only value is {CHECKPOINT}; leave it out for the options")
     suggests = suggestion(folder) if sampling.source else Suggestion()
     full = completed(sampling, suggests)
-    notes = [source_note(suggests) if sampling.source else suggestion_note(sampling, folder)]
-    notes.append(ignored_note(full, sampling))
+    notes = [_source_note(suggests) if sampling.source else _suggestion_note(sampling, folder)]
+    notes.append(_ignored_note(full, sampling))
     if full.seed != sampling.seed:
         notes.append(f"seed {full.seed} was drawn; --seed {full.seed} repeats this run")
     return full, tuple(filter(None, notes))
 
 
-def source_note(suggests: Suggestion) -> str:
+def _source_note(suggests: Suggestion) -> str:
     """What the checkpoint suggests and Partita does not have."""
     names = ", ".join(suggests.unknown)
     return f"the checkpoint also asks for {names}, which Partita does not support" if names else ""
 
 
-def suggestion_note(asked: Sampling, folder: Path) -> str:
+def _suggestion_note(asked: Sampling, folder: Path) -> str:
     """What the checkpoint suggests, where the user has not said how to sample."""
     if asked != Sampling(max_new_tokens=asked.max_new_tokens):
         return ""
@@ -76,7 +76,7 @@ def suggestion_note(asked: Sampling, folder: Path) -> str:
     return f"greedy by default; the checkpoint suggests {words}: --sampling checkpoint" if suggests.sampled else ""
 
 
-def ignored_note(full: Sampling, asked: Sampling) -> str:
+def _ignored_note(full: Sampling, asked: Sampling) -> str:
     """Options that a greedy choice does not look at. `full` is `asked` with a value for everything."""
     given = [f"--{name.replace('_', '-')}" for name in ignored(full, asked)]
     if not given:
@@ -108,7 +108,7 @@ def read_prompts(given: Sequence[str]) -> list[str]:
         raise UsageError("no prompt; give one, or - to read it from stdin")
     if given.count("-") > 1:
         raise UsageError("- is given more than once; stdin holds one prompt")
-    return [read_stdin() if prompt == "-" else argument_text(prompt, "the prompt") for prompt in given]
+    return [_read_stdin() if prompt == "-" else argument_text(prompt, "the prompt") for prompt in given]
 
 
 def argument_text(text: str, what: str) -> str:
@@ -124,7 +124,7 @@ def argument_text(text: str, what: str) -> str:
         return text
 
 
-def read_stdin() -> str:
+def _read_stdin() -> str:
     """All that stdin holds, without one line end behind it, which echo and editors add. Raises UsageError."""
     if sys.stdin is None:
         raise UsageError("- reads the prompt from stdin, which is closed; give the prompt as an argument")

@@ -56,7 +56,7 @@ def run_generation(
 ) -> int:
     """Load, generate, write the report to `sink`; returns the exit code."""
     parse_pins(target.pins, target.chain)  # what makes no sense is said before anything is opened
-    check_placement(options, target)
+    _check_placement(options, target)
     began = time.perf_counter()
     text = None if options.token_ids else load_text(options.package, manifest.tokenizer)
     tokenizer_seconds = time.perf_counter() - began
@@ -77,19 +77,19 @@ def run_generation(
         )
         rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
         generation = Generation(engine, rows, request)  # before the notes: an error is one line
-        ignored = chunk_note(options, generation)
+        ignored = _chunk_note(options, generation)
         _say_notes(options, engine, ids, ignored)
         outcome = _drive(options, generation)
         notes: tuple[str, ...] = (ignored,) if ignored else ()
         if options.as_json and not outcome.closed:
-            print_record(as_record(options, outcome, engine, generation, tokenizer_seconds, notes))
+            print_record(_as_record(options, outcome, engine, generation, tokenizer_seconds, notes))
         else:
             _finish_output(options, outcome, generation)
         _say_timings(engine, generation)
         cut_short = False
         if sink is not None:
             notes += (LIMITS_NOTE,) if options.limits.given() else ()
-            asked = report_request(options, outcome, generation, tokenizer_seconds, notes + target.notes)
+            asked = _report_request(options, outcome, generation, tokenizer_seconds, notes + target.notes)
             cut_short = _write_report(sink, engine, asked)
     if outcome.error is not None:
         raise outcome.error
@@ -108,7 +108,7 @@ def _say_notes(options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequ
         say(line)
 
 
-def check_placement(options: GenerateOptions, target: Target) -> None:
+def _check_placement(options: GenerateOptions, target: Target) -> None:
     """Raise ProviderError, before the first token, when the placement does not keep to the limits.
 
     Bytes are known only from runs, so the package is opened for this alone and run on tokens that mean nothing.
@@ -194,7 +194,7 @@ def _finish_output(options: GenerateOptions, outcome: Outcome, generation: Gener
     _say(options, "".join(f"[{number}] {text}\n" for number, text in enumerate(texts, start=1)))
 
 
-def as_record(
+def _as_record(
     options: GenerateOptions,
     outcome: Outcome,
     engine: LocalEngine,
@@ -245,7 +245,7 @@ def _say_timings(engine: LocalEngine, generation: Generation) -> None:
     note(fold("; ".join(parts), sys.stderr, 2))
 
 
-def chunk_note(options: GenerateOptions, generation: Generation) -> str:
+def _chunk_note(options: GenerateOptions, generation: Generation) -> str:
     """A sentence when the package does not take --prefill-chunk as it was given; empty otherwise."""
     taken = generation.begun.chunk_tokens
     if options.prefill_chunk is None or options.prefill_chunk == taken:
@@ -255,7 +255,7 @@ def chunk_note(options: GenerateOptions, generation: Generation) -> str:
     return f"--prefill-chunk {options.prefill_chunk} is ignored: a run of this package takes {taken}, for {why}"
 
 
-def report_request(
+def _report_request(
     options: GenerateOptions,
     outcome: Outcome,
     generation: Generation,

@@ -46,14 +46,14 @@ def run(options: PlaceOptions, shown: Shown) -> int:
     check_options(options)
     target = read_chain_options(options.where)
     check_chain(options, target.asked_names)
-    sink = claim_report(options, shown)
+    sink = _claim_report(options, shown)
     say_target(target)
     if options.dry_run:
         return finish(shown, sink, *place_dry(options), None)
-    return supervised(lambda: place_here(options, shown, sink, target), target)
+    return supervised(lambda: _place_here(options, shown, sink, target), target)
 
 
-def claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
+def _claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     """Where the report goes; None when nobody wants it in a file."""
     if shown.report is None:
         return None
@@ -64,7 +64,7 @@ def claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     return claim_output(shown.report, "report", read_by(options.where, *given), option="--report")
 
 
-def place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: Target) -> int:
+def _place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: Target) -> int:
     """Place the model in this process."""
     from partita.library.place_run import place
 

@@ -32,19 +32,19 @@ def render_refusal(rows: Sequence[RefusedNode], width: int | None = None) -> str
     """
     if not rows:
         return ""
-    stream, columns = io.StringIO(), width or stderr_columns()
+    stream, columns = io.StringIO(), width or _stderr_columns()
     page = Page(Console(file=stream, width=columns, color_system=None, force_terminal=False, legacy_windows=False))
     asked = " or ".join(dict.fromkeys(entry.provider for row in rows for entry in row.asked))
     page.line(f"{plural(len(rows), 'node')} would not run on {asked}:", indent=0)
     if len(rows) <= SINGLE_NODES:
-        show_nodes(page, rows)
+        _show_nodes(page, rows)
     else:
-        show_groups(page, rows)
-    show_evidence(page, rows)
+        _show_groups(page, rows)
+    _show_evidence(page, rows)
     return stream.getvalue()
 
 
-def stderr_columns() -> int:
+def _stderr_columns() -> int:
     """What the environment says, as shells do, else the terminal; WIDTH where there is none."""
     told = os.environ.get("COLUMNS", "")
     if told.isascii() and told.isdigit() and int(told):
@@ -55,7 +55,7 @@ def stderr_columns() -> int:
         return WIDTH
 
 
-def show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
+def _show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per node."""
     columns = [Column(title, False) for title in ("node", "operator", "module", "would take it", "reason")]
     page.table(
@@ -66,21 +66,21 @@ def show_nodes(page: Page, rows: Sequence[RefusedNode]) -> None:
                 row.op_type or "unknown",
                 row.module or "-",
                 short_provider(row.provider),
-                say_reasons(row),
+                _say_reasons(row),
             )
             for row in rows
         ],
     )
 
 
-def show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
+def _show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
     """One row per operator, provider and reason, largest first."""
     groups: dict[tuple[str, str, str], list[RefusedNode]] = {}
     for row in rows:
-        groups.setdefault((row.op_type or "unknown", row.provider, say_reasons(row)), []).append(row)
+        groups.setdefault((row.op_type or "unknown", row.provider, _say_reasons(row)), []).append(row)
     ranked = sorted(groups.items(), key=lambda group: (-len(group[1]), group[0]))
     cells = [
-        (operator, str(len(members)), short_provider(provider), reason, name_some(members))
+        (operator, str(len(members)), short_provider(provider), reason, _name_some(members))
         for (operator, provider, reason), members in ranked
     ]
     left = ranked[MOST_ROWS:]
@@ -89,20 +89,20 @@ def show_groups(page: Page, rows: Sequence[RefusedNode]) -> None:
     page.table((*columns, Column("for example", False)), cells[:MOST_ROWS], rest)
 
 
-def name_some(rows: Sequence[RefusedNode]) -> str:
+def _name_some(rows: Sequence[RefusedNode]) -> str:
     """The first few names."""
     named = ", ".join(row.node or NO_NAME for row in rows[:NAMES])
     return f"{named}, …" if len(rows) > NAMES else named
 
 
-def say_reasons(row: RefusedNode) -> str:
+def _say_reasons(row: RefusedNode) -> str:
     """Its reason; with several providers that were asked the reason of each. One that is not there stands below."""
     if len(row.asked) == 1:
         return row.asked[0].reason
     return ", ".join(f"{short_provider(entry.provider)}: {entry.reason}" for entry in row.asked)
 
 
-def show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
+def _show_evidence(page: Page, rows: Sequence[RefusedNode]) -> None:
     """What shows each reason, and what to do about it, provider by provider where there are several."""
     found: dict[tuple[str, str, bool], list[Refusing]] = {}
     for entry in (entry for row in rows for entry in row.refusing):

@@ -31,8 +31,8 @@ def show(file: Path, view: str, out: Path | None, *, beside: bool = False) -> No
     Raises UsageError when there is no such view, or it would replace what it shows, ReportError when it shows another
     kind of record.
     """
-    record = storage.read_one_of(file, kinds())
-    found = find_view(file, record, view)
+    record = storage.read_one_of(file, _kinds())
+    found = _find_view(file, record, view)
     place = out or (file.with_suffix(found.suffix) if beside and file != storage.STDIN else STDOUT)
     sink = claim_output(place, found.what or found.name, (file, STDIN), option="--out")
     if found.print_to is not None and isinstance(sink, Stdout):
@@ -56,7 +56,7 @@ def one_view(view: str | None, *, brief: bool, as_json: bool) -> str:
     return given[0][1] if given else "text"
 
 
-def kinds() -> dict[str, type[Record]]:
+def _kinds() -> dict[str, type[Record]]:
     """What is shown, by the schema in the file."""
     from partita.bench.records import SCHEMA as BENCH
     from partita.bench.records import Bench
@@ -65,7 +65,7 @@ def kinds() -> dict[str, type[Record]]:
     return {SCHEMA: Report, BENCH: Bench}
 
 
-def find_view(file: Path, record: Record, name: str) -> View:
+def _find_view(file: Path, record: Record, name: str) -> View:
     """The view of that name, of the kind of the record. Raises UsageError, and ReportError for one of another kind."""
     from partita.partition_reports.records import Report
     from partita.partition_reports.render.view import load_view, view_names

@@ -84,7 +84,7 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
     code = os.WEXITSTATUS(status)
     if not ended_itself:
         raise ProviderError(
-            f"{foreign_names(target.chain)}: initialisation_failed: native code ended the run with exit code {code}"
+            f"{_foreign_names(target.chain)}: initialisation_failed: native code ended the run with exit code {code}"
         )
     # The child has said everything and flushed; this process must add nothing, not even what it had buffered.
     os._exit(code)
@@ -146,7 +146,7 @@ def ignored(number: int) -> bool:
     return signal.getsignal(number) == signal.SIG_IGN
 
 
-def foreign_names(chain: Sequence[Provider]) -> str:
+def _foreign_names(chain: Sequence[Provider]) -> str:
     """The providers of the chain but the CPU's."""
     return ", ".join(provider.name for provider in chain if provider.name != "cpu")
 
@@ -161,6 +161,6 @@ def ended_by(number: int, chain: Sequence[Provider]) -> int:
         return 128 + number
     name = signal.Signals(number).name
     raise ProviderError(
-        f"{foreign_names(chain)}: initialisation_failed: native code ended the run with {name}; see `partita "
+        f"{_foreign_names(chain)}: initialisation_failed: native code ended the run with {name}; see `partita "
         "providers` for which provider starts at all, or leave it out of --provider"
     )

@@ -41,7 +41,7 @@ class _Console(Console):
 
     def on_broken_pipe(self) -> None:
         """Go on without output: the exit code tells what the verb did, not who read it."""
-        drop_stream(1 if self.file is sys.stdout else 2)
+        _drop_stream(1 if self.file is sys.stdout else 2)
 
 
 stderr = _Console(stderr=True, highlight=False, soft_wrap=True)
@@ -59,12 +59,12 @@ def note(text: str) -> None:
 
 def write_stdout(text: str) -> bool:
     """Write `text` at once; False when nobody reads stdout any more (head, less), which is no error."""
-    return write_stream(sys.stdout, 1, text)
+    return _write_stream(sys.stdout, 1, text)
 
 
 def write_stderr(text: str) -> bool:
     """The same on stderr."""
-    return write_stream(sys.stderr, 2, text)
+    return _write_stream(sys.stderr, 2, text)
 
 
 def fold(line: str, stream: IO[str] | None, indent: int) -> str:
@@ -84,10 +84,10 @@ def fold(line: str, stream: IO[str] | None, indent: int) -> str:
 
 def write_stdout_bytes(data: bytes) -> bool:
     """Bytes on stdout, at once; False when nobody reads them any more."""
-    return write_stdout("") and write_stream(sys.stdout.buffer, 1, data)
+    return write_stdout("") and _write_stream(sys.stdout.buffer, 1, data)
 
 
-def write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
+def _write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bool:
     """Write at once to a standard stream; False when nobody reads it any more."""
     global stdout_used
     if stream is None:  # the shell closed it
@@ -97,12 +97,12 @@ def write_stream(stream: IO[AnyStr] | None, descriptor: int, text: AnyStr) -> bo
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        drop_stream(descriptor)
+        _drop_stream(descriptor)
         return False
     return True
 
 
-def drop_stream(descriptor: int) -> None:
+def _drop_stream(descriptor: int) -> None:
     """Send what is still to come on file descriptor 1 or 2 nowhere: Python flushes at exit, and would complain."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)

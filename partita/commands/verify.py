@@ -53,10 +53,10 @@ def show(package: Path, result: Verification, console: Console) -> None:
     tolerance = f"{result.tolerance:g} (largest relative error){ties}"
     page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", tolerance)])
     columns = (words("step"), words("output"), Column("max abs err"), Column("max rel err"), words("greedy tokens"))
-    page.table(columns, [step_row(step) for step in result.steps])
+    page.table(columns, [_step_row(step) for step in result.steps])
 
 
-def step_row(step: StepError) -> tuple[str, ...]:
+def _step_row(step: StepError) -> tuple[str, ...]:
     """How far one step was off."""
     tokens = "equal" if step.tokens_equal else "DIFFERENT"
     return (step.step, step.output, f"{step.max_abs_error:.3e}", f"{step.max_rel_error:.3e}", tokens)

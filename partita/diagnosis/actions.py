@@ -55,10 +55,10 @@ def steps_for(situation: Situation, code: str, wanted: str, *, unprobed: bool = 
     missing.
     """
     steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
-    return [fill(situation, wanted, step) for step in steps if makes_sense(situation.package, step, wanted, unprobed)]
+    return [fill(situation, wanted, step) for step in steps if _makes_sense(situation.package, step, wanted, unprobed)]
 
 
-def makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:
+def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:
     """Whether a step can be taken, and changes something."""
     if step.exports and package is None:
         return False

@@ -59,9 +59,9 @@ def stand_ins(
 
     `inputs` are the graph's. An exported node that still runs under its own name is never among them.
     """
-    walked = walk_all(order, exported, graph, inputs) if graph is not None else {}
-    listed = {name: in_file((node.name for node in nodes), exported) for name, nodes in compiled.items()}
-    inner = between(order, exported, listed)
+    walked = _walk_all(order, exported, graph, inputs) if graph is not None else {}
+    listed = {name: _in_file((node.name for node in nodes), exported) for name, nodes in compiled.items()}
+    inner = _between(order, exported, listed)
     taken = {each for claimed in walked.values() for each in claimed}
     found: dict[str, tuple[str, ...]] = {}
     for name in order:
@@ -70,27 +70,27 @@ def stand_ins(
         elif name in walked or name in exported:
             behind = walked.get(name, ())
         else:
-            behind = tuple(each for each in named_after(name, exported, graph) if each not in taken)
+            behind = tuple(each for each in _named_after(name, exported, graph) if each not in taken)
         left = tuple(each for each in behind if each not in order)
         if left:
             found[name] = left
     return found
 
 
-def named_after(name: str, exported: Collection[str], graph: OptimisedGraph | None) -> tuple[str, ...]:
+def _named_after(name: str, exported: Collection[str], graph: OptimisedGraph | None) -> tuple[str, ...]:
     """Exported nodes that a node is called after, or one of its outputs, as those of a Split made of Slices are."""
     node = graph.nodes.get(name) if graph is not None else None
     outputs = (tensor for tensor in (node.outputs if node else ()) if tensor in exported)
     return tuple(dict.fromkeys((*outputs, *naming.replaced_by(name, exported))))
 
 
-def in_file(listed: Iterable[str], exported: Collection[str]) -> tuple[str, ...]:
+def _in_file(listed: Iterable[str], exported: Collection[str]) -> tuple[str, ...]:
     """The exported nodes behind listed ones, each once: the list may have nodes that ONNX Runtime fused before."""
     names = (each for name in listed for each in ([name] if name in exported else naming.replaced_by(name, exported)))
     return tuple(dict.fromkeys(names))
 
 
-def between(
+def _between(
     order: Collection[str], exported: Mapping[str, GraphNode], listed: Mapping[str, tuple[str, ...]]
 ) -> dict[str, list[str]]:
     """Exported nodes that are gone and lie inside a compiled subgraph, by its name.
@@ -144,7 +144,7 @@ def connected(nodes: Mapping[str, GraphNode]) -> list[list[str]]:
     return groups
 
 
-def walk_all(
+def _walk_all(
     order: Collection[str], exported: Mapping[str, GraphNode], graph: OptimisedGraph, inputs: Collection[str]
 ) -> dict[str, tuple[str, ...]]:
     """What each fused node replaced, by the graphs; nodes for which they do not tell are left out.
@@ -199,10 +199,10 @@ def walk_back(
                 return set()
             if tensor in makers:
                 waiting.append(makers[tensor])
-    return reached(passed, sources, exported, makers) - {node.name}
+    return _reached(passed, sources, exported, makers) - {node.name}
 
 
-def reached(
+def _reached(
     passed: Collection[str], sources: Collection[str], exported: Mapping[str, GraphNode], makers: Mapping[str, str]
 ) -> set[str]:
     """Those of `passed` that work on a source, directly or through others; what is left were constants."""

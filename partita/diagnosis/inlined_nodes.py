@@ -46,18 +46,18 @@ def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts
     if not planned:
         return facts
     first = [event for event in events if event.run == events[0].run]
-    names = by_stream(facts.plan or (), first, planned) or by_count(first, planned, plan)
+    names = _by_stream(facts.plan or (), first, planned) or _by_count(first, planned, plan)
     renamed = tuple(replace(event, name=names.get(event.name, event.name)) for event in facts.events)
     providers = {names.get(event.name, event.name): event.provider for event in first}
     return replace(
         facts,
         events=renamed,
-        assigned=name_assigned(facts.assigned, planned, providers) if facts.assigned is not None else None,
-        optimised=name_optimised(facts.optimised, planned) if facts.optimised is not None else None,
+        assigned=_name_assigned(facts.assigned, planned, providers) if facts.assigned is not None else None,
+        optimised=_name_optimised(facts.optimised, planned) if facts.optimised is not None else None,
     )
 
 
-def by_stream(
+def _by_stream(
     plan: Sequence[Sequence[str]], events: Sequence[NodeEvent], planned: Mapping[str, list[str]]
 ) -> dict[str, str]:
     """Names of the plan by those of the profile: a stream runs in order, and all nodes of a provider are in one stream.
@@ -72,14 +72,14 @@ def by_stream(
         names: dict[str, str] | None = {}
         for number, stream in enumerate(plan):
             ran = [event for event in events if streams[event.provider] == number]
-            joined = join_stream(stream, ran, nameless)
+            joined = _join_stream(stream, ran, nameless)
             names = {**names, **joined} if names is not None and joined is not None else None
         if names is not None and names not in found:
             found.append(names)
     return found[0] if len(found) == 1 else {}
 
 
-def join_stream(
+def _join_stream(
     stream: Sequence[str], events: Sequence[NodeEvent], nameless: Mapping[str, str]
 ) -> dict[str, str] | None:
     """Names of one stream by those of the profile; None when its nodes are not these."""
@@ -94,7 +94,7 @@ def join_stream(
     return names
 
 
-def by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]) -> dict[str, str]:
+def _by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan: Collection[str]) -> dict[str, str]:
     """The same for operators whose nodes are all on one provider, where the plan has as many of them as ran."""
     names: dict[str, str] = {}
     for op, wanted in planned.items():
@@ -108,7 +108,7 @@ def by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], plan
     return names
 
 
-def name_assigned(
+def _name_assigned(
     assigned: Sequence[AssignedNode], planned: Mapping[str, list[str]], providers: Mapping[str, str]
 ) -> tuple[AssignedNode, ...]:
     """The assignment list with names where it has as many nodes of an operator on a provider as ran there.
@@ -129,7 +129,7 @@ def name_assigned(
     return tuple(named)
 
 
-def name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
+def _name_optimised(optimised: Sequence[GraphNode], planned: Mapping[str, list[str]]) -> tuple[GraphNode, ...]:
     """The optimised graph, which is in the order in which the plan counts, with names where the numbers agree."""
     named = list(optimised)
     for op, names in planned.items():
@@ -150,7 +150,7 @@ def by_operator(names: Iterable[str]) -> dict[str, list[str]]:
     return {op: [name for _, name in sorted(numbered)] for op, numbered in found.items()}
 
 
-def nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
+def _nodes_without_name(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
     """Nodes of the order that have their name from the plan alone."""
     known = {node.name for node in facts.graph}
     made = {node.name: node.op_type for node in facts.optimised or ()}
@@ -166,20 +166,20 @@ def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, 
     node without a name, nodes that are gone and that the log turns down are told, and none when they are of several
     operators.
     """
-    parts, local = nodes_without_name(facts, order), of_local_functions(facts, order)
+    parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
     left = gone(facts, order)
     if facts.optimised is not None:
-        return owners(facts.optimised, frozenset((*parts, *local)), left, facts.graph)
-    return {**callers(local, left), **turned_down(facts, parts, left)}
+        return _owners(facts.optimised, frozenset((*parts, *local)), left, facts.graph)
+    return {**_callers(local, left), **_turned_down(facts, parts, left)}
 
 
-def of_local_functions(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
+def _of_local_functions(facts: SessionFacts, order: Iterable[str]) -> tuple[str, ...]:
     """Nodes of the order that ONNX Runtime named after a local function."""
     known = {node.name for node in facts.graph}
     return tuple(name for name in order if name.startswith(INLINED) and name not in known)
 
 
-def callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
+def _callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
     """The exported node that calls the function of each node, where no other calls one of that name."""
     found: dict[str, tuple[str, ...]] = {}
     for name in local:
@@ -191,7 +191,7 @@ def callers(local: Iterable[str], left: Sequence[GraphNode]) -> dict[str, tuple[
     return found
 
 
-def turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
+def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphNode]) -> dict[str, tuple[str, ...]]:
     """For all nodes without a name, those nodes of one operator that are gone and that the log turns down."""
     told = [
         node for node in left if any(f"Op type: {node.op_type} node name: {node.name}" in line for line in facts.log)
@@ -203,7 +203,7 @@ def turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[GraphN
 
 def may_be_part_of(facts: SessionFacts, order: Sequence[str], known: Parts) -> dict[str, tuple[str, ...]]:
     """The same, with all nodes that are gone where nothing tells: an experiment can look into their functions."""
-    parts = nodes_without_name(facts, order)
+    parts = _nodes_without_name(facts, order)
     left = tuple(node.name for node in gone(facts, order)) if parts else ()
     return {name: known.get(name) or left for name in parts}
 
@@ -214,7 +214,7 @@ def gone(facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
     return [node for node in facts.graph if node.name and node.name not in there]
 
 
-def owners(
+def _owners(
     optimised: Sequence[GraphNode], parts: frozenset[str], left: Sequence[GraphNode], graph: Sequence[GraphNode]
 ) -> dict[str, tuple[str, ...]]:
     """The exported node whose output each part leads to, over tensors that the file does not have.

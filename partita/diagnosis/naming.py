@@ -47,7 +47,7 @@ def common_module(modules: Iterable[str | None]) -> str | None:
 def layer_of(module: str | None) -> int | None:
     """First integer component of a module path: 3 for model.layers.3.mlp."""
     for part in (module or "").split("."):
-        if is_index(part):
+        if _is_index(part):
             return int(part)
     return None
 
@@ -58,17 +58,17 @@ def module_group(module: str | None) -> str:
         return NO_MODULE
     parts = module.split(".")
     for position, part in enumerate(parts):
-        if is_index(part):
+        if _is_index(part):
             return parts[position + 1] if position + 1 < len(parts) else LAYER_ITSELF
     return parts[-1]
 
 
 def replaced_by(name: str, exported: Collection[str]) -> tuple[str, ...]:
     """Names in `exported` that `name` begins with, cut at a slash; `name` itself does not count."""
-    return tuple(head for head in heads(name) if head in exported)
+    return tuple(head for head in _heads(name) if head in exported)
 
 
-def heads(name: str) -> Iterator[str]:
+def _heads(name: str) -> Iterator[str]:
     """Every part of `name` that ends before one of its slashes, shortest first."""
     position = name.find("/")
     while position >= 0:
@@ -77,6 +77,6 @@ def heads(name: str) -> Iterator[str]:
         position = name.find("/", position + 1)
 
 
-def is_index(part: str) -> bool:
+def _is_index(part: str) -> bool:
     """True for a component like 0 or 17; other scripts' digits are names."""
     return part.isascii() and part.isdigit() and len(part) < 10

@@ -40,11 +40,11 @@ def index_graph(nodes: Iterable[GraphNode], known: Collection[str]) -> Optimised
         for tensor in dict.fromkeys(filter(None, node.inputs)):
             readers.setdefault(tensor, []).append(node.name)
         if node.op_type in MEMCPY_OPS:
-            names |= copied_names(node, known, names)
+            names |= _copied_names(node, known, names)
     return OptimisedGraph(by_name, makers, {tensor: tuple(found) for tensor, found in readers.items()}, names)
 
 
-def copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:
+def _copied_names(node: GraphNode, known: Collection[str], names: dict[str, str]) -> dict[str, str]:
     """The one name that both sides of a copy go by; the shorter one when the file has neither."""
     sides = [tensor for tensor in (*node.inputs, *node.outputs) if tensor]
     if not sides:

@@ -60,27 +60,27 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     first, *others = probe.trials
     if first.outcome == "taken":
         taken = "accepts the nodes of its function, not the operator itself" if first.unfolded else "accepts it"
-        evidence = f"{setting(first)}, with the same types, shapes and attributes, the provider {taken}"
+        evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {taken}"
         return (Conclusion(evidence, code="not_claimed"),)
     if first.outcome == "invalid":
         return ()
-    return tuple(by_one_change(first, others)) or tuple(by_several(first, others)) or tuple(in_vain(probe))
+    return tuple(_by_one_change(first, others)) or tuple(_by_several(first, others)) or tuple(_in_vain(probe))
 
 
-def by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
+def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
     """One for each factor in which a change made the provider take the node."""
     single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
     for factor in dict.fromkeys(trial.factor for trial in single):
         helped = [trial for trial in single if trial.factor == factor]
-        evidence = f"{choice(helped)} the provider accepts this node{without(first)}{rest(others, factor)}"
+        evidence = f"{choice(helped)} the provider accepts this node{without(first)}{_rest(others, factor)}"
         yield Conclusion(evidence, (factor,))
 
 
-def by_several(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
+def _by_several(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
     """The first changes that did so together."""
     trial = next((trial for trial in others if trial.factor == COMBINED and helps(trial)), None)
     if trial is not None:
-        change = with_change(trial.change, removes=trial.removes)
+        change = _with_change(trial.change, removes=trial.removes)
         tried = sum(each.factor != COMBINED and each.outcome in ANSWERED for each in others)
         single = f"; with one change at a time ({tried} tried) it does not" if tried else ""
         yield Conclusion(f"{change} the provider accepts this node{single}{without(first)}", trial.parts)
@@ -91,7 +91,7 @@ def helps(trial: Trial) -> bool:
     return trial.outcome == "taken" and not trial.unfolded
 
 
-def in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
+def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     """What follows when nothing helped; nothing does from experiments that are not complete."""
     first, *others = probe.trials
     if first.outcome in ("failed", "crashed"):
@@ -101,19 +101,19 @@ def in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
         yield Conclusion(f"{opening(first)}; {summary(others)}{more}", code="no_kernel_op")
 
 
-def with_change(change: str, *, removes: bool) -> str:
+def _with_change(change: str, *, removes: bool) -> str:
     """`with float16 in place of float32`, `without alpha=2`."""
     return change if removes else f"with {change}"
 
 
-def setting(first: Trial) -> str:
+def _setting(first: Trial) -> str:
     """What stood around the node when it was tried."""
     return IN_COMPANY if first.company else ALONE
 
 
 def opening(first: Trial) -> str:
     """What became of the node as it is."""
-    return f"{setting(first)}, {TOLD[first.outcome]}{f' ({first.said})' if first.said else ''}"
+    return f"{_setting(first)}, {TOLD[first.outcome]}{f' ({first.said})' if first.said else ''}"
 
 
 def without(first: Trial) -> str:
@@ -131,14 +131,14 @@ def choice(trials: Sequence[Trial]) -> str:
         place = (swap.before, swap.where) if swap is not None else ("", "")
         together.setdefault(place, []).append(swap.now if swap is not None else trial.change)
     parts = [
-        str(Swap(alternatives(now), before, where)) if before else alternatives(now)
+        str(Swap(_alternatives(now), before, where)) if before else _alternatives(now)
         for (before, where), now in together.items()
     ]
-    told = f"{parts[0]} (or {alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
-    return with_change(told, removes=(whole or trials)[0].removes)
+    told = f"{parts[0]} (or {_alternatives(parts[1:])})" if len(parts) > 1 else parts[0]
+    return _with_change(told, removes=(whole or trials)[0].removes)
 
 
-def alternatives(names: Sequence[str]) -> str:
+def _alternatives(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`, `a, b, c or 2 more`."""
     shown = list(names[:MOST_NAMED])
     if len(names) > MOST_NAMED:
@@ -147,7 +147,7 @@ def alternatives(names: Sequence[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def rest(others: Sequence[Trial], factor: Factor) -> str:
+def _rest(others: Sequence[Trial], factor: Factor) -> str:
     """How much of other kinds was tried, and did not help."""
     tried = [trial for trial in others if trial.factor != factor and trial.outcome != "invalid"]
     return "".join(f"; {text}" for text in counted(tried, "other variation"))

@@ -29,19 +29,19 @@ def refused_nodes(facts: SessionFacts, chain: tuple[ChainEntry, ...]) -> tuple[F
     if not chain:
         return ()
     allowed = frozenset(entry.provider for entry in chain if entry.status == "active")
-    strays = in_order(index, [*assigned_elsewhere(index, allowed), *placed_elsewhere(index, allowed)])
+    strays = _in_order(index, [*_assigned_elsewhere(index, allowed), *_placed_elsewhere(index, allowed)])
     phase = next(phase for phase in EVERY_PHASE if phase in facts.phases)
     return tuple(explain_node(index, phase, *stray, chain) for stray in strays)
 
 
-def assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
+def _assigned_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
     """Entries of the assignment list outside the chain. Nodes without a name have an entry each, so they all count."""
     for node in index.facts.assigned or ():
         if node.provider not in allowed:
             yield node.name, node.op_type, node.provider
 
 
-def placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
+def _placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[Stray]:
     """Nodes that the list does not have: placed elsewhere by another source, or turned down by name in the log."""
     for name in index.order:
         if name in index.assigned:
@@ -49,18 +49,18 @@ def placed_elsewhere(index: SessionIndex, allowed: frozenset[str]) -> Iterator[S
         providers = frozenset().union(*index.claims[name].values())
         if providers and not providers & allowed:
             yield name, index.op_type(name), min(providers)
-        elif not providers and turned_down(index, name):
+        elif not providers and _turned_down(index, name):
             yield name, index.op_type(name), CPU if CPU in index.facts.registered else UNKNOWN
 
 
-def turned_down(index: SessionIndex, name: str) -> bool:
+def _turned_down(index: SessionIndex, name: str) -> bool:
     """True when a log line that a pattern knows names the node."""
     known = index.facts.providers.values()
     patterns = [pattern for each in known for pattern in each.patterns if names_a_node(pattern)]
     return any(name_in(line, pattern, name) for line in index.log.get(name, ()) for pattern in patterns)
 
 
-def in_order(index: SessionIndex, strays: list[Stray]) -> list[Stray]:
+def _in_order(index: SessionIndex, strays: list[Stray]) -> list[Stray]:
     """Nodes in execution order, each name once; what the plan does not have comes last, as it was listed."""
     position = {name: number for number, name in enumerate(index.order)}
     named = {stray[0]: stray for stray in reversed(strays) if stray[0]}

@@ -49,24 +49,24 @@ def find_groups(
     makers, readers = fusion.edges(exported)
     of_file = {*makers, *readers, *inputs}
     found = []
-    for names in connected(new, graph, of_file):
+    for names in _connected(new, graph, of_file):
         members = [new[name] for name in order if name in names]
-        replaced = followed_back(members, graph, exported, makers, order, inputs)
+        replaced = _followed_back(members, graph, exported, makers, order, inputs)
         if replaced:
-            found.append(Group(shared_out(members, replaced, exported, makers), replaced, tuple(names)))
+            found.append(Group(_shared_out(members, replaced, exported, makers), replaced, tuple(names)))
     counts = [each for group in found for each in group.replaced]
     return tuple(group for group in found if all(counts.count(each) == 1 for each in group.replaced))
 
 
-def connected(new: Mapping[str, GraphNode], graph: OptimisedGraph, of_file: Collection[str]) -> list[list[str]]:
+def _connected(new: Mapping[str, GraphNode], graph: OptimisedGraph, of_file: Collection[str]) -> list[list[str]]:
     """New nodes in groups; a group of one is left out, for that node was followed back by itself."""
     inside = {
         name: GraphNode(
             node.name,
             node.op_type,
             node.domain,
-            only_new(node.inputs, graph, of_file),
-            only_new(node.outputs, graph, of_file),
+            _only_new(node.inputs, graph, of_file),
+            _only_new(node.outputs, graph, of_file),
             None,
             None,
             None,
@@ -76,12 +76,12 @@ def connected(new: Mapping[str, GraphNode], graph: OptimisedGraph, of_file: Coll
     return [group for group in fusion.connected(inside) if len(group) > 1]
 
 
-def only_new(tensors: Sequence[str], graph: OptimisedGraph, of_file: Collection[str]) -> tuple[str, ...]:
+def _only_new(tensors: Sequence[str], graph: OptimisedGraph, of_file: Collection[str]) -> tuple[str, ...]:
     """Those tensors that a node made and that the file does not have; constants connect nothing."""
     return tuple(each for each in tensors if graph.original(each) not in of_file and each in graph.makers)
 
 
-def followed_back(
+def _followed_back(
     members: Sequence[GraphNode],
     graph: OptimisedGraph,
     exported: Mapping[str, GraphNode],
@@ -97,7 +97,7 @@ def followed_back(
     return tuple(name for name in exported if name in claimed)
 
 
-def shared_out(
+def _shared_out(
     members: Sequence[GraphNode],
     replaced: Sequence[str],
     exported: Mapping[str, GraphNode],

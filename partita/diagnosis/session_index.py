@@ -100,11 +100,11 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Sort the facts of one session for look-up by node name."""
-    facts = inlined_nodes.with_names(facts, without_bodies(facts.events)[0])
+    facts = inlined_nodes.with_names(facts, _without_bodies(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
     assigned = {node.name: node for node in facts.assigned or ()}
-    events, bodies = without_bodies(facts.events)
-    order, order_source = execution_order(facts, events)
+    events, bodies = _without_bodies(facts.events)
+    order, order_source = _execution_order(facts, events)
     present = frozenset(order)
     compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
@@ -112,7 +112,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     inputs = frozenset(port.name for port in facts.ports if port.direction == "input")
     op_types = {**{node.name: node.op_type for node in facts.graph}, **{event.name: event.op_type for event in events}}
     logged = native_log.memcpy_lines(facts.log, order, op_types)
-    claims = collect_claims(facts, events, order, compiled)
+    claims = _collect_claims(facts, events, order, compiled)
     unfolded = inlined_nodes.unfolded(facts, order)
     parts = inlined_nodes.may_be_part_of(facts, order, unfolded)
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
@@ -132,26 +132,28 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         order_source=order_source,
         claims=claims,
         log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
-        graph_log=native_log.lines_about_the_graph(facts.log, every_pattern(facts)),
-        memcpy=logged if optimised is None else copied_tensors(optimised),
+        graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
+        memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
         stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items()},
         beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
         parts=parts,
         blank_log={
-            provider: inlined_nodes.blank_lines(facts.log, known.patterns, strays_without_name(provider, parts, claims))
+            provider: inlined_nodes.blank_lines(
+                facts.log, known.patterns, _strays_without_name(provider, parts, claims)
+            )
             for provider, known in facts.providers.items()
         },
     )
 
 
-def every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
+def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
     """The patterns of all providers of the chain, each once."""
     return tuple(dict.fromkeys(pattern for known in facts.providers.values() for pattern in known.patterns))
 
 
-def strays_without_name(
+def _strays_without_name(
     provider: str, parts: Iterable[str], claims: Mapping[str, Claims]
 ) -> tuple[inlined_nodes.Stray, ...]:
     """Nodes without a name that no source has on `provider`."""
@@ -162,7 +164,7 @@ def strays_without_name(
     )
 
 
-def copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
+def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
     """What each Memcpy node of an optimised graph copies, by the name that the file has for it."""
     return {
         name: native_log.MemcpyLine(node.op_type, graph.original(node.inputs[0]))
@@ -171,7 +173,7 @@ def copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:
     }
 
 
-def without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
+def _without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], frozenset[str]]:
     """Events of the main graph in order, and the names of the nodes that ran inside an If, Loop or Scan."""
     ordered = sorted(events, key=lambda event: (event.run, event.order))
     frames = [event for event in ordered if event.op_type in CONTROL_FLOW]
@@ -179,14 +181,14 @@ def without_bodies(events: Iterable[NodeEvent]) -> tuple[tuple[NodeEvent, ...], 
         return tuple(ordered), frozenset()
     main, bodies = [], set()
     for event in ordered:
-        if any(is_inside(event, frame) for frame in frames):
+        if any(_is_inside(event, frame) for frame in frames):
             bodies.add(event.name)
         else:
             main.append(event)
     return tuple(main), frozenset(bodies)
 
 
-def is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
+def _is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
     """True when `event` began within the time of the control-flow node `frame`.
 
     Times are whole microseconds: a node that ended as `frame` began may share its start, but then it took no time.
@@ -197,7 +199,7 @@ def is_inside(event: NodeEvent, frame: NodeEvent) -> bool:
     return began_within and (event.host_us > 0 or event.order > frame.order)
 
 
-def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
+def _execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple[tuple[str, ...], Source]:
     """Every node once, in execution order, and the source that says which nodes there are.
 
     Streams of a plan run side by side, so with several of them the last observed run gives the order.
@@ -217,7 +219,7 @@ def execution_order(facts: SessionFacts, events: tuple[NodeEvent, ...]) -> tuple
     return tuple(dict.fromkeys(node.name for node in facts.graph)), "model_file"
 
 
-def collect_claims(
+def _collect_claims(
     facts: SessionFacts,
     events: tuple[NodeEvent, ...],
     order: tuple[str, ...],
@@ -233,7 +235,7 @@ def collect_claims(
         said["assignment"].setdefault(name, set()).update(node.provider for node in nodes)
     for name, provider in native_log.placements(facts.log, order).items():
         said["native_log"].setdefault(name, set()).add(provider)
-    by_device = providers_by_device(facts)
+    by_device = _providers_by_device(facts)
     said["plan_file"] = {
         name: {by_device[name]}
         for name in order
@@ -245,7 +247,7 @@ def collect_claims(
     }
 
 
-def providers_by_device(facts: SessionFacts) -> dict[str, str]:
+def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
     """What the devices of the plan's streams tell: the one provider besides the CPU's has the streams of its device.
 
     Empty where there are several such providers, or where one computes on the CPU and shares its stream.

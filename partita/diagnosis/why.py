@@ -22,7 +22,7 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
     if not chain:
         return ()
     main = ((name, index.op_type(name), choose_provider(index.claims[name]) or UNKNOWN) for name in index.order)
-    inner = ((node.name, node.op_type, node.provider) for node in in_bodies(index))
+    inner = ((node.name, node.op_type, node.provider) for node in _in_bodies(index))
     return tuple(
         explain_node(index, phase, name, op_type, provider, chain)
         for name, op_type, provider in (*main, *inner)
@@ -30,7 +30,7 @@ def find_fallbacks(index: SessionIndex, phase: PhaseName, chain: tuple[ChainEntr
     )
 
 
-def in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
+def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
     """Nodes in bodies of control flow. They are in no plan and run no telling how often, so they have no place in a
     phase's figures.
     """
@@ -82,9 +82,9 @@ def explain_node(
 
 def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Skipped:
     """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
-    context = context_of(index, name, op_type, provider, skipped)
+    context = _context_of(index, name, op_type, provider, skipped)
     lost = provider == UNKNOWN and context.started and context.pin is None
-    reason, finding = nowhere() if lost else explain(context)
+    reason, finding = _nowhere() if lost else explain(context)
     probe = context.probe
     return Skipped(
         provider=skipped.provider,
@@ -97,7 +97,7 @@ def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skip
     )
 
 
-def context_of(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Context:
+def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Context:
     """Everything that the reasons may look at, of one node and one provider that it is not on."""
     facts = index.facts.of(skipped.provider)
     origin, names = (name, *index.replaces(name)), index.tried_as(name)
@@ -121,7 +121,7 @@ def context_of(index: SessionIndex, name: str, op_type: str | None, provider: st
     )
 
 
-def nowhere() -> tuple[Reason, Finding]:
+def _nowhere() -> tuple[Reason, Finding]:
     """For a node that no source places: it may well be on the preferred provider, so nothing is said of why not."""
     unexplained = next(reason for reason in load_reasons() if reason.code == "unexplained")
     return unexplained, Finding("none", "nothing", "no source says where this node runs")
@@ -134,17 +134,17 @@ def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: Chai
     A fused node stands for the nodes that it replaces, a node without a name for itself.
     """
     placed = [(name, choose_provider(index.claims[name]), index.tried_as(name)) for name in index.order]
-    placed += [(node.name, node.provider, (node.name,)) for node in in_bodies(index)]
+    placed += [(node.name, node.provider, (node.name,)) for node in _in_bodies(index)]
     undecided = {reason.code for reason in load_reasons() if reason.undecided}
     found: list[str] = []
     for name, provider, names in placed:
         if provider not in (None, entry.provider) and entry in passed_over(chain, provider):
-            reason, finding = explain(context_of(index, name, index.op_type(name), provider, entry))
+            reason, finding = explain(_context_of(index, name, index.op_type(name), provider, entry))
             if reason.code in undecided or finding.ground == "vague_line":
-                found += [each for each in names if can_be_tried(index, each)]
+                found += [each for each in names if _can_be_tried(index, each)]
     return tuple(dict.fromkeys(found))
 
 
-def can_be_tried(index: SessionIndex, name: str) -> bool:
+def _can_be_tried(index: SessionIndex, name: str) -> bool:
     """Whether the file has the node, or a function that ONNX Runtime has the node from."""
     return name in index.exported or name in index.inner or name in index.parts or name.startswith(INLINED)

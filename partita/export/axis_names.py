@@ -25,10 +25,10 @@ def name_axes(model: ir.Model) -> None:
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
     for value in values(model):
         if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
-            value.shape = ir.Shape([renamed(size, names, pattern) for size in value.shape])
+            value.shape = ir.Shape([_renamed(size, names, pattern) for size in value.shape])
 
 
-def renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Pattern[str]) -> int | str | None:
+def _renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Pattern[str]) -> int | str | None:
     """One size under its new name."""
     if isinstance(size, int):
         return size

@@ -40,12 +40,12 @@ def beside(folder: Path, manifest: Manifest, files: list[str], run: Callable[[Pa
             if (folder / shared).is_file():  # without --verify there is no known answer
                 os.link(folder / shared, twin_folder / shared)
         for file in files:
-            ir.save(widen(ir.load(folder / file)), twin_folder / file)
+            ir.save(_widen(ir.load(folder / file)), twin_folder / file)
         graphs = tuple(record_file(twin_folder, file) for file in files)
         return run(twin_folder, _widen_manifest(manifest, graphs))
 
 
-def widen(model: ir.Model) -> ir.Model:
+def _widen(model: ir.Model) -> ir.Model:
     """Retype every bfloat16 value of `model` to float32, in place; weights keep their bytes and get a Cast."""
     graph = model.graph
     for value in list(graph.initializers.values()):

@@ -129,7 +129,7 @@ class Choosing:
         if not way.is_usual and way.form == "contrib" and not CONTRIB & {node.op_type for node in traced.model.graph}:
             return  # this model's are written in standard operators in both forms
         with stage(work.progress, "ask target", work.seconds, of=str(way)):
-            self.answers[way] = self.target.ask(skeleton(traced.model), one_token(traced))
+            self.answers[way] = self.target.ask(skeleton(traced.model), _one_token(traced))
 
     def reason(self, way: Way) -> str:
         """Why it is `way`, in one sentence."""
@@ -157,7 +157,7 @@ class Choosing:
         )
 
 
-def one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
+def _one_token(traced: Traced) -> dict[str, tuple[int, ...]]:
     """Sizes of the inputs of a graph that reads one token."""
     ports = {port.name: tuple(size if isinstance(size, int) else 1 for size in port.shape) for port in traced.inputs}
     return {**ports, **{state.past: state.shape for state in traced.states}}
@@ -180,7 +180,7 @@ class Unasked:
 
     def best(self) -> Way | None:
         """The way to try next."""
-        first, _ = without_target(self.wanted, self.draft.fake)
+        first, _ = _without_target(self.wanted, self.draft.fake)
         for way in [first, *(way for way in every_way() if way != first and self.wanted == AUTO)]:
             if way in self.stopped or way in self.unfit:
                 continue
@@ -204,7 +204,7 @@ class Unasked:
 
     def reason(self, way: Way) -> str:
         """Why it is `way`, in one sentence."""
-        first, why = without_target(self.wanted, self.draft.fake)
+        first, why = _without_target(self.wanted, self.draft.fake)
         return why if way == first else "; ".join(["auto: the next that runs on the CPU provider", *self.left_out()])
 
     def record(self, result: Verification | None) -> TargetRecord:
@@ -216,7 +216,7 @@ class Unasked:
         return Unasked(self.draft, way.attention)
 
 
-def without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
+def _without_target(wanted: str, fake: FakeModel) -> tuple[Way, str]:
     """The way where nobody is to be asked, and why."""
     if wanted != AUTO:
         return usual(wanted), "asked for"

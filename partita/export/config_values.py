@@ -49,7 +49,7 @@ NOT_NEGATIVE = re.compile(r"^(intermediate_size|num_key_value_heads|ffn_dim|n_la
 
 def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without what only says how to run. Raises what transformers does."""
-    kept = without_how_to_run(raw)
+    kept = _without_how_to_run(raw)
     if kept == raw:
         return loaded(folder)
     with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
@@ -68,16 +68,16 @@ def loaded(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _without_how_to_run(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that describe the model, those of its parts included."""
     return {
-        key: without_how_to_run(value) if isinstance(value, dict) and key.endswith("_config") else value
+        key: _without_how_to_run(value) if isinstance(value, dict) and key.endswith("_config") else value
         for key, value in raw.items()
-        if key not in HOW_TO_RUN and not (key in DTYPES and not is_dtype(value))
+        if key not in HOW_TO_RUN and not (key in DTYPES and not _is_dtype(value))
     }
 
 
-def is_dtype(value: Any) -> bool:
+def _is_dtype(value: Any) -> bool:
     """Whether torch has a type of this name."""
     return value is None or (isinstance(value, str) and isinstance(getattr(torch, value, None), torch.dtype))
 

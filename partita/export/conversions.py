@@ -152,7 +152,7 @@ LATER = {aten.view.default: aten.reshape.default}
 """What is used in their place on real tensors, which may lie in memory in another order than the pending ones."""
 
 
-def seen_as(info: TensorInfo) -> torch.dtype:
+def _seen_as(info: TensorInfo) -> torch.dtype:
     """The type that transformers' operations see; what is not a float type is refused elsewhere."""
     return to_torch(info.dtype) if info.dtype in CHECKPOINT else torch.float32
 
@@ -165,7 +165,7 @@ def convert(
     `name` is the first name in the model. `converter` is used up. Raises ValueError when the tensors do not fit.
     """
     for pattern, info in collected:
-        pending = Pending.of(Stored(info), seen_as(info))
+        pending = Pending.of(Stored(info), _seen_as(info))
         converter.add_tensor(name, info.name, pattern, pending)  # type: ignore[arg-type]
     try:
         results = converter.convert(name, model=model, config=model.config)

@@ -82,7 +82,7 @@ class Draft:
         with stage(work.progress, "trace", work.seconds, of=str(way)):
             wanted, traced = self._trace_told(way)
         if self.fake.probed.recurs:
-            wanted, traced = continuing(work, wanted, traced)
+            wanted, traced = _continuing(work, wanted, traced)
         for note in (note for item in traced for note in item.notes):
             tell(work, note)
         if not self.fake.probed.length_as_tensor:
@@ -107,7 +107,7 @@ class Draft:
 
     def _trace_phases(self, way: Way) -> tuple[list[Phase], list[Traced]]:
         """One graph for any number of tokens where the model's code can be traced so, a static pair otherwise."""
-        if self.work.options.static_shapes or not takes_any_length(self.fake, way.form):
+        if self.work.options.static_shapes or not _takes_any_length(self.fake, way.form):
             return self._trace_all(way, fixed=True)
         probed = self.fake.probed
         try:
@@ -132,11 +132,11 @@ class Draft:
                 f"({spelled('max_length', self.max_length)}): prefill.onnx reads {self.max_length} tokens at a time",
             )
         chosen = lowering(way.attention)
-        specs = [spec(options, way, self.max_length, length) for _, _, length in wanted]
+        specs = [_spec(options, way, self.max_length, length) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
 
-def takes_any_length(fake: FakeModel, form: Form) -> bool:
+def _takes_any_length(fake: FakeModel, form: Form) -> bool:
     """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
     return not recurrent or (form == "contrib" and bool(used_by(fake.module)))
@@ -151,13 +151,13 @@ def phases(options: ExportOptions, probed: Probed, max_length: int, *, fixed: bo
     return [("prefill.onnx", "prefill", chunk), ("decode.onnx", "decode", 1)]
 
 
-def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
+def _continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[list[Phase], list[Traced]]:
     """The graphs that go on from every state they are given; those that start afresh are left out.
 
     Some models read the states they keep only in steps of one token: a second chunk of a prompt would forget the first.
     """
-    forgets = [name for item in traced for name in unread_states(item)]
-    kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not unread_states(item)]
+    forgets = [name for item in traced for name in _unread_states(item)]
+    kept = [(phase, item) for phase, item in zip(wanted, traced, strict=True) if not _unread_states(item)]
     if not kept:
         raise UnsupportedModelError(f"the model keeps {forgets[0]} and never reads it back; it cannot be exported")
     if len(wanted) == 1:
@@ -175,13 +175,13 @@ def continuing(work: Work, wanted: list[Phase], traced: list[Traced]) -> tuple[l
     return wanted, traced
 
 
-def unread_states(item: Traced) -> list[str]:
+def _unread_states(item: Traced) -> list[str]:
     """States that a graph is given and does not read."""
     used = {value.name for node in item.model.graph for value in node.inputs if value is not None}
     return [state.past for state in item.states if state.past not in used]
 
 
-def spec(options: ExportOptions, way: Way, max_length: int, length: int | None) -> TraceSpec:
+def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None) -> TraceSpec:
     """The fixed sizes of one graph; `length`: S, None when it is symbolic."""
     opset = options.opset or lowering(way.attention).opset
     return TraceSpec(options.batch_size, max_length, length, opset, way.form)

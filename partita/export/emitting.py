@@ -85,7 +85,7 @@ class Emitter:
             self.lowering.write(old, padded(new, old.shape[-1]), self.positions, self.cursors)
             for old, new in zip(past, (key, value), strict=True)
         )
-        keys, values = narrowed(present_key, key.shape[-1]), narrowed(present_value, value.shape[-1])
+        keys, values = _narrowed(present_key, key.shape[-1]), _narrowed(present_value, value.shape[-1])
         self.written[layer] = Written(key, value, keys, values, (present_key, present_value))
         return keys, values
 
@@ -103,7 +103,7 @@ class Emitter:
             if layer is not None:
                 # Where another layer's attention has written them, what it wrote is read.
                 present = self.written[layer].present
-                keys, values = narrowed(present[0], keys.shape[-1]), narrowed(present[1], values.shape[-1])
+                keys, values = _narrowed(present[0], keys.shape[-1]), _narrowed(present[1], values.shape[-1])
             if keys.shape[2] != self.max_length:
                 raise UnsupportedModelError(
                     f"{request.module} attends to keys that it has not cached; such attention cannot be exported yet"
@@ -176,6 +176,6 @@ class Emitter:
         return self.states[key].to(self.past[key].dtype)
 
 
-def narrowed(tensor: torch.Tensor, width: int) -> torch.Tensor:
+def _narrowed(tensor: torch.Tensor, width: int) -> torch.Tensor:
     """The first `width` of the last axis."""
     return tensor if tensor.shape[-1] == width else tensor[..., :width]

@@ -61,13 +61,13 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     collected: dict[str, tuple[WeightConverter, list[tuple[str, TensorInfo]]]] = {}
     unmatched: list[str] = []
     ignored: list[str] = []
-    ignores = ignored_names(model)
+    ignores = _ignored_names(model)
     for source in sorted(stored, key=dot_natural_key):  # as transformers collects them: expert 10 after expert 9
         name, pattern = rename_source_key(source, renamings, converters, model.base_model_prefix, state)
         if name not in state and source in state:
             name, pattern = rename_source_key(source, [], [], model.base_model_prefix, state)
         if name not in state:
-            (ignored if is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
+            (ignored if _is_buffer(stored[source]) and ignores.search(name) else unmatched).append(source)
         elif pattern is None:
             found.setdefault(name, Stored(stored[source]))
         else:
@@ -81,13 +81,13 @@ def match_names(model: torch.nn.Module, stored: Mapping[str, TensorInfo]) -> Sou
     return Sources(found, failed, _tied(model), tuple(sorted(unmatched)), frozenset(ignored))
 
 
-def ignored_names(model: PreTrainedModel) -> re.Pattern[str]:
+def _ignored_names(model: PreTrainedModel) -> re.Pattern[str]:
     """Names that transformers leaves out on purpose when it loads this model (`_keys_to_ignore_on_load_unexpected`)."""
     patterns = sorted(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     return re.compile("|".join((r"rotary_emb\.inv_freq", r"(^|\.)position_ids$", *(f"({each})" for each in patterns))))
 
 
-def is_buffer(info: TensorInfo) -> bool:
+def _is_buffer(info: TensorInfo) -> bool:
     """Whether it looks like a buffer of an older transformers, a mask or a table, and not like a layer left out."""
     return len(info.shape) < 2 or info.dtype not in CHECKPOINT
 

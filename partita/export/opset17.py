@@ -31,13 +31,13 @@ AXES_AS_INPUT = frozenset(
 def to_opset17(model: ir.Model) -> None:
     """Rewrite the graph in place. Raises UnsupportedModelError for an operator that opset 17 does not have."""
     for node in list(model.graph):
-        if node.domain == "" and changed_since(node.op_type):
+        if node.domain == "" and _changed_since(node.op_type):
             convert(node)
     drop_unused_initializers(model.graph)
     model.opset_imports[""] = OPSET
 
 
-def changed_since(op_type: str) -> bool:
+def _changed_since(op_type: str) -> bool:
     """True when opset 18 defines the operator anew."""
     return bool(onnx.defs.get_schema(op_type, WRITTEN, "").since_version > OPSET)
 
@@ -45,8 +45,8 @@ def changed_since(op_type: str) -> bool:
 def convert(node: ir.Node) -> None:
     """Write one node as opset 17 has it."""
     if node.op_type in AXES_AS_INPUT:
-        axes_as_attribute(node)
-    elif node.op_type == "Split" and (has_sizes(node) or is_even(node)):
+        _axes_as_attribute(node)
+    elif node.op_type == "Split" and (_has_sizes(node) or _is_even(node)):
         # Without sizes opset 17 cuts in as many equal parts as there are outputs.
         node.attributes.pop("num_outputs", None)
     elif node.op_type == "Pad" and len(node.inputs) < 4:
@@ -57,12 +57,12 @@ def convert(node: ir.Node) -> None:
         raise refused(node)
 
 
-def has_sizes(node: ir.Node) -> bool:
+def _has_sizes(node: ir.Node) -> bool:
     """True for a Split whose sizes are written out."""
     return len(node.inputs) > 1 and node.inputs[1] is not None
 
 
-def is_even(node: ir.Node) -> bool:
+def _is_even(node: ir.Node) -> bool:
     """True for a Split whose parts are known to be of equal size."""
     whole = node.inputs[0]
     if whole is None or whole.shape is None:
@@ -71,7 +71,7 @@ def is_even(node: ir.Node) -> bool:
     return isinstance(size, int) and size % len(node.outputs) == 0
 
 
-def axes_as_attribute(node: ir.Node) -> None:
+def _axes_as_attribute(node: ir.Node) -> None:
     """The axes of a reduction as an attribute, or none at all for all axes."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     keep_as_is = node.attributes.get_int("noop_with_empty_axes", 0)

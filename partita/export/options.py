@@ -81,12 +81,12 @@ def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:
         made_for = None  # some configs have -1 for any number
     if options.max_length is None:
         return min(int(made_for or DEFAULT_MAX_LENGTH), DEFAULT_MAX_LENGTH)
-    if made_for is not None and options.max_length > (longest := int(made_for * stretch(config))):
+    if made_for is not None and options.max_length > (longest := int(made_for * _stretch(config))):
         raise UsageError(f"{spelled('max_length', options.max_length)}: the model supports at most {longest} positions")
     return options.max_length
 
 
-def stretch(config: PreTrainedConfig) -> float:
+def _stretch(config: PreTrainedConfig) -> float:
     """How many times longer than its config says a text may be: dynamic rope grows with the text, by its factor."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]

@@ -40,7 +40,7 @@ class Origin(ABC):
 
     def read_all(self, files: OpenFiles) -> torch.Tensor:
         """All values."""
-        return self._read(whole_region(self.shape), files)
+        return self._read(_whole_region(self.shape), files)
 
     def permuted(self, order: tuple[int, ...]) -> Origin:
         """The same values with axis `order[i]` as axis i. Raises ValueError when `order` does not have every axis."""
@@ -59,7 +59,7 @@ class Origin(ABC):
         return Permuted(self, order)
 
 
-def whole_region(shape: tuple[int, ...]) -> Region:
+def _whole_region(shape: tuple[int, ...]) -> Region:
     """All of a tensor."""
     return tuple((0, size) for size in shape)
 
@@ -76,7 +76,7 @@ def blocks(shape: tuple[int, ...], elements: int) -> Iterator[Region]:
     for outer in product(*(range(size) for size in shape[:axis])):
         for start in range(0, shape[axis], step):
             middle = (start, min(start + step, shape[axis]))
-            yield (*((i, i + 1) for i in outer), middle, *whole_region(shape[axis + 1 :]))
+            yield (*((i, i + 1) for i in outer), middle, *_whole_region(shape[axis + 1 :]))
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,13 @@ class Reservation:
         self.folder.chmod(0o755)
         try:
             if self.seen is None or not os.path.lexists(self.out):
-                move(self.folder, self.out)
+                _move(self.folder, self.out)
             else:
                 replace(self.folder, self.out, self.seen)
         except TakenError as taken:
             raise PackageError(
                 f"{self.out}: {taken} while the export ran; it was left alone, and the finished package is in "
-                f"{keep(self.folder, self.out)}"
+                f"{_keep(self.folder, self.out)}"
             ) from taken
 
 
@@ -75,20 +75,20 @@ def reserve(out: Path, checkpoint: str, *, force: bool) -> Iterator[Reservation]
     Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
     cannot be made.
     """
-    check_target(checkpoint, out, force=force)
+    _check_target(checkpoint, out, force=force)
     with ExitStack() as cleanup:
-        make_parents(out.parent, cleanup)
-        hold(out, cleanup)
-        notes = recover(out, force=force)
-        check_target(checkpoint, out, force=force)
-        seen = snapshot(out) if out.is_dir() else None
+        _make_parents(out.parent, cleanup)
+        _hold(out, cleanup)
+        notes = _recover(out, force=force)
+        _check_target(checkpoint, out, force=force)
+        seen = _snapshot(out) if out.is_dir() else None
         with held():
             folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{PARTIAL}"))
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         yield Reservation(out, seen, folder, notes)
 
 
-def check_target(checkpoint: str, out: Path, *, force: bool) -> None:
+def _check_target(checkpoint: str, out: Path, *, force: bool) -> None:
     """Refuse to replace anything but a package, and never the checkpoint, or a file that it is linked to."""
     if not os.path.lexists(out):
         return
@@ -127,7 +127,7 @@ def _not_ours(folder: Path) -> str | None:
     return f"contains files that do not belong to the package ({', '.join(extra[:3])})" if extra else None
 
 
-def make_parents(parent: Path, cleanup: ExitStack) -> None:
+def _make_parents(parent: Path, cleanup: ExitStack) -> None:
     """Make the folder that OUT goes into; `cleanup` removes what was made, where it is empty then."""
     missing = [p for p in (parent, *parent.parents) if not p.exists()]
     for path in reversed(missing):
@@ -143,7 +143,7 @@ def _remove_if_empty(path: Path) -> None:
         path.rmdir()
 
 
-def hold(out: Path, cleanup: ExitStack) -> None:
+def _hold(out: Path, cleanup: ExitStack) -> None:
     """Take the lock on `out` until `cleanup` ends. Raises PackageError when another export has it.
 
     The system gives the lock back when its process ends, in whatever way.
@@ -162,7 +162,7 @@ def hold(out: Path, cleanup: ExitStack) -> None:
         cleanup.callback(path.unlink, missing_ok=True)
 
 
-def recover(out: Path, *, force: bool) -> list[str]:
+def _recover(out: Path, *, force: bool) -> list[str]:
     """Clear away what exports to `out` left that were killed; what was done, in sentences.
 
     Only while the lock is held. A package that one of them had put aside comes back; raises PackageError then, unless
@@ -188,7 +188,7 @@ def recover(out: Path, *, force: bool) -> list[str]:
     return notes
 
 
-def snapshot(folder: Path) -> Snapshot:
+def _snapshot(folder: Path) -> Snapshot:
     """What is in `folder` now."""
     found = set()
     for parent, folders, names in os.walk(folder):
@@ -201,7 +201,7 @@ def snapshot(folder: Path) -> Snapshot:
     return frozenset(found)
 
 
-def move(folder: Path, out: Path) -> None:
+def _move(folder: Path, out: Path) -> None:
     """Rename `folder` to `out`. Raises TakenError when there is something: a folder is never renamed over a file or a
     folder that holds something (rename(2)).
     """
@@ -225,17 +225,17 @@ def replace(folder: Path, out: Path, seen: Snapshot) -> None:
 
     The old package is put aside first, where nobody finds it to change it, and comes back if anything fails.
     """
-    if out.is_symlink() or snapshot(out) != seen:
+    if out.is_symlink() or _snapshot(out) != seen:
         raise TakenError("the package there has changed")
     aside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{OLD}"))
     try:
         out.rename(aside / "package")
         try:
-            if snapshot(aside / "package") != seen:
+            if _snapshot(aside / "package") != seen:
                 raise TakenError("the package there has changed")
-            move(folder, out)
+            _move(folder, out)
         except BaseException:
-            move(aside / "package", out)
+            _move(aside / "package", out)
             raise
     except BaseException:
         _remove_if_empty(aside)
@@ -245,11 +245,11 @@ def replace(folder: Path, out: Path, seen: Snapshot) -> None:
     shutil.rmtree(waste, ignore_errors=True)
 
 
-def keep(folder: Path, out: Path) -> Path:
+def _keep(folder: Path, out: Path) -> Path:
     """Give a finished package whose place is taken a name that is free."""
     for number in range(1, 10_000):
         free = out.with_name(f"{out.name}.new" + (f"-{number}" if number > 1 else ""))
         with suppress(TakenError):
-            move(folder, free)
+            _move(folder, free)
             return free
     raise PackageError(f"{out}: already taken, and so is every alternative name that was tried")

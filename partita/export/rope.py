@@ -100,13 +100,13 @@ def rotaries(model: torch.nn.Module) -> tuple[Rotary, ...]:
     for path, module in model.named_modules():
         given = getattr(module, "rope_type", None)
         for layer_type, name in given.items() if isinstance(given, dict) else ((None, given),):
-            kind = kind_of(name)
+            kind = _kind_of(name)
             if kind is not None:
                 found.append(Rotary(path if layer_type is None else f"{path}.{layer_type}", module, layer_type, kind))
     return tuple(found)
 
 
-def kind_of(rope_type: object) -> Kind | None:
+def _kind_of(rope_type: object) -> Kind | None:
     """What `dynamic_rope_update` takes a rope type for; None for those it leaves alone."""
     if not isinstance(rope_type, str):
         return None
@@ -125,7 +125,7 @@ def rope_by_length(model: torch.nn.Module, length: torch.Tensor | None) -> Itera
         sets.setdefault(rotary.module, {})[rotary.layer_type] = rotary
     with ExitStack() as stack:
         for module, by_layer_type in sets.items():
-            stack.enter_context(patched(module, forward_by_length(module, by_layer_type, length)))
+            stack.enter_context(patched(module, _forward_by_length(module, by_layer_type, length)))
         yield
 
 
@@ -142,12 +142,12 @@ def patched(module: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[No
             module.__dict__["forward"] = before
 
 
-def forward_by_length(
+def _forward_by_length(
     module: torch.nn.Module, sets: dict[str | None, Rotary], length: torch.Tensor | None
 ) -> Callable[..., Any]:
     """The forward of a rotary module without transformers' wrapper."""
-    forward = unwrapped(module)
-    long = {key: long_frequencies(rotary) for key, rotary in sets.items() if rotary.kind == "longrope"}
+    forward = _unwrapped(module)
+    long = {key: _long_frequencies(rotary) for key, rotary in sets.items() if rotary.kind == "longrope"}
 
     @torch.no_grad()
     def by_length(x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None) -> Any:
@@ -177,13 +177,13 @@ def forward_by_length(
     return by_length
 
 
-def long_frequencies(rotary: Rotary) -> torch.Tensor:
+def _long_frequencies(rotary: Rotary) -> torch.Tensor:
     """The frequencies beyond the original context: real numbers, also in the middle of a trace."""
     with _disable_current_modes():
         return rotary.at(rotary.context + 1)
 
 
-def unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
+def _unwrapped(module: torch.nn.Module) -> Callable[..., Any]:
     """The forward of a module's class below `dynamic_rope_update`."""
     function: Any = type(module).forward
     while function is not None:

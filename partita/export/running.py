@@ -100,9 +100,9 @@ def run_all(
     if target is None:
         return None, first
     try:
-        result, record = on_target(work, manifest, target)
+        result, record = _on_target(work, manifest, target)
     except NotRunningError as error:
-        result, record = None, for_others(work, target, error)
+        result, record = None, _for_others(work, target, error)
     return result, (record,) if same else (*first, record)
 
 
@@ -117,10 +117,10 @@ def on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     with stage(work.progress, "smoke run", work.seconds):
-        return tried(work, manifest, on_twin(smoke) if twin else smoke, CPU)
+        return tried(work, manifest, _on_twin(smoke) if twin else smoke, CPU)
 
 
-def on_twin(smoke: Smoke) -> Smoke:
+def _on_twin(smoke: Smoke) -> Smoke:
     """A smoke run of the float32 twin of a bfloat16 package."""
 
     def run(folder: Path, manifest: Manifest) -> SmokeRecord:
@@ -142,7 +142,7 @@ def tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeR
         return SmokeRecord(chain=provider, status="not_run", detail=f"not run here: {error}")
 
 
-def on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
+def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verification | None, SmokeRecord]:
     """The known answer replayed on the target and its smoke run, as far as it can run here.
 
     Raises TargetParityError when it computes something else, NotRunningError when it does not open or run.
@@ -181,7 +181,7 @@ def _refuse_other_results(work: Work, target: Target, result: Verification) -> N
         )
 
 
-def for_others(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
+def _for_others(work: Work, target: Target, error: NotRunningError) -> SmokeRecord:
     """What is recorded of a package that is sound by its twin and does not run on a target that nobody asked for.
 
     Raises the error again for any other.

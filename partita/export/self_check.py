@@ -26,20 +26,20 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer) -> str | None:
         model = load(checkpoint)
         with quiet(), torch.no_grad():
             prompt = torch.from_numpy(answer.prompt)[None]
-            return not_causal(model, prompt) or not_as_generated(model, prompt, len(answer.tokens))
+            return _not_causal(model, prompt) or _not_as_generated(model, prompt, len(answer.tokens))
     except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
         return None
     finally:
         gc.collect()
 
 
-def not_causal(model: Any, prompt: torch.Tensor) -> str | None:
+def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:
     """Whether the logits of the first half of `prompt` [1, P] depend on the second."""
     half = prompt.shape[1] // 2
     if half == 0:
         return None
     alone, whole = (model(input_ids=ids, use_cache=False).logits[0, :half] for ids in (prompt[:, :half], prompt))
-    error = relative(alone, whole)
+    error = _relative(alone, whole)
     if error <= TOLERANCE:
         return None
     return (
@@ -48,7 +48,7 @@ def not_causal(model: Any, prompt: torch.Tensor) -> str | None:
     )
 
 
-def not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:
+def _not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None:
     """Whether `generate` after `prompt` [1, P] has other logits than `forward` over the text that it generated."""
     out = model.generate(
         prompt,
@@ -64,7 +64,7 @@ def not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None
     generated = torch.cat(out.logits)
     count = prompt.shape[1]
     computed = model(input_ids=out.sequences, use_cache=False).logits[0, count - 1 : count - 1 + len(generated)]
-    error = relative(generated, computed)
+    error = _relative(generated, computed)
     if error <= TOLERANCE:
         return None
     return (
@@ -74,7 +74,7 @@ def not_as_generated(model: Any, prompt: torch.Tensor, steps: int) -> str | None
     )
 
 
-def relative(one: torch.Tensor, other: torch.Tensor) -> float:
+def _relative(one: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference, by the largest value."""
     scale = float(other.abs().max()) or 1.0
     return float((one - other).abs().max()) / scale

@@ -159,7 +159,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
 
     Raises UnsupportedModelError when the model does not keep its state through transformers' cache.
     """
-    before = set(own_tensors(model))
+    before = set(_own_tensors(model))
     first, ones = _first_run(model, fake, batch, max_length)
     if first.written:
         # Once more, with states to go on from: that is how every later step finds them.
@@ -183,7 +183,7 @@ def probe(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_length: 
         )
     layers = tuple(first.found[layer] for layer in sorted(first.found))
     extras = tuple(first.written[key] for key in sorted(first.written, key=lambda k: (k[1], k[0], k[2])))
-    outside = tuple(name for name in own_tensors(model) if name not in before)
+    outside = tuple(name for name in _own_tensors(model) if name not in before)
     return Probed(layers, extras, tuple(first.rules), first.length_as_tensor, outside, ones)
 
 
@@ -209,7 +209,7 @@ def _first_run(model: torch.nn.Module, fake: FakeTensorMode, batch: int, max_len
     raise failed
 
 
-def own_tensors(model: torch.nn.Module) -> list[str]:
+def _own_tensors(model: torch.nn.Module) -> list[str]:
     """Attributes of the modules that are tensors, and neither parameters nor buffers."""
     return [
         f"{name}.{attribute}"

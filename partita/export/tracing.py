@@ -131,9 +131,9 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
 
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
     """
-    table = state_table(fake, lowering, spec)
+    table = _state_table(fake, lowering, spec)
     states = tuple(table.values())
-    arguments = examples(fake, lowering, spec, states)
+    arguments = _examples(fake, lowering, spec, states)
     with (
         quiet(),
         torch.no_grad(),
@@ -165,7 +165,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
         _strip_weights(model, fake.module)
         _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, max(spec.opset, WRITTEN))
         clean(model)
-        settle_length(model, spec.batch)
+        _settle_length(model, spec.batch)
         _drop_unused_inputs(model)
         name_axes(model)
         name_nodes(model)
@@ -174,7 +174,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     return Traced(model, *_ports(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
 
 
-def examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
+def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
     """What the wrapper is traced with, on fake tensors, by the names of its arguments."""
     length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
     rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
@@ -234,11 +234,11 @@ def broken_guard(taken: Granted, max_length: int) -> str | None:
     return None
 
 
-def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:
+def _state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Key, State]:
     """Every state of the model in the order of the graph's inputs."""
     table: dict[Key, State] = {}
     for layer in fake.probed.layers:
-        key_width, value_width = widths(layer, lowering)
+        key_width, value_width = _widths(layer, lowering)
         for kind, width in (("key", key_width), ("value", value_width)):
             table[kind, layer.layer, 0] = State(
                 past=f"past_key_values.{layer.layer}.{kind}",
@@ -262,7 +262,7 @@ def state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[Ke
     return table
 
 
-def widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
+def _widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
     """Head size of keys and values in the cache."""
     if lowering.same_kv_width and layer.fused:
         widest = max(layer.key_width, layer.value_width)
@@ -270,7 +270,7 @@ def widths(layer: LayerState, lowering: Lowering) -> tuple[int, int]:
     return layer.key_width, layer.value_width
 
 
-def settle_length(model: ir.Model, batch: int) -> None:
+def _settle_length(model: ir.Model, batch: int) -> None:
     """Give nodes that ask for the number of cached tokens the first position, which is the same in a batch of one.
 
     Raises UnsupportedModelError in a larger batch: rows have lengths of their own, and the model takes one for all.

@@ -11,7 +11,7 @@ from onnxscript import opset18 as op
 NEWTON_STEPS = 4
 
 
-def erf_inv(x: Any) -> Any:
+def _erf_inv(x: Any) -> Any:
     """The inverse of the error function in float32.
 
     Winitzki's approximation ("A handy approximation for the error function and its inverse", 2008), then Newton's
@@ -30,7 +30,7 @@ def erf_inv(x: Any) -> Any:
 
 
 TABLE: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.prims.erf_inv.default: erf_inv,
-    torch.ops.aten.erfinv.default: erf_inv,
+    torch.ops.prims.erf_inv.default: _erf_inv,
+    torch.ops.aten.erfinv.default: _erf_inv,
 }
 """What torch.onnx.export is given as its custom translation table."""

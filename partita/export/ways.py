@@ -28,23 +28,23 @@ class Way:
     @property
     def is_usual(self) -> bool:
         """Whether the form is the one that is tried first beside this lowering."""
-        return self.form == usual_form(lowering(self.attention))
+        return self.form == _usual_form(lowering(self.attention))
 
     def __str__(self) -> str:
         """`gqa`, or `gqa with standard experts and recurrences`."""
         return self.attention if self.is_usual else f"{self.attention} with {self.form} experts and recurrences"
 
 
-def usual_form(chosen: Lowering) -> Form:
+def _usual_form(chosen: Lowering) -> Form:
     """The form that is tried first: ONNX Runtime's own operators where the package needs such anyway."""
     return "contrib" if chosen.domains else "standard"
 
 
 def usual(name: str) -> Way:
     """A lowering with the form that is tried first beside it. Raises UsageError when there is no such lowering."""
-    return Way(name, usual_form(lowering(name)))
+    return Way(name, _usual_form(lowering(name)))
 
 
 def every_way() -> list[Way]:
     """Every lowering with its usual form, the best first."""
-    return [Way(each.name, usual_form(each)) for each in ranked()]
+    return [Way(each.name, _usual_form(each)) for each in ranked()]

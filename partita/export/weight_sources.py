@@ -149,12 +149,12 @@ class StoredPart(ir.LazyTensor):
     def permuted(self, order: tuple[int, ...]) -> StoredPart | None:
         """The same weight with axis `order[i]` as axis i; None where it cannot be written so."""
         self._refuse_reshaped()
-        return whole_of(self.source.permuted(order)) if self._is_whole else None
+        return _whole_of(self.source.permuted(order)) if self._is_whole else None
 
     def interleaved(self, axis: int) -> StoredPart | None:
         """The same weight with its halves along `axis` taking turns; None where it cannot be written so."""
         self._refuse_reshaped()
-        return whole_of(self.source.interleaved(axis)) if self._is_whole else None
+        return _whole_of(self.source.interleaved(axis)) if self._is_whole else None
 
     def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
         """The same bytes as a tensor of another shape. This comes last: axes are those of the part before it."""
@@ -183,7 +183,7 @@ class StoredPart(ir.LazyTensor):
         return ir.tensor(flat.reshape(tuple(self.shape.numpy())), dtype=self.part.dtype)
 
 
-def whole_of(source: WeightSource | None) -> StoredPart | None:
+def _whole_of(source: WeightSource | None) -> StoredPart | None:
     """The only part of a source; None where there is no source, or it has others beside it."""
     return StoredPart(source) if source is not None and len(source.parts) == 1 else None
 

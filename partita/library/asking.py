@@ -81,16 +81,16 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sam
     """
     if sampling is None or isinstance(sampling, (Sampling, str)):
         one = Sampling(source=sampling) if isinstance(sampling, str) else sampling or Sampling()
-        return [completed_for(folder, one.over(asked))]
+        return [_completed_for(folder, one.over(asked))]
     each = list(sampling) if isinstance(sampling, Sequence) else []
     if len(each) != rows or not all(isinstance(one, Sampling) for one in each):
         raise UsageError(
             f"sampling has to be a Sampling, {CHECKPOINT!r}, or a list with a Sampling for each prompt ({rows})"
         )
-    return [completed_for(folder, one.over(asked)) for one in each]
+    return [_completed_for(folder, one.over(asked)) for one in each]
 
 
-def completed_for(folder: Path, wanted: Sampling) -> Sampling:
+def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
     """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
     if wanted.source not in (None, CHECKPOINT):
         raise UsageError(f"sampling is {wanted.source!r}; the only text that it may be is {CHECKPOINT!r}")

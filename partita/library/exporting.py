@@ -131,11 +131,11 @@ def run_export(
     check_options(options)
     check_name(options.exporter)
     with stage(shown, "find target", {}):
-        target = choose_target(options, wanted, audience)
+        target = _choose_target(options, wanted, audience)
     return write(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=shown)
 
 
-def choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
+def _choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
     """The target; None when the user named a lowering and no target, so that there is nothing to ask.
 
     Raises UsageError, and ProviderError when the target cannot be asked.

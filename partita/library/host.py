@@ -31,7 +31,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
     questions: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=listen, args=(questions, Path(sys.argv[1])), daemon=True).start()
+    threading.Thread(target=_listen, args=(questions, Path(sys.argv[1])), daemon=True).start()
     host = Host()
     with read_by("python"):
         while (line := questions.get()) is not None:
@@ -41,7 +41,7 @@ def main() -> None:
     os._exit(0)
 
 
-def listen(questions: queue.Queue[str | None], folder: Path) -> None:
+def _listen(questions: queue.Queue[str | None], folder: Path) -> None:
     """Pass questions on until the farewell, which is None. Without one, end at once, whatever is being done, and remove
     the folder: nobody else will.
     """

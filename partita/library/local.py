@@ -127,7 +127,7 @@ class LocalEngine:
                 path=self.folder,
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
                 chain_source=self.target.source,
-                options={**request.options, **where_options(self.target)},
+                options={**request.options, **_where_options(self.target)},
                 threads=self.threads,
                 prompt_tokens=last.longest,
                 max_new_tokens=last.max_new_tokens,
@@ -188,7 +188,7 @@ def verify(
         raise package_refused(error, audience=audience) from error
 
 
-def where_options(target: Target) -> dict[str, str]:
+def _where_options(target: Target) -> dict[str, str]:
     """What was said of providers, as a report repeats it."""
     given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
     return {**given, **({"pin": ", ".join(target.pins)} if target.pins else {})}

@@ -49,14 +49,14 @@ def main() -> None:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """What came of it: an error of ours as data, an interruption, and why a run failed."""
     try:
-        return {"error": None, **place_it(request)}
+        return {"error": None, **_place_it(request)}
     except KeyboardInterrupt:  # before there was anything to report
         return {"error": None, "interrupted": True}
     except Exception as error:  # noqa: BLE001 - the parent must hear of it; nobody else reads a traceback here
         return {"error": told(error)}
 
 
-def place_it(request: dict[str, Any]) -> dict[str, Any]:
+def _place_it(request: dict[str, Any]) -> dict[str, Any]:
     """Place the model and write the report; whether it was cut short by Ctrl-C, and why a run failed.
 
     In a dry run: prove first that the stand-ins are in place, and that they still are at the end.
@@ -75,7 +75,7 @@ def place_it(request: dict[str, Any]) -> dict[str, Any]:
     report, error = place(options, read_chain_options(options.where), played)
     if played is not None:
         ensure_child()  # what the session loaded is still the same
-        check_started(report)
+        _check_started(report)
     storage.write(report, Path(request["report"]))
     return {
         "interrupted": bool(report.interrupted),
@@ -83,7 +83,7 @@ def place_it(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_started(report: Report) -> None:
+def _check_started(report: Report) -> None:
     """Raise ProviderError when the provider of a dry run did not start."""
     first = report.chain[0]
     if first.status != "active" and first.reason not in OVER_THE_GRAPH:

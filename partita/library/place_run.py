@@ -88,7 +88,7 @@ def place(
             placed = place_model(opened, sizes, replace(where, values=values))
         except (ChainError, NoKernelError) as error:
             raise why_refused(error, opened, sizes, options.probe_seconds, audience) from error
-        model = model_facts(opened, sizes)
+        model = _model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}
         inputs = shapes
     seconds = 0.0 if isinstance(placed.error, RunInterruptedError) else options.probe_seconds
@@ -99,7 +99,7 @@ def place(
             facts = replace(facts, notes=(*facts.notes, FAILED_DRY))
     report = join(facts, resolutions, asked(options, target), package=package, model=model, played=played)
     if played is not None and options.graph_capture:
-        report = with_capture(report, options, placed, models)
+        report = _with_capture(report, options, placed, models)
     return report, placed.error
 
 
@@ -125,7 +125,7 @@ def asked(options: PlaceOptions, target: Target) -> Asked:
     )
 
 
-def model_facts(model: OnnxModel, shapes: dict[str, Shape]) -> ModelFacts:
+def _model_facts(model: OnnxModel, shapes: dict[str, Shape]) -> ModelFacts:
     """What a report says of an ONNX file."""
     return ModelFacts(
         file=model.path.name,
@@ -138,7 +138,7 @@ def model_facts(model: OnnxModel, shapes: dict[str, Shape]) -> ModelFacts:
     )
 
 
-def with_capture(report: Report, options: PlaceOptions, placed: Placed, models: dict[str, OnnxModel]) -> Report:
+def _with_capture(report: Report, options: PlaceOptions, placed: Placed, models: dict[str, OnnxModel]) -> Report:
     """The report with the verdict on graph capture, one per ONNX file."""
     assert report.dry_run is not None
     verdicts = tuple(

@@ -85,8 +85,8 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     """The table, and whether Ctrl-C cut it short. Raises UsageError, PackageError, ProviderError."""
     check_options(options)
     target = read_chain_options(options.where)
-    provider = one_of(target, options)
-    what, asked = what_is_asked(options)
+    provider = _one_of(target, options)
+    what, asked = _what_is_asked(options)
 
     from partita.runtime.ort.registry import available_ort_names
 
@@ -148,7 +148,7 @@ def word() -> str:
     return either("--provider", "provider")
 
 
-def one_of(target: Target, options: SupportOptions) -> Any:
+def _one_of(target: Target, options: SupportOptions) -> Any:
     """The provider that is asked: the only one of the chain, or the first of the default one. Raises UsageError."""
     if target.by_default is None and len(target.chain) != 1:
         names = ",".join(provider.name for provider in target.chain)
@@ -159,10 +159,10 @@ def one_of(target: Target, options: SupportOptions) -> Any:
     return provider
 
 
-def what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
+def _what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
     """What the child is told to ask about, and how the table says it. Raises UsageError, PackageError."""
     if options.model is not None:
-        path = graph_of(options.model)
+        path = _graph_of(options.model)
         from partita.runtime.onnx_model import read_onnx
 
         read_onnx(path)  # whatever is wrong with it is said here, and not by a child
@@ -173,7 +173,7 @@ def what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
     return {"operators": [list(pair) for pair in found]}, ", ".join(options.operators)
 
 
-def graph_of(path: Path) -> Path:
+def _graph_of(path: Path) -> Path:
     """The graph of a package, or the file itself. Raises PackageError."""
     if not path.is_dir():
         return path

@@ -52,7 +52,7 @@ def find_target(
         provider, source = best.chain[0], f"default: {best.reason}"
         named = parse_options(options, (provider,), "target_options") if options else {}
     else:
-        provider = one_provider(name, parse_libraries(libraries, all_names(), "target_libraries"))
+        provider = _one_provider(name, parse_libraries(libraries, all_names(), "target_libraries"))
         source = SOURCE
         named = parse_options(options, (provider,), "target_options")
     resolution = resolve_one(provider, available, named.get(provider.name, {}))
@@ -62,9 +62,9 @@ def find_target(
             source,
             provider.preferred_attention,
             "directly",
-            asker(resolution),
-            as_verified(provider),
-            smoker(provider, {}),
+            _asker(resolution),
+            _as_verified(provider),
+            _smoker(provider, {}),
         )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
@@ -72,16 +72,16 @@ def find_target(
             source,
             provider.preferred_attention,
             "directly",
-            asker(tried.resolution),
-            replayer(provider, named),
-            smoker(provider, named),
+            _asker(tried.resolution),
+            _replayer(provider, named),
+            _smoker(provider, named),
         )
     else:
-        target = not_usable(provider, source, tried.resolution, default_allowed, audience)
+        target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
     return replace(target, by_default=name is None)
 
 
-def one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
+def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     """The provider called `name`, which may be one of `libraries`.
 
     Raises UsageError for a chain, a name that nobody has, or a library of another provider.
@@ -98,17 +98,17 @@ def one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
     return chain[0]
 
 
-def not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool, audience: Audience) -> Target:
+def _not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool, audience: Audience) -> Target:
     """A target that does not run here: asked over stand-ins, or taken by default, or refused."""
     cause = f"{why.reason}: {why.evidence}"
     if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
         try:
-            environment, played = dry_run_environment()
+            environment, played = _dry_run_environment()
         except PartitaError as error:
             audience.note(f"a dry run of CUDA is not possible either: {error}")
         else:
             how = f"over stub libraries, as {played}: {why.reason} here"
-            ask = asker(resolve_one(provider, (provider.ort_name,)), environment)
+            ask = _asker(resolve_one(provider, (provider.ort_name,)), environment)
             return Target(provider.name, source, provider.preferred_attention, how, ask, not_here=cause)
     if not default_allowed:
         raise ProviderError(
@@ -120,7 +120,7 @@ def not_usable(provider: Provider, source: str, why: Resolution, default_allowed
     return Target(provider.name, source, provider.preferred_attention, how, not_here=cause)
 
 
-def dry_run_environment() -> tuple[dict[str, str], str]:
+def _dry_run_environment() -> tuple[dict[str, str], str]:
     """Environment of a process that plays a GPU, and the name of the GPU. Raises ProviderError."""
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
@@ -129,7 +129,7 @@ def dry_run_environment() -> tuple[dict[str, str], str]:
     return child_environment(prepare(provider_library()), played, os.environ), played.name
 
 
-def asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
+def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Ask:
     """A function that asks the provider about a graph."""
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
@@ -150,7 +150,7 @@ def asker(resolution: Resolution, environment: Mapping[str, str] | None = None) 
     return ask
 
 
-def replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> ReplayTarget:
+def _replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> ReplayTarget:
     """A function that replays the known answer on the provider alone."""
 
     def replay(folder: Path, manifest: Manifest) -> Verification:
@@ -161,7 +161,7 @@ def replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Re
     return replay
 
 
-def smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smoke:
+def _smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smoke:
     """A function that opens and runs a package on the provider, with the CPU provider after it where it must be."""
 
     def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
@@ -177,9 +177,9 @@ def smoker(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> Smok
     return smoke
 
 
-def as_verified(provider: Provider) -> ReplayTarget:
+def _as_verified(provider: Provider) -> ReplayTarget:
     """Every package is verified on the CPU provider, unless that was a twin of it: then it is replayed itself."""
-    itself = replayer(provider, {})
+    itself = _replayer(provider, {})
 
     def replay(folder: Path, manifest: Manifest) -> Verification:
         return manifest.verification if manifest.verification.twin is None else itself(folder, manifest)

@@ -33,7 +33,7 @@ PhaseName = Literal["prefill", "decode", "run"]
 """`run` is the one phase of a model that is no package."""
 
 
-def grows(schema: dict[str, Any]) -> None:
+def _grows(schema: dict[str, Any]) -> None:
     """Let the JSON Schema of a record say what readers do: a newer Partita may add fields, which are ignored."""
     schema.pop("additionalProperties", None)
 
@@ -45,7 +45,7 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, json_schema_extra=grows
+        frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False, json_schema_extra=_grows
     )
 
     @classmethod
@@ -59,12 +59,12 @@ class Record(BaseModel):
         return cls.model_validate({**shared, **own})
 
 
-def known_or_newer(value: object, check: ValidatorFunctionWrapHandler) -> object:
+def _known_or_newer(value: object, check: ValidatorFunctionWrapHandler) -> object:
     """A reason code; one that a newer Partita wrote is kept as it is, so that its reports can be read."""
     return value if isinstance(value, str) else check(value)
 
 
-Code = Annotated[ReasonCode, WrapValidator(known_or_newer)]
+Code = Annotated[ReasonCode, WrapValidator(_known_or_newer)]
 """A reason code on disk."""
 
 

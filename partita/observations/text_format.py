@@ -105,10 +105,10 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
     alike: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(names):
         alike.setdefault(tuple(DIGITS.split(name)[::2]), []).append(name)
-    return {family(texts, members): members for texts, members in alike.items()}
+    return {_family(texts, members): members for texts, members in alike.items()}
 
 
-def family(texts: tuple[str, ...], members: list[str]) -> str:
+def _family(texts: tuple[str, ...], members: list[str]) -> str:
     """One name for members that have `texts` in common, between their numbers."""
     if len(members) == 1:
         return members[0]

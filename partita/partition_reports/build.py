@@ -55,8 +55,8 @@ def build_report(
         indexes = tuple(map(dry_run.without_sizes, indexes))
     phases, fallbacks = [], list[Fallback]()
     rows = package.batch_size if package is not None else 1
-    for name, index in phase_sessions(indexes):
-        phase = build_phase(index, name, facts.steps, rows, timed=played is None)
+    for name, index in _phase_sessions(indexes):
+        phase = _build_phase(index, name, facts.steps, rows, timed=played is None)
         phases.append(phase)
         found = find_fallbacks(index, name, chain)
         fallbacks += with_costs(found, phase, chain[0], timed=played is None) if found else ()
@@ -73,7 +73,7 @@ def build_report(
         rejected=find_rejected(facts.sessions, chain),
         probing=facts.probing,
         interrupted=facts.interrupted,
-        cache=build_cache(facts.states) if package is not None else None,
+        cache=_build_cache(facts.states) if package is not None else None,
         memory=facts.memory,
         totals=(
             Totals.taken_from(facts, session_load_seconds=sum(session.load_seconds for session in facts.sessions))
@@ -85,16 +85,16 @@ def build_report(
         checks=run_checks(facts, indexes, phases, chain),
         sources=state_sources(facts, indexes),
         disagreements=tuple(
-            entry for name, index in phase_sessions(indexes) for entry in find_disagreements(index, name)
+            entry for name, index in _phase_sessions(indexes) for entry in find_disagreements(index, name)
         ),
-        notes=(*facts.notes, *plan_notes(indexes)),
+        notes=(*facts.notes, *_plan_notes(indexes)),
     )
     if limits is not None:
         report = report.model_copy(update={"exceeded": exceeded(report, limits)})
     return report.model_copy(update={"summary": summarise(report)})
 
 
-def phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
+def _phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, SessionIndex]]:
     """Each phase with the first session that runs it; a phase without a session is left out."""
     chosen = []
     for phase in EVERY_PHASE:
@@ -104,7 +104,7 @@ def phase_sessions(indexes: Sequence[SessionIndex]) -> list[tuple[PhaseName, Ses
     return chosen
 
 
-def build_phase(
+def _build_phase(
     index: SessionIndex, name: PhaseName, steps: Sequence[StepFact], rows: int, *, timed: bool = True
 ) -> Phase:
     """Placement, partitions, copies and time of one phase. `rows`: batch size; `timed`: False for a dry run."""
@@ -135,7 +135,7 @@ def build_phase(
     )
 
 
-def build_cache(states: Sequence[StateFact]) -> Cache:
+def _build_cache(states: Sequence[StateFact]) -> Cache:
     """Where the state buffers lived, and whether they stayed in place."""
     memories: dict[str, int] = {}
     for state in states:
@@ -147,18 +147,18 @@ def build_cache(states: Sequence[StateFact]) -> Cache:
         memories=memories,
         in_place_states=sum(state.same_address for state in states),
         address_changes=sum(state.address_changes for state in states),
-        checked_steps=fewest([state.checked_steps for state in states]),
+        checked_steps=_fewest([state.checked_steps for state in states]),
         entries=entries,
     )
 
 
-def fewest(counts: Sequence[int | None]) -> int | None:
+def _fewest(counts: Sequence[int | None]) -> int | None:
     """The smallest of the counts; None when there are none, or one is not known."""
     known = [count for count in counts if count is not None]
     return min(known) if known and len(known) == len(counts) else None
 
 
-def plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
+def _plan_notes(indexes: Sequence[SessionIndex]) -> tuple[str, ...]:
     """One sentence per session whose nodes or order are not the plan's."""
     notes = []
     for index in indexes:

@@ -28,12 +28,12 @@ def find_causes(index: SessionIndex, names: Sequence[str]) -> dict[str, Cause]:
     """Nodes of the plan that make each of these Memcpy nodes necessary."""
     graph = index.optimised
     if graph is not None and all(name in graph.nodes for name in names):
-        return {name: that_work(index, cause_in_graph(graph, name)) for name in names}
-    edges = file_edges(index) if names else Edges({}, {}, {})
-    return {name: cause_in_file(index, edges, name) for name in names}
+        return {name: _that_work(index, _cause_in_graph(graph, name)) for name in names}
+    edges = _file_edges(index) if names else Edges({}, {}, {})
+    return {name: _cause_in_file(index, edges, name) for name in names}
 
 
-def that_work(index: SessionIndex, cause: Cause) -> Cause:
+def _that_work(index: SessionIndex, cause: Cause) -> Cause:
     """The cause with nodes that do the file's work in place of what ONNX Runtime put around them in another layout."""
     if not any(name in index.beside for name in cause.nodes):
         return cause
@@ -43,7 +43,7 @@ def that_work(index: SessionIndex, cause: Cause) -> Cause:
     return Cause(tuple(dict.fromkeys((*own, *found))), cause.unknown)
 
 
-def cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
+def _cause_in_graph(graph: OptimisedGraph, name: str) -> Cause:
     """The cause by the edges of the graph as it runs, which has the Memcpy node itself."""
     node = graph.nodes[name]
     tensors = node.outputs if node.op_type == TO_HOST else node.inputs
@@ -69,14 +69,14 @@ class Edges:
     """The node of the plan that does the work of an exported one."""
 
 
-def file_edges(index: SessionIndex) -> Edges:
+def _file_edges(index: SessionIndex) -> Edges:
     """Sort the exported graph of a session for look-up."""
     makers, readers = fusion.edges(index.exported)
     runs_as = {each: name for name, behind in index.stands_for.items() for each in behind}
     return Edges(makers, readers, runs_as | {name: name for name in index.order})
 
 
-def cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
+def _cause_in_file(index: SessionIndex, edges: Edges, name: str) -> Cause:
     """The cause by the edges of the exported graph and the tensor that the log names."""
     line = index.memcpy.get(name)
     if line is None:

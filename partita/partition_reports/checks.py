@@ -22,38 +22,38 @@ def run_checks(
     facts: RunFacts, indexes: Sequence[SessionIndex], phases: Sequence[Phase], chain: Sequence[ChainEntry]
 ) -> tuple[Check, ...]:
     """Every check that the sources at hand allow."""
-    checks = [check for index in indexes for check in check_session(index)]
+    checks = [check for index in indexes for check in _check_session(index)]
     for phase in phases:
         checks += check_phase(phase, chain)
-    return (*checks, *check_tokens(facts)) if facts.finish_reason is not None else tuple(checks)
+    return (*checks, *_check_tokens(facts)) if facts.finish_reason is not None else tuple(checks)
 
 
-def check_session(index: SessionIndex) -> Iterator[Check]:
+def _check_session(index: SessionIndex) -> Iterator[Check]:
     """Checks on the plan of one session and on what was run of it."""
     facts = index.facts
     ran = frozenset(event.name for event in index.events)
     if facts.plan is not None:
         counts = Counter(name for stream in facts.plan for name in stream)
         repeated = [name for name, count in counts.items() if count > 1]
-        yield make(f"{facts.file}: every plan node appears once", repeated, f"{len(counts)} nodes", "repeated")
+        yield _make(f"{facts.file}: every plan node appears once", repeated, f"{len(counts)} nodes", "repeated")
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
         inside = f"; {len(index.bodies)} more ran inside control flow" if index.bodies else ""
         good = f"{len(ran)} executed nodes, all in the plan{inside}"
-        yield make(f"{facts.file}: every executed node is in the plan", strangers, good, "ran outside the plan")
+        yield _make(f"{facts.file}: every executed node is in the plan", strangers, good, "ran outside the plan")
         idle = [name for name in index.order if name not in ran and name not in index.bodies]
         good = f"all {len(index.order)} plan nodes were observed"
-        yield make(f"{facts.file}: every plan node was executed", idle, good, "never observed")
+        yield _make(f"{facts.file}: every plan node was executed", idle, good, "never observed")
     if facts.events:
         windows = {window.run for window in facts.runs}
         orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
         good = f"{len(windows)} session runs, every event in one"
-        yield make(f"{facts.file}: every event belongs to a known run", orphans, good, "unknown runs")
+        yield _make(f"{facts.file}: every event belongs to a known run", orphans, good, "unknown runs")
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     """Checks on the sums, partitions and providers of one phase."""
-    for label, groups in groupings(phase):
+    for label, groups in _groupings(phase):
         total = sum(entry.nodes for entry in groups)
         detail = f"{total} of {len(phase.nodes)} nodes"
         yield Check(name=f"{phase.name}: nodes per {label} add up", passed=total == len(phase.nodes), detail=detail)
@@ -61,17 +61,17 @@ def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
             whole = math.fsum(entry.time_share or 0.0 for entry in groups)
             passed = math.isclose(whole, 1.0, abs_tol=1e-6)
             yield Check(name=f"{phase.name}: time shares per {label} sum to 1", passed=passed, detail=f"{whole:.6f}")
-    yield check_partitions(phase)
-    yield from check_costs(phase)
+    yield _check_partitions(phase)
+    yield from _check_costs(phase)
     good = f"{len(phase.nodes)} nodes"
     nameless = [node.name for node in phase.nodes if node.provider is None]
-    yield make(f"{phase.name}: every node has a provider", nameless, good, "without a known provider")
+    yield _make(f"{phase.name}: every node has a provider", nameless, good, "without a known provider")
     allowed = {entry.provider for entry in chain if entry.status == "active"}
     strays = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
-    yield make(f"{phase.name}: every node is on a provider of the chain", strays, good, "outside the chain")
+    yield _make(f"{phase.name}: every node is on a provider of the chain", strays, good, "outside the chain")
 
 
-def groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupShare]], ...]:
+def _groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupShare]], ...]:
     """The four ways in which a phase's nodes are summed."""
     return (
         ("provider", phase.providers),
@@ -81,7 +81,7 @@ def groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupSh
     )
 
 
-def check_partitions(phase: Phase) -> Check:
+def _check_partitions(phase: Phase) -> Check:
     """Partitions follow each other without a gap, to the last node, each on the provider of its nodes."""
     expected = 0
     for part in phase.partitions:
@@ -94,19 +94,19 @@ def check_partitions(phase: Phase) -> Check:
     return Check(name=f"{phase.name}: partitions cover the plan", passed=expected == len(phase.nodes), detail=detail)
 
 
-def check_costs(phase: Phase) -> Iterator[Check]:
+def _check_costs(phase: Phase) -> Iterator[Check]:
     """Every Memcpy node is a copy with a cause among the nodes, and the sums of the phase are those of its parts."""
     memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
     missing = sorted({node.name for node in phase.nodes if is_memcpy(node)} ^ {copy.name for copy in memcpy})
     good = f"{len(memcpy)} Memcpy nodes"
-    yield make(f"{phase.name}: every Memcpy node is a copy", missing, good, "without their other half")
+    yield _make(f"{phase.name}: every Memcpy node is a copy", missing, good, "without their other half")
     names = {node.name for node in phase.nodes}
     unexplained = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
     strangers = [name for copy in memcpy for name in copy.caused_by if name not in names]
     offenders = list(dict.fromkeys((*unexplained, *strangers)))
     silent = sum(bool(copy.cause_unknown) for copy in memcpy)
     good = f"{len(memcpy) - silent} have one, {silent} say why not"
-    yield make(
+    yield _make(
         f"{phase.name}: every Memcpy node has a cause in the plan", offenders, good, "without a cause in the plan"
     )
     cost = phase.cost
@@ -124,7 +124,7 @@ def check_costs(phase: Phase) -> Iterator[Check]:
     yield Check(name=f"{phase.name}: bytes copied add up", passed=cost.copy_bytes_at_least == known, detail=detail)
 
 
-def check_tokens(facts: RunFacts) -> Iterator[Check]:
+def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     """Tokens per row of the steps against the prompt and the new tokens.
 
     Prefill yields the first new token, so n new tokens take n - 1 decode steps; one more when the token that the last
@@ -143,7 +143,7 @@ def check_tokens(facts: RunFacts) -> Iterator[Check]:
     yield Check(name="decode: steps add up to the new tokens", passed=passed, detail=detail)
 
 
-def make(name: str, offenders: Sequence[str], good: str, bad: str) -> Check:
+def _make(name: str, offenders: Sequence[str], good: str, bad: str) -> Check:
     """A check that fails when there are offenders, naming the first few."""
     more = f" and {len(offenders) - SHOWN_NAMES} more" if len(offenders) > SHOWN_NAMES else ""
     named = ", ".join(offender or "(no name)" for offender in offenders[:SHOWN_NAMES])

@@ -23,11 +23,11 @@ def find_copies(index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacemen
     """Every tensor that moves between devices in one run of `phase`."""
     memcpy = [node for node in nodes if is_memcpy(node)]
     causes = find_causes(index, [node.name for node in memcpy])
-    inside = tuple(memcpy_copy(index, node, causes[node.name]) for node in memcpy)
-    return (*inside, *(port_copy(port, phase) for port in index.facts.ports if is_copied(port)))
+    inside = tuple(_memcpy_copy(index, node, causes[node.name]) for node in memcpy)
+    return (*inside, *(_port_copy(port, phase) for port in index.facts.ports if _is_copied(port)))
 
 
-def is_copied(port: PortFact) -> bool:
+def _is_copied(port: PortFact) -> bool:
     """True when ONNX Runtime copies what is bound to a graph input or output.
 
     An output that the session wants in another memory of the host is not copied: with the OpenVINO plugin 1.31, which
@@ -37,10 +37,10 @@ def is_copied(port: PortFact) -> bool:
     """
     if port.wanted_memory == port.bound_memory:
         return False
-    return port.direction == "input" or not (is_host(port.wanted_memory) and is_host(port.bound_memory))
+    return port.direction == "input" or not (_is_host(port.wanted_memory) and _is_host(port.bound_memory))
 
 
-def memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
+def _memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
     """The copy that one Memcpy node makes."""
     logged = index.memcpy.get(node.name)
     return Copy.model_validate(
@@ -58,7 +58,7 @@ def memcpy_copy(index: SessionIndex, node: NodePlacement, cause: Cause) -> Copy:
     )
 
 
-def port_copy(port: PortFact, phase: PhaseName) -> Copy:
+def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
     """The copy that ONNX Runtime makes outside the graph, because a buffer is not where the graph wants it."""
     is_input = port.direction == "input"
     origin, target = (port.bound_memory, port.wanted_memory)[:: 1 if is_input else -1]
@@ -76,9 +76,9 @@ def port_copy(port: PortFact, phase: PhaseName) -> Copy:
 
 def direction(origin: str, target: str) -> str:
     """Which way data moves between two memories, by their names."""
-    return "_to_".join("host" if is_host(memory) else "device" for memory in (origin, target))
+    return "_to_".join("host" if _is_host(memory) else "device" for memory in (origin, target))
 
 
-def is_host(memory: str) -> bool:
+def _is_host(memory: str) -> bool:
     """True for memory of the host: Cpu, pinned memory such as CudaPinned, and shared memory: OpenVINO_shared_CPU."""
     return memory.lower() == "cpu" or memory.lower().endswith(("pinned", "_cpu"))

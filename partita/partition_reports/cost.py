@@ -34,7 +34,7 @@ def phase_cost(
     return PhaseCost(
         partitions=len(partitions),
         crossings=len(crossing),
-        crossing_bytes_per_run=total_sizes(tensor.size_bytes for tensor in crossing),
+        crossing_bytes_per_run=_total_sizes(tensor.size_bytes for tensor in crossing),
         copies=len(copies),
         copy_bytes_per_run=moved,
         copy_bytes_at_least=sum(copy.bytes_per_run or 0 for copy in copies),
@@ -51,7 +51,7 @@ def crossings(partitions: Iterable[Partition]) -> list[BoundaryTensor]:
     return [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
 
 
-def total_sizes(sizes: Iterable[int | None]) -> int | None:
+def _total_sizes(sizes: Iterable[int | None]) -> int | None:
     """Their sum; None when one of them is not known."""
     listed = list(sizes)
     known = [size for size in listed if size is not None]
@@ -60,7 +60,7 @@ def total_sizes(sizes: Iterable[int | None]) -> int | None:
 
 def total_bytes(copies: Iterable[Copy]) -> int | None:
     """Bytes that copies move in one run; None when the size of one of them is not known."""
-    return total_sizes(copy.bytes_per_run for copy in copies)
+    return _total_sizes(copy.bytes_per_run for copy in copies)
 
 
 def waiting_us(copies: Iterable[Copy]) -> float | None:
@@ -90,12 +90,12 @@ def with_costs(fallbacks: Iterable[Fallback], phase: Phase, wanted: ChainEntry, 
         if entry.node not in nodes:
             found.append(entry)
             continue
-        cost = cost_of(nodes[entry.node], copies.get(entry.node, []), whole, phase, wanted, timed=timed)
+        cost = _cost_of(nodes[entry.node], copies.get(entry.node, []), whole, phase, wanted, timed=timed)
         found.append(entry.model_copy(update={"cost": cost}))
     return tuple(found)
 
 
-def cost_of(
+def _cost_of(
     node: NodePlacement, caused: Sequence[Copy], whole: float | None, phase: Phase, wanted: ChainEntry, *, timed: bool
 ) -> FallbackCost:
     """What one node off the preferred provider costs.

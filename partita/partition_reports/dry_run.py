@@ -98,7 +98,7 @@ def without_sizes(index: SessionIndex) -> SessionIndex:
 
     Inputs have the size they were given, states the size of their buffer.
     """
-    unknown = tensors_of_unknown_size(index)
+    unknown = _tensors_of_unknown_size(index)
     ports = tuple(
         replace(port, bytes_per_decode_step=None)
         if port.direction == "output" and port.role != "state" and port.name in unknown
@@ -110,7 +110,7 @@ def without_sizes(index: SessionIndex) -> SessionIndex:
 
 def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
     """Node times and sizes of one phase without any time, and without the sizes that depend on values."""
-    unknown = nodes_of_unknown_size(index)
+    unknown = _nodes_of_unknown_size(index)
     return replace(
         times,
         host_us={},
@@ -119,44 +119,44 @@ def without_values(index: SessionIndex, times: NodeTimes) -> NodeTimes:
     )
 
 
-def nodes_of_unknown_size(index: SessionIndex) -> frozenset[str]:
+def _nodes_of_unknown_size(index: SessionIndex) -> frozenset[str]:
     """Nodes of the execution order with an output whose size depends on values, or may do.
 
     A node that is not in the file is judged by the nodes it replaces, a copy by its tensor. Where neither is known, it
     is of unknown size as soon as any tensor is.
     """
-    unknown = tensors_of_unknown_size(index)
-    return frozenset(name for name in index.order if unknown and is_unknown(index, name, unknown))
+    unknown = _tensors_of_unknown_size(index)
+    return frozenset(name for name in index.order if unknown and _is_unknown(index, name, unknown))
 
 
-def is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
+def _is_unknown(index: SessionIndex, name: str, unknown: frozenset[str]) -> bool:
     """True when the size of the node's output depends on values, or nothing tells that it does not."""
     origins = [index.exported[each] for each in (name, *index.replaces(name)) if each in index.exported]
     if origins:
         return any(tensor in unknown for node in origins for tensor in node.outputs)
     copied = index.memcpy.get(name)
-    return copied is None or copied.tensor in unknown or not is_of_the_file(index, copied.tensor)
+    return copied is None or copied.tensor in unknown or not _is_of_the_file(index, copied.tensor)
 
 
-def is_of_the_file(index: SessionIndex, tensor: str) -> bool:
+def _is_of_the_file(index: SessionIndex, tensor: str) -> bool:
     """True when a node of the file makes or reads the tensor; ONNX Runtime has tensors of its own."""
     return any(tensor in node.outputs or tensor in node.inputs for node in index.facts.graph)
 
 
-def tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
+def _tensors_of_unknown_size(index: SessionIndex) -> frozenset[str]:
     """Tensors of the file whose size depends on values, or may do."""
     known_values = set(index.facts.constants)
     unknown: set[str] = set()
     for node in index.facts.graph:
         inputs = [name for name in node.inputs if name]
-        if node.op_type in BY_VALUES or unknown.intersection(inputs) or not sizes_known(node, known_values):
+        if node.op_type in BY_VALUES or unknown.intersection(inputs) or not _sizes_known(node, known_values):
             unknown.update(name for name in node.outputs if name and name not in index.facts.fixed_shapes)
-        if values_known(index, node, inputs, known_values, unknown):
+        if _values_known(index, node, inputs, known_values, unknown):
             known_values.update(node.outputs)
     return frozenset(unknown)
 
 
-def sizes_known(node: GraphNode, known_values: set[str]) -> bool:
+def _sizes_known(node: GraphNode, known_values: set[str]) -> bool:
     """True when the values that decide on the sizes of the outputs are known."""
     positions = SIZE_INPUTS.get(node.op_type, ())
     return all(
@@ -166,7 +166,7 @@ def sizes_known(node: GraphNode, known_values: set[str]) -> bool:
     )
 
 
-def values_known(
+def _values_known(
     index: SessionIndex, node: GraphNode, inputs: Iterable[str], known_values: set[str], unknown: set[str]
 ) -> bool:
     """True when the outputs have the values that they would have on a real device.

@@ -21,7 +21,7 @@ def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ..
     """Nodes of `phase` that stand in the way of a capture on `device_provider`, in execution order."""
     found = []
     for node in phase.nodes:
-        cause = cause_of(node, device_provider)
+        cause = _cause_of(node, device_provider)
         if cause is not None:
             found.append(
                 BlockingNode(
@@ -31,7 +31,7 @@ def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ..
     return tuple(found)
 
 
-def cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None:
+def _cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None:
     """What about a node stands in the way; None when nothing does."""
     if node.op_type in CONTROL_FLOW:
         return "control_flow"

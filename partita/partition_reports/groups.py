@@ -22,7 +22,7 @@ def op_type_of(node: NodePlacement) -> str:
     return node.op_type or UNKNOWN
 
 
-def layer_name(node: NodePlacement) -> str:
+def _layer_name(node: NodePlacement) -> str:
     """The group a node's layer goes by."""
     return OUTSIDE_LAYERS if node.layer is None else f"layer {node.layer}"
 
@@ -51,7 +51,7 @@ def split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) -
     return groups
 
 
-def exported_nodes(node: NodePlacement) -> int:
+def _exported_nodes(node: NodePlacement) -> int:
     """How many nodes of the ONNX file a node of the plan stands for, itself included."""
     return len(node.replaces) + ("model_file" in node.sources)
 
@@ -66,7 +66,7 @@ def by_provider(
         ProviderShare(
             provider=provider,
             nodes=len(members),
-            exported_nodes=sum(map(exported_nodes, members)),
+            exported_nodes=sum(map(_exported_nodes, members)),
             op_types=dict(
                 Counter(op for node in members for op in inside.get(node.name, (op_type_of(node),))).most_common()
             ),
@@ -80,19 +80,19 @@ def by_provider(
 
 def group(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str]) -> tuple[GroupShare, ...]:
     """Nodes and time per group of `key`, the slowest group first."""
-    shares = grouped(nodes, key)
+    shares = _grouped(nodes, key)
     return tuple(sorted(shares, key=lambda entry: (-(entry.host_us_per_run or 0.0), -entry.nodes, entry.name)))
 
 
 def by_layer(nodes: tuple[NodePlacement, ...]) -> tuple[GroupShare, ...]:
     """Nodes and time per layer, in layer order; what is outside layers comes last."""
-    first = {name: members[0].layer for name, members in split(nodes, layer_name).items()}
-    shares = {entry.name: entry for entry in grouped(nodes, layer_name)}
+    first = {name: members[0].layer for name, members in split(nodes, _layer_name).items()}
+    shares = {entry.name: entry for entry in _grouped(nodes, _layer_name)}
     names = sorted(shares, key=lambda name: (first[name] is None, first[name] or 0))
     return tuple(shares[name] for name in names)
 
 
-def grouped(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str]) -> list[GroupShare]:
+def _grouped(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str]) -> list[GroupShare]:
     """One share per group, in order of appearance."""
     whole = total_us(nodes)
     return [

@@ -38,11 +38,11 @@ def keyed(nodes: Sequence[NodePlacement]) -> tuple[NodePlacement, ...]:
         return tuple(nodes)
     seen: Counter[str] = Counter()
     return tuple(
-        node if is_memcpy(node) else node.model_copy(update={"keys": tuple(make_keys(node, seen))}) for node in nodes
+        node if is_memcpy(node) else node.model_copy(update={"keys": tuple(_make_keys(node, seen))}) for node in nodes
     )
 
 
-def make_keys(node: NodePlacement, seen: Counter[str]) -> list[str]:
+def _make_keys(node: NodePlacement, seen: Counter[str]) -> list[str]:
     """The keys of one node. `seen`: how often each was given before in its phase; a second one has a number."""
     keys, added = [], is_added(node)
     for name in stands_for(node):

@@ -25,10 +25,10 @@ def state_name(report: Report) -> StateName:
         return "all"
     if len(away) == sum(len(phase.nodes) for phase in phases):
         return "none"
-    return "nearly" if is_mild(report) else "partly"
+    return "nearly" if _is_mild(report) else "partly"
 
 
-def is_mild(report: Report) -> bool:
+def _is_mild(report: Report) -> bool:
     """Whether every fallback is harmless; without times, as in a dry run, none may make a copy necessary."""
     if any(copy.cause_unknown for phase in report.phases for copy in phase.copies):
         return False

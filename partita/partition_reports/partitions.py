@@ -32,14 +32,14 @@ def find_partitions(
     index: SessionIndex, phase: PhaseName, nodes: tuple[NodePlacement, ...], times: NodeTimes
 ) -> tuple[Partition, ...]:
     """Cut the nodes into partitions and name the tensors that enter and leave each."""
-    spans = cut(nodes)
+    spans = _cut(nodes)
     part_of = {position: number for number, (start, end) in enumerate(spans) for position in range(start, end)}
     boundaries: list[list[BoundaryTensor]] = [[] for _ in spans]
-    edges = find_edges(index, nodes)
-    sizes = tensor_sizes(index, times)
+    edges = _find_edges(index, nodes)
+    sizes = _tensor_sizes(index, times)
     names = index.optimised.names if index.optimised is not None else {}
-    add_inner_tensors(boundaries, edges, part_of, sizes, names)
-    add_session_tensors(boundaries, index, phase, edges, part_of, sizes)
+    _add_inner_tensors(boundaries, edges, part_of, sizes, names)
+    _add_session_tensors(boundaries, index, phase, edges, part_of, sizes)
     return tuple(
         Partition(
             index=number,
@@ -52,7 +52,7 @@ def find_partitions(
     )
 
 
-def cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
+def _cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
     """Half-open ranges of positions whose nodes share a provider."""
     spans: list[tuple[int, int]] = []
     for position, node in enumerate(nodes):
@@ -63,7 +63,7 @@ def cut(nodes: tuple[NodePlacement, ...]) -> list[tuple[int, int]]:
     return spans
 
 
-def find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
+def _find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
     """Edges between the nodes of the execution order.
 
     Without the optimised graph a node that took the place of others has their edges.
@@ -84,7 +84,7 @@ def find_edges(index: SessionIndex, nodes: tuple[NodePlacement, ...]) -> Edges:
     return Edges(maker, {tensor: tuple(positions) for tensor, positions in readers.items()})
 
 
-def add_inner_tensors(
+def _add_inner_tensors(
     boundaries: list[list[BoundaryTensor]],
     edges: Edges,
     part_of: dict[int, int],
@@ -101,11 +101,11 @@ def add_inner_tensors(
         for target in targets:
             if target != source:
                 size, name = sizes.get(tensor), names.get(tensor, tensor)
-                boundaries[source].append(crossing(name, "out", str(target), size))
-                boundaries[target].append(crossing(name, "in", str(source), size))
+                boundaries[source].append(_crossing(name, "out", str(target), size))
+                boundaries[target].append(_crossing(name, "in", str(source), size))
 
 
-def add_session_tensors(
+def _add_session_tensors(
     boundaries: list[list[BoundaryTensor]],
     index: SessionIndex,
     phase: PhaseName,
@@ -118,12 +118,12 @@ def add_session_tensors(
         size = sizes.get(port.name, port_bytes(port, phase))
         if port.direction == "input":
             for target in dict.fromkeys(part_of[reader] for reader in edges.readers.get(port.name, ())):
-                boundaries[target].append(crossing(port.name, "in", SESSION, size))
+                boundaries[target].append(_crossing(port.name, "in", SESSION, size))
         elif port.name in edges.maker:
-            boundaries[part_of[edges.maker[port.name]]].append(crossing(port.name, "out", SESSION, size))
+            boundaries[part_of[edges.maker[port.name]]].append(_crossing(port.name, "out", SESSION, size))
 
 
-def crossing(name: str, direction: str, other_side: str, size: int | None) -> BoundaryTensor:
+def _crossing(name: str, direction: str, other_side: str, size: int | None) -> BoundaryTensor:
     """One tensor at one border."""
     fields = {"name": name, "direction": direction, "other_side": other_side, "size_bytes": size}
     return BoundaryTensor.model_validate(fields)
@@ -134,22 +134,22 @@ def port_bytes(port: PortFact, phase: PhaseName) -> int | None:
     return port.bytes_per_decode_step if phase != "prefill" or port.role == "state" else None
 
 
-def tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
+def _tensor_sizes(index: SessionIndex, times: NodeTimes) -> dict[str, int]:
     """Bytes of tensors, from the outputs of their node in the last observed run. Both sides of a copy have one size."""
     sizes: dict[str, int] = {}
     for name, event in times.last.items():
         node = index.optimised.nodes.get(name) if index.optimised is not None else index.exported.get(name)
         if node is not None:
-            made = output_sizes(tuple(tensor for tensor in node.outputs if tensor), event)
+            made = _output_sizes(tuple(tensor for tensor in node.outputs if tensor), event)
             copied = node.inputs if name in index.memcpy else ()
             sizes.update(made)
             sizes.update((tensor, size) for tensor in copied for size in made.values())
         elif name in index.compiled:
-            sizes.update(output_sizes(outputs_of(index, name), event))
+            sizes.update(_output_sizes(_outputs_of(index, name), event))
     return sizes
 
 
-def outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
+def _outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
     """Tensors that a compiled subgraph hands out, when there is one only: the order of several is not known."""
     inside = index.replaces(name)
     made = {tensor for each in inside for tensor in index.exported[each].outputs if tensor}
@@ -160,17 +160,17 @@ def outputs_of(index: SessionIndex, name: str) -> tuple[str, ...]:
     return handed if len(handed) == 1 else ()
 
 
-def output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
+def _output_sizes(outputs: tuple[str, ...], event: NodeEvent) -> dict[str, int]:
     """Bytes per output of one execution; a single output is the whole, several are told apart by their shapes."""
     if len(outputs) == 1:
         return {outputs[0]: event.output_bytes}
     if len(outputs) != len(event.output_shapes):
         return {}
-    sizes = zip(outputs, map(shape_bytes, event.output_shapes), strict=True)
+    sizes = zip(outputs, map(_shape_bytes, event.output_shapes), strict=True)
     return {name: size for name, size in sizes if size is not None}
 
 
-def shape_bytes(text: str) -> int | None:
+def _shape_bytes(text: str) -> int | None:
     """Bytes of a tensor written as float32[1,12,256]; None when the text cannot be read."""
     dtype, bracket, rest = text.partition("[")
     dimensions = [part.strip() for part in rest.rstrip("]").split(",")] if rest.rstrip("]") else []

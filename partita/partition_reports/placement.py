@@ -14,10 +14,10 @@ from partita.partition_reports.timing import NodeTimes
 
 def place_nodes(index: SessionIndex, times: NodeTimes) -> tuple[NodePlacement, ...]:
     """One record per node, in execution order."""
-    return tuple(place_node(index, times, position, name) for position, name in enumerate(index.order))
+    return tuple(_place_node(index, times, position, name) for position, name in enumerate(index.order))
 
 
-def place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) -> NodePlacement:
+def _place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) -> NodePlacement:
     """Join what the sources say about one node."""
     module = index.module(name)
     return NodePlacement(
@@ -31,7 +31,7 @@ def place_node(index: SessionIndex, times: NodeTimes, position: int, name: str) 
         output_bytes=times.output_bytes.get(name),
         replaces=index.replaces(name),
         replaces_op_types=tuple(index.exported_op(each) for each in index.replaces(name)),
-        sources=sources_of(index, name),
+        sources=_sources_of(index, name),
     )
 
 
@@ -52,7 +52,7 @@ def in_layers(
     return tuple(node if node.layer is not None else node.model_copy(update={"layer": layer(node)}) for node in nodes)
 
 
-def sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
+def _sources_of(index: SessionIndex, name: str) -> tuple[Source, ...]:
     """Sources that know a node of this name."""
     known: list[Source] = ["plan_file"] if index.order_source == "plan_file" else []
     if name in index.exported:
@@ -72,10 +72,10 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
             detail = describe(claims) if claims else "no source names a provider for this node"
             sources = tuple(claims) or (index.order_source,)
             found.append(Disagreement(phase=phase, node=name, detail=detail, sources=sources))
-    return (*found, *unlike_graphs(index, phase), *unlike_copies(index, phase))
+    return (*found, *_unlike_graphs(index, phase), *_unlike_copies(index, phase))
 
 
-def unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
     """Nodes that only the plan has, or only the optimised graph."""
     if index.optimised is None or index.order_source != "plan_file":
         return
@@ -89,7 +89,7 @@ def unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreemen
                 yield Disagreement(phase=phase, node=name, detail=detail, sources=sources)
 
 
-def unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
+def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
     """Another number of Memcpy nodes in the log than in the plan.
 
     Not asked where the file has control flow: the log then has the copies in bodies as well.

@@ -42,7 +42,7 @@ def nothing(why: str) -> str:
     return f"nothing in this run: {why}" if why else "nothing in this run"
 
 
-def cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and what became clear of them, per file; why a file has none."""
     parts = []
     for index in indexes:
@@ -58,34 +58,34 @@ def cover_optimised(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     return "; ".join(parts)
 
 
-def why_not_optimised(facts: RunFacts) -> str:
+def _why_not_optimised(facts: RunFacts) -> str:
     """Why no session has an optimised graph."""
     return "; ".join(dict.fromkeys(session.optimised_why for session in facts.sessions if session.optimised_why))
 
 
-def every_provider(facts: RunFacts) -> list[ProviderFacts]:
+def _every_provider(facts: RunFacts) -> list[ProviderFacts]:
     """What is known of each provider, in each session."""
     return [known for session in facts.sessions for known in session.providers.values()]
 
 
-def cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and experiments."""
-    probes = [probe for known in every_provider(facts) for probe in known.probes.values()]
+    probes = [probe for known in _every_provider(facts) for probe in known.probes.values()]
     cut = sum(bool(probe.unprobed) for probe in probes)
-    parts = sum(known.rejected is not None for known in every_provider(facts))
+    parts = sum(known.rejected is not None for known in _every_provider(facts))
     found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
-    made = count_experiments(facts)
+    made = _count_experiments(facts)
     return f"{plural(made, 'experiment')} on {plural(len(probes), 'node')}, incomplete for {cut} of them{found}"
 
 
-def count_experiments(facts: RunFacts) -> int:
+def _count_experiments(facts: RunFacts) -> int:
     """Experiments of this run and those from the cache, as the report counts them: nodes alike share theirs."""
     if facts.probing is not None:
         return facts.probing.experiments + facts.probing.cached
-    return sum(map(len, {probe.trials for known in every_provider(facts) for probe in known.probes.values()}))
+    return sum(map(len, {probe.trials for known in _every_provider(facts) for probe in known.probes.values()}))
 
 
-def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """How much of the exported graph is still there under its own name."""
     parts = []
     for index in indexes:
@@ -100,7 +100,7 @@ def cover_model_file(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     return "; ".join(parts)
 
 
-def cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and streams per plan."""
     return "; ".join(
         f"{index.facts.file}: {plural(len(index.order), 'node')} in {plural(len(index.facts.plan), 'stream')}"
@@ -110,7 +110,7 @@ def cover_plan(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     )
 
 
-def cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Entries of the assignment lists that are still in the plan."""
     listed = sum(len(session.assigned or ()) for session in facts.sessions)
     kept = sum(name in index.assigned for index in indexes for name in index.order)
@@ -119,25 +119,25 @@ def cover_assignment(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     return f"{listed} nodes listed, {kept} of them run{where}"
 
 
-def cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_profile(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Events and runs."""
     events = sum(len(session.events) for session in facts.sessions)
     runs = sum(len(session.runs) for session in facts.sessions)
     return f"{events} node executions in {runs} session runs"
 
 
-def cover_log(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_log(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Lines, and nodes they mention."""
     lines = sum(len(session.log) for session in facts.sessions)
     return f"{lines} lines of session creation; {sum(len(index.log) for index in indexes)} nodes mentioned"
 
 
-def cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_ports(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Graph inputs and outputs."""
     return f"{sum(len(session.ports) for session in facts.sessions)} graph inputs and outputs"
 
 
-def cover_binding(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
+def _cover_binding(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """State buffers, and at how many steps they were looked at."""
     counts = [state.checked_steps for state in facts.states if state.checked_steps is not None]
     steps = f" at {min(counts)} steps" if len(counts) == len(facts.states) else ""
@@ -148,57 +148,57 @@ KINDS = (
     Kind(
         "model_file",
         lambda facts: any(session.graph for session in facts.sessions),
-        cover_model_file,
+        _cover_model_file,
         "shows the graph before ONNX Runtime folds, fuses and inserts nodes",
     ),
     Kind(
         "optimised_model",
         lambda facts: any(session.optimised is not None for session in facts.sessions),
-        cover_optimised,
+        _cover_optimised,
         "written by a second session with the plan of the run: no provider, no time; not to be had of compiled nodes",
-        why_not_optimised,
+        _why_not_optimised,
     ),
     Kind(
         "plan_file",
         lambda facts: any(session.plan is not None for session in facts.sessions),
-        cover_plan,
+        _cover_plan,
         "names and order only: no operator, no provider, no tensor; control-flow subgraphs are not in it",
     ),
     Kind(
         "assignment",
         lambda facts: any(session.assigned is not None for session in facts.sessions),
-        cover_assignment,
+        _cover_assignment,
         "taken before fusion and before Memcpy nodes are inserted, so it lists nodes that are gone and misses new ones",
     ),
     Kind(
         "profile",
         lambda facts: any(session.events for session in facts.sessions),
-        cover_profile,
+        _cover_profile,
         "host time around each kernel: on an asynchronous provider this is not device time; profiled steps are slower",
     ),
     Kind(
         "native_log",
         lambda facts: any(session.log for session in facts.sessions),
-        cover_log,
+        _cover_log,
         "says which kernel was not found, not whether operator, version or type was missing",
     ),
     Kind(
         "probe",
-        lambda facts: any(known.probes or known.rejected for known in every_provider(facts)),
-        cover_probes,
+        lambda facts: any(known.probes or known.rejected for known in _every_provider(facts)),
+        _cover_probes,
         "one node in isolation, with generated weights: what a provider does because of its neighbours is not in it",
         lambda facts: "no experiment was made",
     ),
     Kind(
         "memory_info",
         lambda facts: any(session.ports for session in facts.sessions),
-        cover_ports,
+        _cover_ports,
         "where ONNX Runtime wants them; copies it makes at the border are not profiled, so they have no time",
     ),
     Kind(
         "binding",
         lambda facts: bool(facts.states),
-        cover_binding,
+        _cover_binding,
         "compares what was bound at the observed steps; what a kernel does inside is not visible",
     ),
     Kind(

@@ -56,11 +56,11 @@ def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
         how = either("--report FILE", "Report.save")
         raise ReportError(f"{path}: not a partition report, it has no schema field; write one with {how}")
     if raw["schema"] not in kinds:
-        raise ReportError(wrong_schema(path, raw["schema"], kinds))
-    return validated(path, raw, kinds[raw["schema"]])
+        raise ReportError(_wrong_schema(path, raw["schema"], kinds))
+    return _validated(path, raw, kinds[raw["schema"]])
 
 
-def validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
+def _validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
     """The record that `raw` is, without the fields that it does not know. Raises ReportError, which names the field."""
     try:
         return record.model_validate(raw, extra="ignore")
@@ -91,7 +91,7 @@ def parse(path: Path) -> Any:
         raise ReportError(f"{path}: damaged or cut off, it is not JSON ({detail}); write the report again") from error
 
 
-def wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) -> str:
+def _wrong_schema(path: Path, schema: str, kinds: Mapping[str, type[Record]]) -> str:
     """One line on a file of another schema than those that are read; `schema` is what the file says."""
     shown = repr(schema[:60])
     family, slash, _ = schema.partition("/")

@@ -20,7 +20,7 @@ def summarise(report: Report) -> Summary:
         wanted=wanted_of(report) if report.chain else None,
         state=state_name(report),
         verdict=give_verdict(report),
-        phases=tuple(summarise_phase(report, phase) for phase in report.phases),
+        phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
         cache_in_place=in_place(report.cache),
         checks_failed=sum(not check.passed for check in report.checks),
         limits_exceeded=len(report.exceeded),
@@ -28,7 +28,7 @@ def summarise(report: Report) -> Summary:
     )
 
 
-def summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
+def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
     """The figures of one phase."""
     return PhaseSummary(
         phase=phase.name,

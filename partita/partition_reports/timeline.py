@@ -10,10 +10,10 @@ from partita.partition_reports.records import TimelineRun
 
 def find_timeline(indexes: Sequence[SessionIndex]) -> tuple[TimelineRun, ...]:
     """Every observed run with its nodes; what ran inside control flow is part of the node that holds it."""
-    return tuple(run for index in indexes for run in session_runs(index))
+    return tuple(run for index in indexes for run in _session_runs(index))
 
 
-def session_runs(index: SessionIndex) -> list[TimelineRun]:
+def _session_runs(index: SessionIndex) -> list[TimelineRun]:
     """The runs of one session, in order."""
     positions = {name: position for position, name in enumerate(index.order)}
     events: dict[int, list[tuple[int, int, int]]] = {}

@@ -97,11 +97,11 @@ def step_times(steps: Iterable[StepFact], phase: PhaseName, rows: int) -> StepTi
         step_p95_ms=percentile(milliseconds, 95),
         step_p99_ms=percentile(milliseconds, 99),
         overhead_p50_ms=percentile([1000 * step.overhead_seconds for step in timed], 50),
-        note=speed_note(len(of_phase), len(free)),
+        note=_speed_note(len(of_phase), len(free)),
     )
 
 
-def speed_note(steps: int, free: int) -> str:
+def _speed_note(steps: int, free: int) -> str:
     """Which steps the speed figures cover."""
     if not steps:
         return "no step of this phase was run"

@@ -9,7 +9,7 @@ from partita.partition_reports.records import Cache, Phase, Report
 
 def give_verdict(report: Report) -> str:
     """One line, most important first. Names come from the report as they are: a view has to make them harmless."""
-    parts = [describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
+    parts = [_describe_placement(same) for same in merge_phases(report.phases)] or ["no phase was run"]
     if report.dry_run is not None:
         parts.insert(0, f"DRY RUN as {report.dry_run.device_name}")
     if report.cache is not None:
@@ -42,7 +42,7 @@ def phase_names(phases: list[Phase]) -> str:
     return listing(phase.name for phase in phases)
 
 
-def describe_placement(phases: list[Phase]) -> str:
+def _describe_placement(phases: list[Phase]) -> str:
     """Nodes per provider, partitions and copies of phases that share a placement."""
     phase = phases[0]
     total = len(phase.nodes)
@@ -54,8 +54,8 @@ def describe_placement(phases: list[Phase]) -> str:
     if not total:
         return f"no node known in {phase_names(phases)}"
     first, *others = phase.providers
-    placed = [f"{first.nodes:,} of {plural(total, 'node')} on {provider_name(first.provider)}"]
-    placed += [f"{other.nodes:,} on {provider_name(other.provider)}" for other in others]
+    placed = [f"{first.nodes:,} of {plural(total, 'node')} on {_provider_name(first.provider)}"]
+    placed += [f"{other.nodes:,} on {_provider_name(other.provider)}" for other in others]
     memcpy = sum(copy.kind == "memcpy_node" for copy in phase.copies)
     border = len(phase.copies) - memcpy
     moved = f", {plural(border, 'copy')} at the session border" if border else ""
@@ -65,7 +65,7 @@ def describe_placement(phases: list[Phase]) -> str:
     return f"{', '.join(placed)}{in_phases(phase.name for phase in phases)}; {parts}{bodies}"
 
 
-def provider_name(provider: str) -> str:
+def _provider_name(provider: str) -> str:
     """The provider, or words for the one that no source knows."""
     return "an unknown provider" if provider == UNKNOWN else provider
 

@@ -51,7 +51,7 @@ def generic_provider(ort_name: str) -> Provider:
     )
 
 
-def library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:
+def _library_provider(name: str, path: Path, known: Mapping[str, Provider]) -> Provider:
     """The record of a plugin library. `known` are all names of known providers, in lower case, with their records.
 
     A library given under the name of a known provider is that provider, with its options and log lines, from another
@@ -88,14 +88,14 @@ def parse_libraries(
             raise UsageError(f"{spelled(argument, text)}: write NAME=PATH, e.g. webgpu=/opt/lib/libwebgpu_ep.so")
         if not name.replace("_", "").replace("-", "").isalnum():
             raise UsageError(f"{spelled(argument, text)}: a name has only letters, digits, - and _")
-        provider = library_provider(name, check_library(Path(path).expanduser(), argument), known)
+        provider = _library_provider(name, _check_library(Path(path).expanduser(), argument), known)
         if provider.name in found:
             raise UsageError(f"{spelled(argument, text)}: {provider.name} is given twice; give each library one name")
         found[provider.name] = provider
     return tuple(found.values())
 
 
-def check_library(path: Path, argument: str = "provider_libraries") -> Path:
+def _check_library(path: Path, argument: str = "provider_libraries") -> Path:
     """The absolute path of a file that begins as a shared library does. Raises UsageError when it does not."""
     if path.is_dir():
         raise UsageError(f"{spelled(argument)}: {path} is a folder; give the library file in it")

@@ -31,17 +31,17 @@ def parse_options(
     found: dict[str, dict[str, str]] = {}
     for text in texts:
         written = spelled(argument, text)
-        provider, name, value = split_option(text, written, by_name, chain)
+        provider, name, value = _split_option(text, written, by_name, chain)
         given = found.setdefault(provider.name, {})
-        option = find_option(written, provider, name)
+        option = _find_option(written, provider, name)
         key = option.name if option else name
         if key in given:
             raise UsageError(f"{written}: {provider.name}.{key} is given twice; give it once")
-        given[key] = check_value(written, option, value) if option else value
+        given[key] = _check_value(written, option, value) if option else value
     return found
 
 
-def split_option(
+def _split_option(
     text: str, written: str, by_name: Mapping[str, Provider], chain: Sequence[Provider]
 ) -> tuple[Provider, str, str]:
     """Provider, option name and value of one text."""
@@ -59,7 +59,7 @@ def split_option(
     return provider, name, value.strip()
 
 
-def find_option(written: str, provider: Provider, name: str) -> Option | None:
+def _find_option(written: str, provider: Provider, name: str) -> Option | None:
     """The option called `name`, in any case; None when the provider's options are not known. Raises UsageError."""
     if provider.any_option:
         return None
@@ -76,49 +76,49 @@ def find_option(written: str, provider: Provider, name: str) -> Option | None:
 
 def listed(options: Iterable[Option]) -> str:
     """Options with their kinds: `device_id (int), use_tf32 (bool)`."""
-    return ", ".join(f"{option.name} ({kind_of(option)})" for option in options)
+    return ", ".join(f"{option.name} ({_kind_of(option)})" for option in options)
 
 
-def kind_of(option: Option) -> str:
+def _kind_of(option: Option) -> str:
     """Kind of an option for people: `int`, `bool`, `LOW|HIGH`."""
     return "|".join(option.choices) if option.kind == "choice" else option.kind
 
 
-def check_value(written: str, option: Option, value: str) -> str:
+def _check_value(written: str, option: Option, value: str) -> str:
     """The value as ONNX Runtime takes it. Raises UsageError when it is of the wrong kind."""
     match option.kind:
         case "int":
             try:
                 whole = int(value)
             except ValueError as error:
-                raise wrong_value(written, option, "a whole number") from error
+                raise _wrong_value(written, option, "a whole number") from error
             if option.least is not None and whole < option.least:
-                raise wrong_value(written, option, f"a whole number from {option.least}")
+                raise _wrong_value(written, option, f"a whole number from {option.least}")
             return str(whole)
         case "float":
             try:
                 number = float(value)
             except ValueError as error:
-                raise wrong_value(written, option, "a number") from error
+                raise _wrong_value(written, option, "a number") from error
             if not math.isfinite(number):
-                raise wrong_value(written, option, "a finite number")
+                raise _wrong_value(written, option, "a finite number")
             return repr(number)
         case "bool":
             if value.lower() not in NO | YES:
-                raise wrong_value(written, option, "0 or 1")
+                raise _wrong_value(written, option, "0 or 1")
             return option.off_on[value.lower() in YES]
         case "choice":
             by_name = {choice.lower(): choice for choice in option.choices}
             if value.lower() not in by_name:
-                raise wrong_value(written, option, f"one of {', '.join(option.choices)}")
+                raise _wrong_value(written, option, f"one of {', '.join(option.choices)}")
             return by_name[value.lower()]
         case "path" if not value:
-            raise wrong_value(written, option, "a path")
+            raise _wrong_value(written, option, "a path")
         case _:
             return value
 
 
-def wrong_value(written: str, option: Option, wanted: str) -> UsageError:
+def _wrong_value(written: str, option: Option, wanted: str) -> UsageError:
     """The error for a value of the wrong kind."""
     default = f" (default {option.default})" if option.default else ""
     return UsageError(f"{written}: {option.name} takes {wanted}{default}: {option.meaning}")

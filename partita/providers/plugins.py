@@ -29,7 +29,7 @@ class InstalledPlugin:
     """Why it cannot be used, or not with these options."""
 
 
-def merged(plugin: Plugin, answered: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+def _merged(plugin: Plugin, answered: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """The user's options, with those that the package answers where the user said nothing on the matter."""
     paths = {name for name, _ in plugin.path_options} if any(name in given for name in plugin.yields_to) else set()
     return {**{name: value for name, value in answered.items() if name not in paths}, **given}
@@ -53,7 +53,7 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
     if plugin is None or version is None:
         return None
     try:
-        library, options = ask_module(plugin)
+        library, options = _ask_module(plugin)
     except Exception as error:  # noqa: BLE001 - a foreign module may raise anything, and that is the finding
         why = f"{plugin.wheel} {version} is installed, but cannot be used: {type(error).__name__}: {error}"
         return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", why))
@@ -64,10 +64,10 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
     if ignored:
         why = f"{plugin.wheel} {version} ignores {', '.join(ignored)}"
         return InstalledPlugin(plugin.wheel, version, library, failure=failure(provider, "option_rejected", why))
-    return InstalledPlugin(plugin.wheel, version, library, merged(plugin, options, given))
+    return InstalledPlugin(plugin.wheel, version, library, _merged(plugin, options, given))
 
 
-def ask_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
+def _ask_module(plugin: Plugin) -> tuple[Path, dict[str, str]]:
     """Library and answered options, as the plugin's module gives them."""
     module = importlib.import_module(plugin.module)
     options = {option: str(getattr(module, function)()) for option, function in plugin.path_options}

@@ -125,9 +125,9 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
         raise UsageError(f"{spelled(argument)} is empty; name at least one of: {', '.join(listed)}")
     chain: list[Provider] = []
     for word in words:
-        provider = by_name.get(word.lower()) or other_provider(word, by_name.values())
+        provider = by_name.get(word.lower()) or _other_provider(word, by_name.values())
         if provider is None:
-            raise UsageError(unknown_provider(word, tuple(by_name), listed, argument))
+            raise UsageError(_unknown_provider(word, tuple(by_name), listed, argument))
         if provider.ort_name in {entry.ort_name for entry in chain}:
             raise UsageError(
                 f"{spelled(argument, text)}: {provider.name} is in the chain twice; name each provider once"
@@ -136,7 +136,7 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
     return tuple(chain)
 
 
-def other_provider(word: str, known: Collection[Provider]) -> Provider | None:
+def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     """A provider that has no file here, by ONNX Runtime's name; None when it looks like one of ours written wrongly."""
     if not ORT_NAME.fullmatch(word):
         return None
@@ -146,7 +146,7 @@ def other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     return generic_provider(word)
 
 
-def unknown_provider(word: str, names: Collection[str], listed: Collection[str], argument: str) -> str:
+def _unknown_provider(word: str, names: Collection[str], listed: Collection[str], argument: str) -> str:
     """The message for a name that nobody answers to, with the nearest one that exists."""
     if not word:
         return f"{spelled(argument)} has an empty place between commas; name providers out of: {', '.join(listed)}"
@@ -183,7 +183,7 @@ def resolve_one(
         return Resolution(provider, "active", options=given)
     plugin = find_plugin(provider, given)
     if plugin is None:
-        why = absent(provider, available_ort_names)
+        why = _absent(provider, available_ort_names)
     elif plugin.failure is not None:
         why = plugin.failure
     else:
@@ -191,7 +191,7 @@ def resolve_one(
     return Resolution(provider, "unavailable", why.reason, why.evidence, why.remedy, given)
 
 
-def absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
+def _absent(provider: Provider, available_ort_names: Collection[str]) -> Failure:
     """Why a provider is not in this build."""
     there = ", ".join(available_ort_names) or "no provider"
     why = failure(provider, "not_in_build", f"the installed ONNX Runtime contains {there}")

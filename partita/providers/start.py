@@ -59,13 +59,13 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
 
 def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
     """A failure with the remedy that fits it best: that of the library it names, the provider's, or the general one."""
-    library = named_library(provider, evidence) if reason == "library_missing" else None
+    library = _named_library(provider, evidence) if reason == "library_missing" else None
     remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
     shown = one_line(evidence)
     return Failure(reason, shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…", remedy)
 
 
-def named_library(provider: Provider, text: str) -> Library | None:
+def _named_library(provider: Provider, text: str) -> Library | None:
     """The library of the provider that `text` names."""
     return next((library for library in provider.libraries if library.file in text), None)
 

@@ -37,7 +37,7 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
     )
 
 
-def of_package(graph: Path) -> PackageFacts | None:
+def _of_package(graph: Path) -> PackageFacts | None:
     """The package that the ONNX file `graph` belongs to; None when it is a file by itself."""
     if not (graph.parent / MANIFEST).is_file():
         return None
@@ -53,7 +53,7 @@ def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool 
     `asking`: also by asking the provider, which has to be installed where the package is made; what does without stands
     second then. None when it is no package, or nothing else is known that would help.
     """
-    package = of_package(graph)
+    package = _of_package(graph)
     if package is None:
         return None
     situation = Situation(package, str(graph.parent), (wanted,))

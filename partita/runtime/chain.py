@@ -89,30 +89,30 @@ def open_session(
     PackageError when the file is damaged; ResourceError when memory runs out.
     """
     chain = registered(resolutions)
-    check_order(chain)
+    _check_order(chain)
     opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
     while True:
         active = active_of(chain)
         if not active:
             raise ProviderError(nothing_left(chain))
         try:
-            session = open_quiet(path, active, replace(opening, strict=CPU not in ort_names(active)))
+            session = _open_quiet(path, active, replace(opening, strict=CPU not in ort_names(active)))
         except NativeFailureError as failure:
             if STRICT in str(failure):
-                raise refusal(path, chain, opening, failure) from failure.error
+                raise _refusal(path, chain, opening, failure) from failure.error
             blamed = to_blame(active, failure) or only_suspect(path, active, opening)
             if blamed is None:
                 raise open_error(path, ort_names(active), failure.error, failure.log) from failure.error
             if pins and opens(path, active, Opening(threads=threads, observe=False, model=model)):
-                raise pins_rejected(path, blamed, pins, said(failure)[0]) from failure.error
+                raise _pins_rejected(path, blamed, pins, said(failure)[0]) from failure.error
             chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, said(failure))))
             if not active_of(chain):
                 raise ChainError(nothing_left(chain), path=path, chain=chain) from failure.error
             continue
         try:
             session.resolutions = settle(chain, session)
-            refuse_strays(path, session)
-            check_pinned_providers(session.resolutions, pins)
+            _refuse_strays(path, session)
+            _check_pinned_providers(session.resolutions, pins)
             session.pins = check_pins(session, marks)
             if not os.environ.get(BUILD_VARIABLE):
                 ensure_real()  # whatever LD_LIBRARY_PATH holds, a real run never takes a dry run's libraries for real
@@ -122,7 +122,7 @@ def open_session(
         return session
 
 
-def check_order(chain: Sequence[Resolution]) -> None:
+def _check_order(chain: Sequence[Resolution]) -> None:
     """Raise UsageError for a chain that ONNX Runtime cannot keep to.
 
     With a plugin in the chain it registers the CPU provider last, wherever it stands; and a library that is named twice
@@ -141,7 +141,7 @@ def check_order(chain: Sequence[Resolution]) -> None:
         )
 
 
-def refuse_strays(path: Path, session: Session) -> None:
+def _refuse_strays(path: Path, session: Session) -> None:
     """Raise ProviderError when a node is on the CPU provider although the chain does not name it.
 
     ONNX Runtime's own ban does not see nodes in the bodies of If, Loop and Scan (1.27; 1.31 does).
@@ -151,10 +151,10 @@ def refuse_strays(path: Path, session: Session) -> None:
         return
     strays = [node for node in session.assigned() or () if node.provider == CPU]
     if strays:
-        raise not_all_on(path, session.resolutions, opened_facts(path, session, session.resolutions))
+        raise not_all_on(path, session.resolutions, _opened_facts(path, session, session.resolutions))
 
 
-def check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
+def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) -> None:
     """Raise ProviderError when a pin asks for a provider of the chain that is not there."""
     for pin in pins:
         for entry in chain:
@@ -167,7 +167,7 @@ def entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
     return tuple(chain_entry(resolution) for resolution in chain)
 
 
-def open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+def _open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """Open the session; when a provider would fill the log in every run, the log is that of one opened before."""
     if not opening.observe or not any(resolution.provider.logs_runs for resolution in active):
         return open_native(path, active, opening)
@@ -179,7 +179,7 @@ def open_quiet(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
     return session
 
 
-def pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: str) -> ProviderError:
+def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: str) -> ProviderError:
     """The refusal of pins without which a provider opens the model.
 
     Providers that compile subgraphs, and plugins, look for these in a graph from which ONNX Runtime took the pinned
@@ -221,7 +221,7 @@ def chain_entry(resolution: Resolution) -> ChainEntry:
     )
 
 
-def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: NativeFailureError) -> PartitaError:
+def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: NativeFailureError) -> PartitaError:
     """Why the CPU provider would have been needed: a provider that did not start, or nodes that none took.
 
     ONNX Runtime names neither. The same session opened without the ban tells.
@@ -236,7 +236,7 @@ def refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure: 
         settled = tuple(without_backend(resolution, session) for resolution in settled)
         # Some providers name the nodes only when the CPU provider is banned, so that log counts too.
         session.log = tuple(dict.fromkeys((*session.log, *failure.log)))
-        facts = opened_facts(path, session, settled)
+        facts = _opened_facts(path, session, settled)
     finally:
         session.close()
     if not active_of(settled):
@@ -266,7 +266,7 @@ def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -
     )
 
 
-def opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
+def _opened_facts(path: Path, session: Session, chain: Sequence[Resolution]) -> SessionFacts:
     """Facts of a session that was opened and not run."""
     model = read_model_file(path, path.parent)
     return session_facts(session, chain, graph=model.nodes, inner=model.inner, file=path.name, phases=("decode",))

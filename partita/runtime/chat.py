@@ -30,7 +30,7 @@ def conversation(prompt: str, system: str | None) -> list[Message]:
     return [*messages, {"role": "user", "content": prompt}]
 
 
-def in_parts(messages: Sequence[Message]) -> list[Message]:
+def _in_parts(messages: Sequence[Message]) -> list[Message]:
     """The same messages, each with a list of one part of text."""
     return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
 
@@ -45,7 +45,7 @@ def rendered(render: Render, messages: Sequence[Message], where: Path) -> str:
 
     refusal: Exception | None = None
     lost = ""
-    for form in (list, in_parts):
+    for form in (list, _in_parts):
         try:
             text = render(form(messages))
             left_out = [m["role"] for i, m in enumerate(messages) if not _is_said(render, form, messages, i, text)]

@@ -21,7 +21,7 @@ def environment() -> Environment:
     """Describe this machine and the installed packages."""
     build, wheels = ort_build(), onnxruntime_wheels()
     return Environment(
-        cpu=cpu_name(),
+        cpu=_cpu_name(),
         logical_cores=os.cpu_count() or 1,
         memory_bytes=int(psutil.virtual_memory().total),
         operating_system=platform.platform(),
@@ -30,11 +30,11 @@ def environment() -> Environment:
         onnxruntime_wheels=wheels,
         onnxruntime_version=build.version,
         onnxruntime_build=build.build,
-        packages=installed(PACKAGES),
+        packages=_installed(PACKAGES),
     )
 
 
-def installed(names: tuple[str, ...]) -> dict[str, str]:
+def _installed(names: tuple[str, ...]) -> dict[str, str]:
     """Version of each of these packages that is installed."""
     versions = {}
     for name in names:
@@ -50,7 +50,7 @@ def onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
     return tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in runtime_wheels())
 
 
-def cpu_name() -> str:
+def _cpu_name() -> str:
     """Model name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.is_file():

@@ -48,7 +48,7 @@ def read_values(ports: Sequence[ModelPort], texts: Sequence[str]) -> dict[str, n
             raise UsageError(f"{spelled('inputs', text)}: write NAME=FILE.npy, where NAME is an input: {names}")
         if name in values:
             raise UsageError(f"{spelled('inputs', text)}: {name} is given twice; give it once")
-        values[name] = read_array(text, by_name[name], Path(file))
+        values[name] = _read_array(text, by_name[name], Path(file))
     return values
 
 
@@ -59,9 +59,9 @@ def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
     return name, text[len(name) + 1 :] if fitting else ""
 
 
-def read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
+def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
-    check_kind(port)
+    _check_kind(port)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -97,7 +97,7 @@ def input_shapes(
     for an input that cannot be generated.
     """
     for port in ports:
-        check_kind(port)
+        _check_kind(port)
     by_name = {port.name: port for port in ports}
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
     shapes: dict[str, Shape] = {}
@@ -106,13 +106,13 @@ def input_shapes(
     sources = {name_and_file(text, names)[0]: spelled("inputs", text) for text in files}
     for name, shape in (given or {}).items():
         sources.setdefault(name, spelled("inputs", f"{name}={','.join(map(str, shape))}"))
-        shapes[name] = checked_shape(sources[name], by_name[name], shape, what="array")
+        shapes[name] = _checked_shape(sources[name], by_name[name], shape, what="array")
     for text in texts:
-        name, numbers = split_text(text)
+        name, numbers = _split_text(text)
         if name in by_name:
             if name in shapes:
                 raise UsageError(f"{spelled('shapes', text)}: {name} is given twice; give it once")
-            shapes[name] = checked_shape(spelled("shapes", text), by_name[name], numbers)
+            shapes[name] = _checked_shape(spelled("shapes", text), by_name[name], numbers)
         elif name in symbols:
             if len(numbers) != 1:
                 raise UsageError(
@@ -134,11 +134,11 @@ def input_shapes(
             shapes[port.name] = found
     missing = [port for port in ports if port.name not in shapes]
     if missing:
-        raise UsageError(ask_for(missing, sizes, command))
+        raise UsageError(_ask_for(missing, sizes, command))
     return {port.name: shapes[port.name] for port in ports}
 
 
-def check_kind(port: ModelPort) -> None:
+def _check_kind(port: ModelPort) -> None:
     """Raise UsageError for an input whose values cannot be generated."""
     if port.kind != "tensor":
         raise UsageError(f"input {port.name!r} is a {port.kind}: only inputs that are tensors can be generated")
@@ -148,7 +148,7 @@ def check_kind(port: ModelPort) -> None:
         raise UsageError(f"input {port.name!r} is a tensor of {port.dtype}, for which no values can be generated")
 
 
-def split_text(text: str) -> tuple[str, Shape]:
+def _split_text(text: str) -> tuple[str, Shape]:
     """Name and sizes of `NAME=1,3,224`; `NAME=` is a scalar. The name may hold equals signs, the sizes may not."""
     name, equals, listed = text.rpartition("=")
     if not equals or not name:
@@ -168,7 +168,7 @@ def split_text(text: str) -> tuple[str, Shape]:
     return name, numbers
 
 
-def checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
+def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "shape") -> Shape:
     """The shape, when the file allows it. `given`: the option that it comes from, which holds a `what`."""
     if port.shape is None:
         return numbers
@@ -201,14 +201,14 @@ def resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
     return None if None in found else tuple(size for size in found if size is not None)
 
 
-def ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tuple[str, ...]) -> str:
+def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tuple[str, ...]) -> str:
     """One line: inputs without sizes, alike ones together, and what to add, or the whole command, to copy."""
     symbols = {size for port in missing for size in port.shape or () if isinstance(size, str)}
     flags: dict[str, None] = {}
     for port in missing:
         if port.shape is not None and None not in port.shape:
             lacking = [size for size in port.shape if isinstance(size, str) and size not in sizes]
-            flags |= dict.fromkeys(f"{size}={likely(size, symbols)}" for size in lacking)
+            flags |= dict.fromkeys(f"{size}={_likely(size, symbols)}" for size in lacking)
         else:
             example = ",".join(
                 str(size) if isinstance(size, int) else str(sizes.get(size or "", 1)) for size in port.shape or (1,)
@@ -219,7 +219,7 @@ def ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tup
     return f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(together(missing))}; give them, e.g.: {example}"
 
 
-def likely(symbol: str, symbols: Collection[str]) -> int:
+def _likely(symbol: str, symbols: Collection[str]) -> int:
     """A size that can run: 1, and 2 where one token follows one that was there before."""
     return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
 
@@ -242,7 +242,7 @@ def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
     return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs
 
 
-def input_bytes(port: ModelPort, shape: Shape) -> int:
+def _input_bytes(port: ModelPort, shape: Shape) -> int:
     """Bytes of one input."""
     return math.prod(shape) * STRING_BYTES if port.dtype == STRING else dtypes.size_bytes(port.dtype, shape)
 
@@ -251,7 +251,7 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
     """Raise ResourceError when values for the inputs that are not `given` would not fit into free memory."""
     import psutil
 
-    sizes = {port.name: input_bytes(port, shapes[port.name]) for port in ports if port.name not in given}
+    sizes = {port.name: _input_bytes(port, shapes[port.name]) for port in ports if port.name not in given}
     if not sizes:
         return
     largest = max(sizes, key=lambda name: sizes[name])
@@ -270,7 +270,7 @@ def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divi
 
     `divides`: something is divided by it, or goes in steps of it, so it is ones.
     """
-    if input_bytes(port, shape) > LARGEST_BYTES:
+    if _input_bytes(port, shape) > LARGEST_BYTES:
         raise UsageError(
             f"input {port.name!r} of shape {','.join(map(str, shape))} is larger than 1 TiB; give smaller sizes"
         )

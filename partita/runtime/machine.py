@@ -41,7 +41,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
     available = tuple(str(name) for name in found.get("available", ()))
     imported = found.get("build")
     error = None if imported else import_error(inventory)
-    providers = every_provider(available, extra)
+    providers = _every_provider(available, extra)
     if imported:
         resolutions = resolve(providers, available)
         checks = check(resolutions, timeout_seconds=timeout_seconds)
@@ -57,7 +57,7 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
             version=build.get("version"),
             build=build.get("build"),
             cuda=build.get("cuda"),
-            cudnn=build.get("cudnn") or needed_cudnn(checks),
+            cudnn=build.get("cudnn") or _needed_cudnn(checks),
             available=available,
         ),
         gpus=nvidia_gpus(),
@@ -65,15 +65,15 @@ def describe_machine(extra: Sequence[Provider] = (), *, timeout_seconds: float =
         findings=environment_findings(
             tuple(known_providers().values()), imported_version=build.get("version"), import_error=error
         ),
-        providers=tuple(entry_of(result, available) for result in checks)
-        or tuple(without_runtime(provider, error or "") for provider in providers),
+        providers=tuple(_entry_of(result, available) for result in checks)
+        or tuple(_without_runtime(provider, error or "") for provider in providers),
         default_chain=chain,
         default_reason=reason,
         seconds=time.perf_counter() - began,
     )
 
 
-def every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tuple[Provider, ...]:
+def _every_provider(available: Sequence[str], extra: Sequence[Provider]) -> tuple[Provider, ...]:
     """Known providers by rank and name, then the user's libraries, then whatever else ONNX Runtime was built with."""
     taken = {provider.name for provider in extra}
     known = sorted(known_providers().values(), key=lambda entry: (-entry.rank, entry.name))
@@ -90,13 +90,13 @@ def import_error(inventory: ChildOutcome) -> str:
     return one_line(f"its process {inventory.ended} while {STAGES.get(inventory.stage, inventory.stage)}")
 
 
-def needed_cudnn(checks: Sequence[Check]) -> str | None:
+def _needed_cudnn(checks: Sequence[Check]) -> str | None:
     """cuDNN that a provider asked for when it did not start; None when none said."""
     texts = (line for entry in checks for line in entry.log)
     return next((match["cudnn"] for text in texts if (match := NEEDED_CUDNN.search(text))), None)
 
 
-def entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
+def _entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
     """One provider for the report."""
     resolution = result.resolution
     provider = resolution.provider
@@ -104,7 +104,7 @@ def entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
         name=provider.name,
         ort_name=provider.ort_name,
         in_build=provider.ort_name in available,
-        plugin=plugin_of(provider),
+        plugin=_plugin_of(provider),
         library_loads=result.library_loads,
         device_found=result.device_found,
         software_device=result.software,
@@ -115,18 +115,18 @@ def entry_of(result: Check, available: Sequence[str]) -> ProviderEntry:
         remedies=remedy_records(resolution.remedy),
         seconds=result.seconds,
         devices=result.devices,
-        options=options_of(provider),
+        options=_options_of(provider),
     )
 
 
-def without_runtime(provider: Provider, error: str) -> ProviderEntry:
+def _without_runtime(provider: Provider, error: str) -> ProviderEntry:
     """A provider where there is no ONNX Runtime to try it with."""
     why = failure(provider, "not_in_build", f"ONNX Runtime cannot be imported: {error}")
     return ProviderEntry(
         name=provider.name,
         ort_name=provider.ort_name,
         in_build=False,
-        plugin=plugin_of(provider),
+        plugin=_plugin_of(provider),
         library_loads=None,
         device_found=None,
         software_device=False,
@@ -136,11 +136,11 @@ def without_runtime(provider: Provider, error: str) -> ProviderEntry:
         **said(extras.remedy(extras.RUNTIME)),
         seconds=None,
         devices=(),
-        options=options_of(provider),
+        options=_options_of(provider),
     )
 
 
-def plugin_of(provider: Provider) -> str | None:
+def _plugin_of(provider: Provider) -> str | None:
     """Where a plugin comes from: a library given by its path, or an installed package."""
     if provider.library is not None:
         return str(provider.library)
@@ -148,7 +148,7 @@ def plugin_of(provider: Provider) -> str | None:
     return f"{provider.plugin.wheel} {version}" if provider.plugin and version else None
 
 
-def options_of(provider: Provider) -> tuple[OptionEntry, ...]:
+def _options_of(provider: Provider) -> tuple[OptionEntry, ...]:
     """The options that a provider takes."""
     return tuple(
         OptionEntry(

@@ -56,7 +56,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
         model = onnx.load(path, load_external_data=False)
     except (DecodeError, ValueError, OSError) as error:
         raise PackageError(f"{path}: not a readable ONNX file ({error})", remedy=FROM_CHECKPOINT) from error
-    check_external_data(model, path, folder)
+    _check_external_data(model, path, folder)
     initializers = {tensor.name for tensor in model.graph.initializer}
     return ModelFile(
         nodes=tuple(graph_node(node) for node in model.graph.node),
@@ -67,7 +67,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
     )
 
 
-def check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
+def _check_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
     """Raise PackageError when a tensor's external data is not in `folder`.
 
     ONNX takes a location as relative to the ONNX file; both lie flat in the package.
@@ -87,27 +87,27 @@ def data_files(model: onnx.ModelProto) -> frozenset[str]:
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor stored in the file: initializers and attributes, in subgraphs and functions too."""
-    yield from graph_tensors(model.graph)
+    yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
-            yield from node_tensors(node)
+            yield from _node_tensors(node)
 
 
-def graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of one graph and its subgraphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        yield from node_tensors(node)
+        yield from _node_tensors(node)
 
 
-def node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
     """Every tensor in the attributes of one node."""
     for attribute in node.attribute:
         yield from (attribute.t, *attribute.tensors)
     for body in bodies(node):
-        yield from graph_tensors(body)
+        yield from _graph_tensors(body)
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -163,13 +163,13 @@ def graph_node(node: onnx.NodeProto) -> GraphNode:
         domain=node.domain,
         inputs=tuple(node.input),
         outputs=tuple(node.output),
-        module=(notes[MODULE] if MODULE in notes else module_in(node.name) or innermost(notes.get(SCOPES))) or None,
-        module_class=notes.get(CLASS) or innermost(notes.get(CLASSES)),
-        source=notes.get(SOURCE) or last_frame(notes.get(STACK)),
+        module=(notes[MODULE] if MODULE in notes else module_in(node.name) or _innermost(notes.get(SCOPES))) or None,
+        module_class=notes.get(CLASS) or _innermost(notes.get(CLASSES)),
+        source=notes.get(SOURCE) or _last_frame(notes.get(STACK)),
     )
 
 
-def innermost(listed: str | None) -> str | None:
+def _innermost(listed: str | None) -> str | None:
     """The innermost module in torch's list of scopes or classes; the last entry of a list is the operator itself."""
     if not listed:
         return None
@@ -182,7 +182,7 @@ def innermost(listed: str | None) -> str | None:
     return str(entries[-2]) or None
 
 
-def last_frame(trace: str | None) -> str | None:
+def _last_frame(trace: str | None) -> str | None:
     """`file:line` of the innermost frame of a stack trace, the file without the folders above its package."""
     frames = list(FRAME.finditer(trace or ""))
     if not frames:

@@ -120,25 +120,25 @@ def read_onnx(path: Path) -> OnnxModel:
 
 def describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError where it is damaged."""
-    check_data_files(proto, path)
+    _check_data_files(proto, path)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     initializers |= {sparse.values.name for sparse in proto.graph.sparse_initializer}
-    named, notes = name_nodes(proto.graph)
+    named, notes = _name_nodes(proto.graph)
     return OnnxModel(
         path=path,
         proto=proto,
         renamed=named > 0,
         nodes=tuple(graph_node(node) for node in proto.graph.node),
         inner=inner_nodes(proto.graph),
-        inputs=tuple(read_port(port) for port in proto.graph.input if port.name not in initializers),
-        outputs=tuple(read_port(port).name for port in proto.graph.output),
+        inputs=tuple(_read_port(port) for port in proto.graph.input if port.name not in initializers),
+        outputs=tuple(_read_port(port).name for port in proto.graph.output),
         constants=frozenset(initializers).union(
             output for node in proto.graph.node if node.op_type == "Constant" for output in node.output
         ),
         opsets={entry.domain: entry.version for entry in proto.opset_import},
-        data_files=tuple(sorted(set(data_locations(proto)))),
-        weight_bytes=sum(tensor_bytes(tensor) for tensor in all_tensors(proto)),
-        notes=(*notes, *structure_notes(proto)),
+        data_files=tuple(sorted(set(_data_locations(proto)))),
+        weight_bytes=sum(_tensor_bytes(tensor) for tensor in all_tensors(proto)),
+        notes=(*notes, *_structure_notes(proto)),
     )
 
 
@@ -176,9 +176,9 @@ def parse(path: Path) -> onnx.ModelProto:
     return proto
 
 
-def check_data_files(proto: onnx.ModelProto, path: Path) -> None:
+def _check_data_files(proto: onnx.ModelProto, path: Path) -> None:
     """Raise PackageError when weights outside the file are missing, or lie outside its folder."""
-    for location in sorted(set(data_locations(proto))):
+    for location in sorted(set(_data_locations(proto))):
         try:
             data = inside(path.parent, location)
         except PackageError as error:
@@ -190,13 +190,13 @@ def check_data_files(proto: onnx.ModelProto, path: Path) -> None:
         refuse_absent(data)
 
 
-def data_locations(proto: onnx.ModelProto) -> Iterator[str]:
+def _data_locations(proto: onnx.ModelProto) -> Iterator[str]:
     """Files that hold tensors, by the name that the model uses."""
     for tensor in all_tensors(proto):
         yield from (entry.value for entry in tensor.external_data if entry.key == "location")
 
 
-def tensor_bytes(tensor: onnx.TensorProto) -> int:
+def _tensor_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes of a stored tensor; 0 for strings and for an attribute that holds none."""
     try:
         return dtypes.size_bytes(dtypes.numbered(tensor.data_type).name, tensor.dims)
@@ -204,7 +204,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
         return 0
 
 
-def read_port(port: onnx.ValueInfoProto) -> ModelPort:
+def _read_port(port: onnx.ValueInfoProto) -> ModelPort:
     """One graph input."""
     kind = (port.type.WhichOneof("value") or "unknown").removesuffix("_type").replace("_", " ")
     if kind != "tensor":
@@ -213,10 +213,10 @@ def read_port(port: onnx.ValueInfoProto) -> ModelPort:
     dtype = dtypes.numbered(tensor.elem_type).name if tensor.elem_type else "unknown"
     if not tensor.HasField("shape"):
         return ModelPort(port.name, kind, dtype, None)
-    return ModelPort(port.name, kind, dtype, tuple(read_size(size) for size in tensor.shape.dim))
+    return ModelPort(port.name, kind, dtype, tuple(_read_size(size) for size in tensor.shape.dim))
 
 
-def read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
+def _read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
     """A size of a shape. Negative ones are how some exporters write that they do not know.
 
     Raises ValueError for a name that is not UTF-8, which protobuf hands over as bytes.
@@ -228,7 +228,7 @@ def read_size(size: onnx.TensorShapeProto.Dimension) -> int | str | None:
     return size.dim_param or None
 
 
-def name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
+def _name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
     """Give every node of the graph and its bodies a name of its own, on one line; how many got one, and what to say."""
     nodes = list(all_nodes(graph))
     broken = 0
@@ -245,7 +245,7 @@ def name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
             continue
         nameless += not node.name
         repeated += bool(node.name)
-        node.name = free_name(f"{node.name or node.op_type}_{position}", taken)
+        node.name = _free_name(f"{node.name or node.op_type}_{position}", taken)
         taken.add(node.name)
         seen.add(node.name)
     notes = []
@@ -258,14 +258,14 @@ def name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
     return nameless + repeated + broken, tuple(notes)
 
 
-def free_name(wanted: str, taken: Iterable[str]) -> str:
+def _free_name(wanted: str, taken: Iterable[str]) -> str:
     """`wanted`, or with as many underscores as make it unique."""
     while wanted in taken:
         wanted += "_"
     return wanted
 
 
-def structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
+def _structure_notes(proto: onnx.ModelProto) -> tuple[str, ...]:
     """What of the model ONNX Runtime's sources cannot be joined with the file."""
     notes = []
     holders = [node.name for node in proto.graph.node if node.op_type in CONTROL_FLOW]

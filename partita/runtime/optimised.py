@@ -42,7 +42,7 @@ def with_optimised(facts: RunFacts, sessions: Sequence[Session]) -> RunFacts:
 
 def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> SessionFacts:
     """The facts of one session with its optimised graph, or with why there is none."""
-    why = ruled_out(session, weight_bytes)
+    why = _ruled_out(session, weight_bytes)
     if why:
         return replace(facts, optimised_why=why)
     try:
@@ -54,7 +54,7 @@ def add_optimised(facts: SessionFacts, session: Session, weight_bytes: int) -> S
     return replace(facts, optimised=None if why else nodes, optimised_why=why)
 
 
-def ruled_out(session: Session, weight_bytes: int) -> str:
+def _ruled_out(session: Session, weight_bytes: int) -> str:
     """Why no second session is opened; empty when one is."""
     compiling = [entry.provider.name for entry in session.active if entry.provider.compiles]
     if compiling:
@@ -77,10 +77,10 @@ def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None
         path = Path(folder) / FILE
         opening = replace(session.opening, observe=False, optimised=path)
         with closing(open_native(session.path, session.active, opening)) as second:
-            return read_nodes(path), second.plan
+            return _read_nodes(path), second.plan
 
 
-def read_nodes(path: Path) -> tuple[GraphNode, ...]:
+def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
     """Nodes of the main graph in the file `path`; its weights are not read.
 
     A node with a body also reads what the body takes from around it. Raises OSError, and ValueError for a damaged file.

@@ -25,7 +25,7 @@ def by_experiment(resolution: Resolution, found: Failure) -> Failure:
     """
     if found.reason != "initialisation_failed" or not resolution.options:
         return found
-    rejected = rejected_options(resolution)
+    rejected = _rejected_options(resolution)
     if not rejected:
         return found
     named = " and ".join(f"{name}={resolution.options[name]}" for name in rejected)
@@ -36,7 +36,7 @@ def by_experiment(resolution: Resolution, found: Failure) -> Failure:
     )
 
 
-def rejected_options(resolution: Resolution) -> tuple[str, ...]:
+def _rejected_options(resolution: Resolution) -> tuple[str, ...]:
     """The one option without which the provider starts, else all of them where it starts without any; else none."""
     if starts(resolution):
         return ()

@@ -48,12 +48,12 @@ class Pin:
         """Whether a node of this module is meant: the parts of the pin stand one after the other in the path."""
         wanted, parts = self.module.split("."), module.split(".")
         return any(
-            all(map(part_matches, wanted, parts[start : start + len(wanted)]))
+            all(map(_part_matches, wanted, parts[start : start + len(wanted)]))
             for start in range(len(parts) - len(wanted) + 1)
         )
 
 
-def part_matches(wanted: str, part: str) -> bool:
+def _part_matches(wanted: str, part: str) -> bool:
     """Whether one part of a module path is meant: equal, or a number within a range such as 0-11."""
     limits = RANGE.fullmatch(wanted)
     if limits is None:
@@ -106,12 +106,12 @@ def pinned_opening(path: Path, opening: Opening, pins: Sequence[Pin]) -> tuple[O
             f"{spelled('pins')} needs ONNX Runtime {NEEDED[0]}.{NEEDED[1]} or newer; {version} would ignore it; "
             "install a newer one"
         )
-    rules = "; ".join(f"{pin.provider.ort_name}(={mark(index)})" for index, pin in enumerate(pins))
+    rules = "; ".join(f"{pin.provider.ort_name}(={_mark(index)})" for index, pin in enumerate(pins))
     model, marks = marked_model(opening.model or path, pins)
     return replace(opening, model=model, config={**opening.config, RULES: rules}), marks
 
 
-def mark(index: int) -> str:
+def _mark(index: int) -> str:
     """Layer name that the nodes of a pin get."""
     return f"partita_pin_{index}"
 
@@ -136,15 +136,15 @@ def marked_model(source: bytes | Path, pins: Sequence[Pin]) -> tuple[bytes, dict
                 both = f"{spelled('pins', first.text)} and {spelled('pins', second.text)}"
                 raise UsageError(f"{both} both claim {module}; pin it once")
         if claims:
-            node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=mark(claims[0])))
+            node.metadata_props.append(onnx.StringStringEntryProto(key=LAYER, value=_mark(claims[0])))
             marks[node.name] = pins[claims[0]]
     for pin in pins:
         if pin not in marks.values():
-            raise UsageError(no_module(pin, modules))
+            raise UsageError(_no_module(pin, modules))
     return bytes(model.SerializeToString()), marks
 
 
-def no_module(pin: Pin, modules: Collection[str]) -> str:
+def _no_module(pin: Pin, modules: Collection[str]) -> str:
     """The message for a pin that matches nothing, with the nearest modules that exist."""
     if not modules:
         return (

@@ -121,8 +121,8 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
     with closing(session):
         after = rss_bytes()
-        ports, steps, error = run_session(model, shapes, session, where)
-        seen = model_session_facts(model, session, ports, len(steps))
+        ports, steps, error = _run_session(model, shapes, session, where)
+        seen = _model_session_facts(model, session, ports, len(steps))
         facts = RunFacts(
             sessions=(seen,),
             states=(),
@@ -139,13 +139,17 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
-            interrupted=cut_short(error),
-            notes=(*model.notes, *failure_notes(len(steps), where.runs, error), *unread_profile(len(steps), seen.runs)),
+            interrupted=_cut_short(error),
+            notes=(
+                *model.notes,
+                *_failure_notes(len(steps), where.runs, error),
+                *unread_profile(len(steps), seen.runs),
+            ),
         )
         return Placed(with_graphs(facts, (session,), where, error), session.resolutions, error)
 
 
-def run_session(
+def _run_session(
     model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
 ) -> tuple[tuple[PortFact, ...], list[StepFact], PartitaError | None]:
     """Inputs and outputs, the steps that worked, and why the next did not.
@@ -153,15 +157,15 @@ def run_session(
     The binding ends here, before the session: values on a device that outlive their session end the process (WebGPU).
     """
     binding = session.binding()
-    steps, error = run_model(model, shapes, binding, where)
-    ports = port_facts(model, session, binding, ran=bool(steps))
-    let_go(error)
+    steps, error = _run_model(model, shapes, binding, where)
+    ports = _port_facts(model, session, binding, ran=bool(steps))
+    _let_go(error)
     if isinstance(error, GenerationError | ProviderError) and not isinstance(error, RunInterruptedError):
         error = told_error(model, session, error, where.values)
     return ports, steps, error
 
 
-def let_go(error: BaseException | None) -> None:
+def _let_go(error: BaseException | None) -> None:
     """Drop what the frames of an exception and of its causes hold."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -169,7 +173,7 @@ def let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def run_model(
+def _run_model(
     model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where
 ) -> tuple[list[StepFact], PartitaError | None]:
     """Run on given or generated inputs with fresh outputs. The steps that worked, and why the next did not.
@@ -220,7 +224,7 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
     found = NODE_FAILED.search(said)
     message = found[3] if found else said
     about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
-    provider = provider_of(session, found[2]) if found else None
+    provider = _provider_of(session, found[2]) if found else None
     told: PartitaError
     if provider not in (None, CPU) and found and not about_sizes:
         told = ProviderError(
@@ -233,12 +237,12 @@ def told_error(model: OnnxModel, session: Session, error: PartitaError, given: C
         other = f"other sizes: {spelled('shapes', 'NAME=SIZES')}"
         if not about_sizes:
             other = f"other values: {spelled('inputs', 'NAME=FILE.npy')}"
-        told = GenerationError(f"{model.path}: a run on {whose_values(model, given)} failed: {said}; {other}")
+        told = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
     told.__cause__ = error.__cause__
     return told
 
 
-def whose_values(model: OnnxModel, given: Collection[str]) -> str:
+def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
     """Where the values of the inputs came from."""
     made_up = [port.name for port in model.inputs if port.name not in given]
     if not given:
@@ -247,7 +251,7 @@ def whose_values(model: OnnxModel, given: Collection[str]) -> str:
     return f"{values} and generated ones for {listing(made_up)}" if made_up else values
 
 
-def provider_of(session: Session, node: str) -> str | None:
+def _provider_of(session: Session, node: str) -> str | None:
     """The provider that ran a node of the plan; None when nothing tells.
 
     The list of nodes can miss those of the first provider, but never those of the CPU provider.
@@ -259,12 +263,12 @@ def provider_of(session: Session, node: str) -> str | None:
     return next((known.provider for known in listed if known.name == node), active[0])
 
 
-def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
+def _cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
     """What a run that ended with `error` lacks for Ctrl-C."""
     return ("runs",) if isinstance(error, RunInterruptedError) else ()
 
 
-def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
+def _failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
     """A sentence about a run that failed."""
     if error is None:
         return ()
@@ -272,7 +276,7 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
     return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
 
 
-def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
+def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
     """Facts of the session of a model that is no package, after `runs` runs that worked. Ends profiling."""
     profile = session.end_profiling()
     events, windows = parse_profile(profile, [(PHASE, 0)] * runs) if profile else ((), ())
@@ -289,7 +293,7 @@ def model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFac
     )
 
 
-def port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
+def _port_facts(model: OnnxModel, session: Session, binding: Binding, *, ran: bool) -> tuple[PortFact, ...]:
     """Where inputs and outputs are wanted; all are in host memory, where a caller without device buffers has them."""
     wanted = session.wanted_memory
     sizes: dict[str, int | None] = {
@@ -321,12 +325,12 @@ def place_package(folder: Path, where: Where) -> Placed:
         folder, where.chain, threads=where.threads, observe=True, options=where.options, pins=where.pins
     ) as runner:
         error = run_package(runner, where.runs)
-        let_go(error)
-        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
+        _let_go(error)
+        facts = run_facts(runner, notes=_failure_notes(len(runner.steps), 2 * where.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], where, error)
         # Nobody asked for tokens, so none are told of.
         facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
-        return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
+        return Placed(replace(facts, interrupted=_cut_short(error)), runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None) -> RunFacts:
@@ -362,10 +366,10 @@ def begin(engine: Engine, tokens: int) -> None:
         engine.leave(row)
     budget = engine.executor.graphs.max_length  # never reached: rows go on for as long as the cache has room
     for _ in engine.rows:
-        engine.join(Request([DUMMY_TOKEN] * tokens, dummy, budget, any_logits=True))
+        engine.join(Request([DUMMY_TOKEN] * tokens, _dummy, budget, any_logits=True))
 
 
-def dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
+def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
     """The next token, whatever the logits are: nothing is computed where a device is played."""
     return DUMMY_TOKEN
 

@@ -12,7 +12,7 @@ STANDS_FOR = re.compile(r"(image|video|audio|speech)_token_(?:id|index)")
 """Keys of config.json, by transformers' conventions."""
 
 
-def placeholders(folder: Path) -> dict[int, str]:
+def _placeholders(folder: Path) -> dict[int, str]:
     """Token id -> what it stands for, by config.json; empty where that has no such token, or cannot be read."""
     try:
         config: Any = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ def placeholders(folder: Path) -> dict[int, str]:
 
 def placeholder_note(folder: Path, prompts: Sequence[Sequence[int]]) -> str | None:
     """What a user has to know of prompts that hold such a token; None when none does."""
-    known = placeholders(folder)
+    known = _placeholders(folder)
     held = {token for prompt in prompts for token in prompt if token in known}
     if not held:
         return None

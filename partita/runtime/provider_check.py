@@ -88,7 +88,7 @@ def request_of(resolution: Resolution) -> dict[str, Any]:
 def judge(resolution: Resolution, outcome: ChildOutcome) -> Check:
     """Read what a child found out."""
     result = outcome.result or {}
-    why = why_not(resolution, outcome, result)
+    why = _why_not(resolution, outcome, result)
     ort_name = str(result.get("ort_name") or resolution.provider.ort_name)
     devices = tuple(
         Device.model_validate(device) for device in result.get("devices", ()) if device["ort_name"] == ort_name
@@ -106,7 +106,7 @@ def judge(resolution: Resolution, outcome: ChildOutcome) -> Check:
     return Check(settled, loads, found, devices, False, outcome.seconds, outcome.log)
 
 
-def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, Any]) -> Failure | None:
+def _why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, Any]) -> Failure | None:
     """Why the provider is not usable; None when it is."""
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
     if outcome.ended is not None:
@@ -114,7 +114,7 @@ def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, 
         said = f"; its last output: {last}" if last else "; it said nothing"
         return failure(provider, "initialisation_failed", f"its process {outcome.ended} while {doing}{said}")
     if result.get("error") is not None:
-        return explain(provider, words_of(result["error"], outcome.log))
+        return explain(provider, _words_of(result["error"], outcome.log))
     if result.get("offered") == []:
         return failure(
             provider,
@@ -126,7 +126,7 @@ def why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str, 
     return None
 
 
-def words_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
+def _words_of(error: Mapping[str, Any], log: tuple[str, ...]) -> list[str]:
     """What was logged and raised, most telling first: errors of the log, the exception, lines of other libraries."""
     logged = [match for line in log if (match := HEAD.match(line)) and STRICT not in line]
     errors = [one_line(match["text"]) for match in logged if match["severity"] in "EF"]
@@ -165,7 +165,7 @@ def best_chain(available_ort_names: Collection[str], checks: Sequence[Check] = (
         tried = known.get(provider.name) or check([resolution])[0]
         if tried.usable and not tried.software:
             return DefaultChain(
-                with_cpu(provider),
+                _with_cpu(provider),
                 "; ".join([*told(failed), f"{provider.name} is usable; so {provider.name}, then cpu"]),
             )
         failed[provider.name] = tried.resolution.reason or "usable, but on the CPU: there is no GPU"
@@ -179,6 +179,6 @@ def told(failed: Mapping[str, str]) -> list[str]:
     return [f"{name}: {why}" for name, why in failed.items()]
 
 
-def with_cpu(provider: Provider) -> tuple[Provider, ...]:
+def _with_cpu(provider: Provider) -> tuple[Provider, ...]:
     """The provider, and the CPU as permission to fall back."""
     return (provider, known_providers()["cpu"])

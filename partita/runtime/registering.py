@@ -16,11 +16,11 @@ from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
     """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
     return tuple(
-        register(resolution) if resolution.library is not None else overwritten(resolution) for resolution in chain
+        register(resolution) if resolution.library is not None else _overwritten(resolution) for resolution in chain
     )
 
 
-def overwritten(resolution: Resolution) -> Resolution:
+def _overwritten(resolution: Resolution) -> Resolution:
     """A provider that the build lacks although a wheel that contains it is installed: another wheel overwrote it."""
     if resolution.status == "active" or resolution.reason != "not_in_build":
         return resolution

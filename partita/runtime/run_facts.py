@@ -28,29 +28,29 @@ def run_facts(
     `finish_reason`: stop, length, cache_full, interrupted or error; None takes it from the steps.
     """
     steps = runner.steps
-    sessions = tuple(graph_facts(runner, entry) for entry in runner.graphs)
+    sessions = tuple(_graph_facts(runner, entry) for entry in runner.graphs)
     seen = tuple(window for session in sessions for window in session.runs)
     return RunFacts(
         sessions=sessions,
         states=runner.cache.facts(),
         steps=tuple(step_fact(step) for step in steps),
-        memory=memory_facts(runner),
+        memory=_memory_facts(runner),
         tokenizer_load_seconds=tokenizer_load_seconds,
         first_token_seconds=first_token_seconds(steps),
         prompt_tokens=runner.recorder.prompt_tokens,
-        new_tokens=new_tokens(steps),
-        finish_reason=finish_reason or finished(steps),
+        new_tokens=_new_tokens(steps),
+        finish_reason=finish_reason or _finished(steps),
         finish_detail=finish_detail,
         notes=(
             *notes,
-            *prompt_notes(runner),
-            *earlier_notes(seen),
+            *_prompt_notes(runner),
+            *_earlier_notes(seen),
             *unread_profile(sum(step.observed for step in steps), seen),
         ),
     )
 
 
-def prompt_notes(runner: Runner) -> tuple[str, ...]:
+def _prompt_notes(runner: Runner) -> tuple[str, ...]:
     """What the phase figures do not show: prompt tokens that the decode graph read, and tokens that were read again."""
     prefill = runner.loaded("prefill").graph.file
     elsewhere = [step for step in runner.steps if step.phase == "prefill" and step.file != prefill]
@@ -75,7 +75,7 @@ def prompt_notes(runner: Runner) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
+def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
     """What the profile shows of a generation before the one that the steps are of."""
     phases = sorted({window.phase for window in seen if window.earlier}, reverse=True)
     if not phases:
@@ -86,7 +86,7 @@ def earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
     )
 
 
-def graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
+def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
     """Facts of the session of one graph."""
     session = entry.session
     events, runs = entry.window.events()
@@ -97,13 +97,13 @@ def graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
         inner=entry.model.inner,
         file=entry.graph.file,
         phases=entry.phases,
-        ports=port_facts(entry, runner.executor.last_bound(entry.phases[-1]), session.wanted_memory),
+        ports=_port_facts(entry, runner.executor.last_bound(entry.phases[-1]), session.wanted_memory),
         events=events,
         runs=runs,
     )
 
 
-def port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
+def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> tuple[PortFact, ...]:
     """Where each input and output is wanted and where it is bound; sizes are those of one run of `feed`."""
     roles = {port.name: str(port.role) for port in (*entry.graph.inputs, *entry.graph.outputs)}
     outputs = frozenset(entry.model.outputs)
@@ -120,7 +120,7 @@ def port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) -> 
     )
 
 
-def memory_facts(runner: Runner) -> Memory:
+def _memory_facts(runner: Runner) -> Memory:
     """Memory of the process so far, and what the package says of its weights; the cache is counted from its buffers."""
     return Memory(
         weight_bytes=runner.manifest.graph.weight_bytes,
@@ -148,13 +148,13 @@ def first_token_seconds(steps: Sequence[Step]) -> float | None:
     return None
 
 
-def new_tokens(steps: Sequence[Step]) -> int:
+def _new_tokens(steps: Sequence[Step]) -> int:
     """New tokens of the row that got most of them."""
     rows = zip(*(step.tokens for step in steps), strict=True)
     return max((sum(map(len, row)) for row in rows), default=0)
 
 
-def finished(steps: Sequence[Step]) -> str:
+def _finished(steps: Sequence[Step]) -> str:
     """How a generation ended that was left alone: `interrupted` unless every row has finished.
 
     When rows ended differently, the reason that cut a row shortest of what was asked comes first.

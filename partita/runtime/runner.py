@@ -109,7 +109,7 @@ def load_runner(
     rss_before = rss_bytes()
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
-    models = [checked_model(folder, manifest, graph) for graph in manifest.graph.files]
+    models = [_checked_model(folder, manifest, graph) for graph in manifest.graph.files]
     with captured_output():  # some plugin packages write to it when they are imported
         resolutions = resolve(chain, available_ort_names(), options)
     graphs: list[LoadedGraph] = []
@@ -126,7 +126,7 @@ def load_runner(
         raise
 
 
-def checked_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
+def _checked_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
     """Read the structure of one ONNX file, and check that its inputs and outputs are those of the manifest."""
     path = inside(folder, graph.file)
     if path.parent != folder:

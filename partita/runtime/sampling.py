@@ -53,7 +53,7 @@ def make_sampler(
         return (
             greedy
             if repetition_penalty == 1
-            else lambda logits, history: int(scores(logits, history, repetition_penalty)[0].argmax())
+            else lambda logits, history: int(_scores(logits, history, repetition_penalty)[0].argmax())
         )
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     generator = np.random.Generator(np.random.PCG64(seed))
@@ -92,14 +92,14 @@ class Filters:
     def candidates(self, logits: Logits, history: Ids) -> tuple[Ids, npt.NDArray[np.float64]]:
         """Token ids that can be drawn, and the probability of each. Sums to 1."""
         divisor, exponent = math.frexp(self.temperature)
-        score, scale = scores(logits, history, self.repetition_penalty, least=exponent)
+        score, scale = _scores(logits, history, self.repetition_penalty, least=exponent)
         ids = np.arange(len(score))
         if 0 < self.top_k < len(score):
             ids = np.flatnonzero(score >= np.partition(score, -self.top_k)[-self.top_k])
         with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
-            weight = np.exp(shifted((score[ids] - score.max()) / divisor, scale - exponent))
+            weight = np.exp(_shifted((score[ids] - score.max()) / divisor, scale - exponent))
         if self.top_p < 1:
-            chosen = nucleus(weight, self.top_p)
+            chosen = _nucleus(weight, self.top_p)
             ids, weight = ids[chosen], weight[chosen]
         if self.min_p > 0:
             likely = weight >= self.min_p  # the largest weight is 1
@@ -107,7 +107,7 @@ class Filters:
         return ids, weight / weight.sum()
 
 
-def scores(
+def _scores(
     logits: Logits, history: Ids, penalty: float, *, least: int | None = None
 ) -> tuple[npt.NDArray[np.float64], int]:
     """Logits with the tokens of `history` made less likely by `penalty` > 1, or likelier by one < 1; and a scale.
@@ -129,32 +129,32 @@ def scores(
     # Larger logits have larger scores among those of the history, so one of these two is the largest of all.
     place, other = int(seen.argmax()), float(rest.max())
     mine = (float(fraction[place]), int(exponents[place]))
-    scale = exponent_of(other) if mine[0] == -math.inf or below(mine, other) else exponent_of(mine[0]) + mine[1]
+    scale = _exponent_of(other) if mine[0] == -math.inf or _below(mine, other) else _exponent_of(mine[0]) + mine[1]
     scale = scale if least is None else max(scale, least)
     with np.errstate(over="ignore", under="ignore"):
-        score: npt.NDArray[np.float64] = shifted(rest, -scale)
+        score: npt.NDArray[np.float64] = _shifted(rest, -scale)
         score[history] = np.ldexp(fraction, exponents - scale)
     return score, scale
 
 
-def shifted(values: npt.NDArray[np.float64], power: int) -> npt.NDArray[np.float64]:
+def _shifted(values: npt.NDArray[np.float64], power: int) -> npt.NDArray[np.float64]:
     """The values times two to the power of `power`; a product is quicker, where the power is a float."""
     return values * 2.0**power if abs(power) < 1000 else np.ldexp(values, power)
 
 
-def below(score: tuple[float, int], other: float) -> bool:
+def _below(score: tuple[float, int], other: float) -> bool:
     """Whether fraction * 2**exponent is less than `other`, however large or small it is."""
     if other == -math.inf:
         return False
     return Fraction(score[0]) * Fraction(2) ** score[1] < Fraction(other)
 
 
-def exponent_of(value: float) -> int:
+def _exponent_of(value: float) -> int:
     """The power of two just above `value`. Of zero it is so low that everything below zero is told from it."""
     return math.frexp(value)[1] if value else LOWEST
 
 
-def nucleus(weight: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:
+def _nucleus(weight: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:
     """Places of the likeliest tokens that together first reach `top_p`; at least one. `weight` as of `weights`."""
     limit, count = top_p * weight.sum(), len(weight)
     size = min(NUCLEUS_GUESS, count)

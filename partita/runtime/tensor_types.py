@@ -25,14 +25,14 @@ def tensor_types(
     What an operator unknown to the onnx package makes has no type, unless the file declares it.
     """
 
-    light = weightless(proto)
+    light = _weightless(proto)
     if inputs is not None:
-        fix_inputs(light, inputs)
-    inferred = infer(light)
+        _fix_inputs(light, inputs)
+    inferred = _infer(light)
     for _ in range(MOST_ROUNDS):
-        if not spread_elements(inferred):
+        if not _spread_elements(inferred):
             break
-        inferred = infer(inferred)
+        inferred = _infer(inferred)
     types: dict[str, onnx.TypeProto] = {}
     for graph in reversed(list(all_graphs(inferred.graph))):  # a name of the main graph means that one
         types |= {port.name: port.type for port in (*graph.value_info, *graph.output, *graph.input)}
@@ -40,7 +40,7 @@ def tensor_types(
     return {name: entry for name, entry in types.items() if entry.WhichOneof("value")}
 
 
-def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with what the onnx package infers of its types; as it is where that fails."""
     import onnx
 
@@ -51,7 +51,7 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def spread_elements(model: onnx.ModelProto) -> bool:
+def _spread_elements(model: onnx.ModelProto) -> bool:
     """Give outputs of operators that the onnx package does not know the element type that their schema gives them.
 
     Their shapes stay unknown. Returns whether any was found.
@@ -74,7 +74,7 @@ def spread_elements(model: onnx.ModelProto) -> bool:
     return found
 
 
-def fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
+def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:
     """Give graph inputs their sizes, and forget what was derived from the old ones."""
     for port in model.graph.input:
         if port.name in inputs and port.type.WhichOneof("value") == "tensor_type":
@@ -86,7 +86,7 @@ def fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) ->
                     size.ClearField("dim_param")
 
 
-def weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _weightless(proto: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which large initializers are graph inputs of the same type."""
     import onnx
 

@@ -128,7 +128,7 @@ class TextStream:
 
     def __init__(self, text: Text, prompt: Sequence[int] = (), stops: Sequence[str] = ()) -> None:
         self._text = text
-        self._ids = context(text, prompt)
+        self._ids = _context(text, prompt)
         """Tokens since two emissions ago: those of the last one are the context of what comes."""
         self._emitted = len(self._ids)
         """How many of them have been shown."""
@@ -172,7 +172,7 @@ class TextStream:
         return self._stops.push(self._fresh()) + self._stops.finish()
 
 
-def context(text: Text, prompt: Sequence[int]) -> list[int]:
+def _context(text: Text, prompt: Sequence[int]) -> list[int]:
     """The last tokens of a prompt, cut where a character begins."""
     start = max(len(prompt) - CONTEXT_TOKENS, 0)
     while start and text.decode_at_once(prompt[start:]).startswith(INCOMPLETE):

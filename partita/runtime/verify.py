@@ -136,18 +136,18 @@ def replay(
     with the first difference as its detail, when something differs.
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = read_known_answer(folder)
+    answer = _read_known_answer(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         told(runner.resolutions)
-        check_answer(folder, answer, runner)
+        _check_answer(folder, answer, runner)
         limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
         compared = [
-            *compare_prompt(runner, answer, limit),
-            *compare_generation(runner, answer, limit),
-            *compare_rows(runner, answer, limit),
+            *_compare_prompt(runner, answer, limit),
+            *_compare_generation(runner, answer, limit),
+            *_compare_rows(runner, answer, limit),
         ]
-        not_run = too_long(runner, answer)
-        missed = unreached(runner, answer, not_run)
+        not_run = _too_long(runner, answer)
+        missed = _unreached(runner, answer, not_run)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
         active = [
             r.provider.ort_name for r in runner.resolutions if r.status == "active" and r.provider.name not in idle
@@ -183,27 +183,27 @@ def first_difference(verification: Verification) -> str | None:
     return None
 
 
-def compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+def _compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
     """Read the prompt in as few steps as the package can, and look at every position."""
-    comparison = Comparison("prefill", output_name(runner), answer.prefill_logits, tolerance)
+    comparison = Comparison("prefill", _output_name(runner), answer.prefill_logits, tolerance)
     request = Request(
         answer.prompt.tolist(),
-        forced(answer),
+        _forced(answer),
         1,
         listener=comparison.compare,
         any_logits=True,
         rope_length=answer.length,
     )
-    run_all(runner, request, prefill_chunk=len(answer.prompt))
+    _run_all(runner, request, prefill_chunk=len(answer.prompt))
     yield comparison
 
 
-def compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+def _compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
     """Read the prompt in chunks, then feed the reference's tokens one by one, whatever ours would have been.
 
     A fully static pair has one chunk size; it begins with a single token, so that a chunk begins elsewhere than at 0.
     """
-    name, count = output_name(runner), len(answer.prompt)
+    name, count = _output_name(runner), len(answer.prompt)
     chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance, again=True)
     decoded = [
         Comparison(f"decode {index + 1}", name, answer.decode_logits[index : index + 1], tolerance)
@@ -218,7 +218,7 @@ def compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) ->
 
     request = Request(
         answer.prompt.tolist(),
-        forced(answer),
+        _forced(answer),
         len(answer.tokens) + 1,
         listener=hear,
         any_logits=True,
@@ -226,26 +226,26 @@ def compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) ->
     )
     static = runner.executor.graphs.chunk is not None
     policy = one_token_first if static else prompts_first
-    run_all(runner, request, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=policy)
+    _run_all(runner, request, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=policy)
     yield from (chunked, *decoded)
 
 
-def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+def _compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
     """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
 
     Left out where rotary frequencies depend on the length of the text: the reference has those of the whole.
     """
-    lengths = row_lengths(runner, answer)
-    if len(set(lengths)) < 2 or depends_on_length(runner):
+    lengths = _row_lengths(runner, answer)
+    if len(set(lengths)) < 2 or _depends_on_length(runner):
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
     reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
-    comparison = Comparison("rows of different length", output_name(runner), reference, tolerance)
+    comparison = Comparison("rows of different length", _output_name(runner), reference, tolerance)
 
     def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
         return int(sequence[min(len(history), len(sequence) - 1)])
 
-    serve_all(
+    _serve_all(
         runner,
         [
             Request(sequence[:length].tolist(), known, len(answer.tokens), listener=comparison.compare, any_logits=True)
@@ -256,17 +256,17 @@ def compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Itera
     yield comparison
 
 
-def row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
+def _row_lengths(runner: Runner, answer: KnownAnswer) -> list[int]:
     """[B]: prompt tokens of each row where rows get prompts of different lengths; a short prompt has not enough."""
     return [max(1, len(answer.prompt) - 3 * row) for row in range(runner.contract.batch_size)]
 
 
-def depends_on_length(runner: Runner) -> bool:
+def _depends_on_length(runner: Runner) -> bool:
     """Whether the logits of a text depend on how long it gets."""
     return port_by_role(runner.loaded("decode").graph, "rope_length") is not None
 
 
-def forced(answer: KnownAnswer) -> Sampler:
+def _forced(answer: KnownAnswer) -> Sampler:
     """Goes on with the reference's tokens, whatever the logits are."""
     count = len(answer.prompt)
 
@@ -276,12 +276,12 @@ def forced(answer: KnownAnswer) -> Sampler:
     return pick
 
 
-def run_all(runner: Runner, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
+def _run_all(runner: Runner, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
     """Run the same request in every row of the batch."""
-    serve_all(runner, [request] * runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
+    _serve_all(runner, [request] * runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
 
 
-def serve_all(
+def _serve_all(
     runner: Runner, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first
 ) -> None:
     """Run a request per row of the batch, in a cache that is all zero: what the run before left may not be finite.
@@ -293,16 +293,16 @@ def serve_all(
         pass
 
 
-def too_long(runner: Runner, answer: KnownAnswer) -> tuple[str, ...]:
+def _too_long(runner: Runner, answer: KnownAnswer) -> tuple[str, ...]:
     """Graph files whose chunk the known answer does not fill, where nothing may fill it up."""
     fixed = runner.executor.graphs.chunk
     unfilled = fixed is not None and not runner.cache.padding_is_safe and fixed > len(answer.prompt)
     return (runner.loaded("prefill").graph.file,) if unfilled else ()
 
 
-def unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
+def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
     """What of a package the known answer cannot have shown, as the end of a sentence."""
-    apart = len(set(row_lengths(runner, answer))) > 1 and depends_on_length(runner)
+    apart = len(set(_row_lengths(runner, answer))) > 1 and _depends_on_length(runner)
     tokens = len(answer.prompt) + len(answer.tokens)
     windows = sorted({state.window or 0 for state in runner.manifest.graph.states if (state.window or 0) >= tokens})
     parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
@@ -312,12 +312,12 @@ def unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> st
     return "".join(f"; {part}" for part in parts)
 
 
-def output_name(runner: Runner) -> str:
+def _output_name(runner: Runner) -> str:
     """Name of the logits output."""
     return next(port.name for port in runner.loaded("decode").graph.outputs if port.role == "logits")
 
 
-def read_known_answer(folder: Path) -> KnownAnswer:
+def _read_known_answer(folder: Path) -> KnownAnswer:
     """Read known_answer.safetensors. Raises PackageError when the package has none or it is damaged."""
     from safetensors import SafetensorError, safe_open
 
@@ -339,7 +339,7 @@ def read_known_answer(folder: Path) -> KnownAnswer:
         raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
 
 
-def check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
+def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
     """Raise PackageError when the known answer does not belong to this package."""
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
     shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)

@@ -75,13 +75,13 @@ def environment_findings(
     if len(owners) > 1:
         found.append(duplicate_runtime(owners))
     if not owners and imported_version is None:
-        found.append(no_runtime(plugins))
+        found.append(_no_runtime(plugins))
     elif imported_version is None:
         found.append(
             EnvironmentFinding(
                 reason="initialisation_failed",
                 evidence=f"{names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}",
-                **said(reinstall(owners[0])),
+                **said(_reinstall(owners[0])),
             )
         )
     elif len(owners) == 1 and owners[0].version != imported_version:
@@ -89,25 +89,25 @@ def environment_findings(
             EnvironmentFinding(
                 reason="version_mismatch",
                 evidence=f"{names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}",
-                **said(reinstall(owners[0])),
+                **said(_reinstall(owners[0])),
             )
         )
     if owners:
-        found += [finding for wheel in plugins for finding in plugin_mismatches(wheel, owners)]
+        found += [finding for wheel in plugins for finding in _plugin_mismatches(wheel, owners)]
     return tuple(found)
 
 
-def shown(owners: Iterable[tuple[str, str]]) -> str:
+def _shown(owners: Iterable[tuple[str, str]]) -> str:
     """`onnxruntime 1.31.1 and onnxruntime-gpu 1.31.1`."""
     return listing(f"{name} {version}" for name, version in owners)
 
 
 def names(owners: Iterable[Wheel]) -> str:
     """Names and versions of wheels."""
-    return shown((owner.name, owner.version) for owner in owners)
+    return _shown((owner.name, owner.version) for owner in owners)
 
 
-def reinstall(owner: Wheel) -> Remedy:
+def _reinstall(owner: Wheel) -> Remedy:
     """How to put the files of a wheel back."""
     return REINSTALL.filled(wheel=owner.name, version=owner.version)
 
@@ -137,16 +137,16 @@ def duplicate_remedy(owners: Sequence[Wheel]) -> Remedy:
     return UNINSTALL.filled(wheels=tuple(dict.fromkeys(owner.name for owner in owners)))
 
 
-def no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
+def _no_runtime(plugins: dict[str, str]) -> EnvironmentFinding:
     """No ONNX Runtime at all, with or without plugins that need one."""
     if plugins:
-        evidence = f"{shown(plugins.items())} needs an ONNX Runtime, and none is installed"
+        evidence = f"{_shown(plugins.items())} needs an ONNX Runtime, and none is installed"
     else:
         evidence = "no ONNX Runtime is installed"
     return EnvironmentFinding(reason="not_in_build", evidence=evidence, **said(extras.runtime_remedy()))
 
 
-def plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
+def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentFinding]:
     """Requirements of a plugin package that the installed ONNX Runtime does not meet."""
     from packaging.requirements import InvalidRequirement, Requirement
 

@@ -48,7 +48,7 @@ def build_table(
     beyond = dict(measured.beyond)
     operators: dict[tuple[str, str], list[VersionEntry]] = {}
     for place in sorted(places):
-        operators.setdefault(place[:2], []).append(version_entry(places[place], beyond.get(place, 0)))
+        operators.setdefault(place[:2], []).append(_version_entry(places[place], beyond.get(place, 0)))
     counted = Counter[str](answer.outcome for answer in measured.answers)
     return SupportTable(
         created=created,
@@ -66,19 +66,19 @@ def build_table(
             OperatorEntry(domain=domain, name=name, versions=tuple(entries))
             for (domain, name), entries in operators.items()
         ),
-        model=tuple(model_need(need, places) for need in measured.needs),
+        model=tuple(_model_need(need, places) for need in measured.needs),
         without_example=measured.without_example,
         notes=tuple(notes),
     )
 
 
-def version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
+def _version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
     """What is to be said of one version of an operator."""
     forms = [answer for answer in answers if answer.kind != "types"]
     typed = [answer for answer in answers if answer.kind == "types" and answer.outcome in NOT_TAKEN]
     found, unexplained = deciding(
-        [with_types(answer) for answer in forms if answer.outcome == "taken"],
-        [with_types(answer) for answer in forms if answer.outcome in NOT_TAKEN and not by_types(answer, typed)],
+        [_with_types(answer) for answer in forms if answer.outcome == "taken"],
+        [_with_types(answer) for answer in forms if answer.outcome in NOT_TAKEN and not _by_types(answer, typed)],
     )
     found_verdict = verdict(answers)
     telling = {"invalid"} if found_verdict == "invalid" else NOT_TAKEN
@@ -87,7 +87,7 @@ def version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
         since=answers[0].since,
         until=answers[0].until,
         verdict=found_verdict,
-        types=assignments([answer for answer in answers if answer.kind == "types"], beyond),
+        types=_assignments([answer for answer in answers if answer.kind == "types"], beyond),
         forms=tuple(
             FormEntry(
                 kind=answer.kind,
@@ -104,12 +104,12 @@ def version_entry(answers: Sequence[Answer], beyond: int) -> VersionEntry:
     )
 
 
-def with_types(answer: Answer) -> frozenset[str]:
+def _with_types(answer: Answer) -> frozenset[str]:
     """The factors of a form, its types among them: an example may have others than the rest."""
     return answer.factors | {f"{name} {short(kind)}" for name, kind in answer.types}
 
 
-def by_types(form: Answer, refused: Iterable[Answer]) -> bool:
+def _by_types(form: Answer, refused: Iterable[Answer]) -> bool:
     """Whether a form has types that are not taken in another form, either, which explains it."""
     given = dict(form.types)
     return any(all(given.get(name, kind) == kind for name, kind in answer.types) for answer in refused)
@@ -125,13 +125,13 @@ def verdict(answers: Iterable[Answer]) -> Verdict:
     return "invalid" if outcomes == {"invalid"} else "untried"
 
 
-def assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
+def _assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
     """Assignments of types by outcome; a variable that a form has no input of has an empty type."""
     variables = tuple(dict.fromkeys(name for answer in answers for name, _ in answer.types))
     found: dict[Outcome, list[tuple[str, ...]]] = {}
     for answer in answers:
-        found.setdefault(answer.outcome, []).append(row_of(answer, variables))
-    replaced = tuple(row_of(answer, variables) for answer in answers if answer.replaced)
+        found.setdefault(answer.outcome, []).append(_row_of(answer, variables))
+    replaced = tuple(_row_of(answer, variables) for answer in answers if answer.replaced)
     return Assignments(
         variables=variables,
         replaced=replaced,
@@ -140,7 +140,7 @@ def assignments(answers: Sequence[Answer], beyond: int) -> Assignments:
     )
 
 
-def row_of(answer: Answer, variables: Sequence[str]) -> tuple[str, ...]:
+def _row_of(answer: Answer, variables: Sequence[str]) -> tuple[str, ...]:
     """The types of one answer."""
     given = dict(answer.types)
     return tuple(short(given[name]) if name in given else "" for name in variables)
@@ -159,9 +159,9 @@ def short(kind: str) -> str:
     return f"{outer}({short(inner[:-1])})"
 
 
-def model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNeed:
+def _model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNeed:
     """What a model needs, with what became of it."""
-    outcomes = list(outcomes_of(need, places.get((need.domain, need.operator, need.since), ())))
+    outcomes = list(_outcomes_of(need, places.get((need.domain, need.operator, need.since), ())))
     best: tuple[Outcome, ...] = ("taken", "left", "failed", "crashed", "invalid")
     return ModelNeed(
         domain=need.domain,
@@ -173,7 +173,7 @@ def model_need(need: Need, places: Mapping[Place, Sequence[Answer]]) -> ModelNee
     )
 
 
-def outcomes_of(need: Need, answers: Iterable[Answer]) -> Iterator[Outcome]:
+def _outcomes_of(need: Need, answers: Iterable[Answer]) -> Iterator[Outcome]:
     """What became of variants in these types; an answer may have more variables than are known of the model."""
     for answer in answers:
         given = dict(answer.types)

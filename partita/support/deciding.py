@@ -25,7 +25,7 @@ def deciding(taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]) 
     open_forms = set(range(len(others)))
     found: list[Deciding] = []
     while True:
-        groups = by_forms(others, harmless, open_forms)
+        groups = _by_forms(others, harmless, open_forms)
         if not groups:
             return tuple(found), len(open_forms)
         covered = max(groups, key=lambda forms: (len(forms), [-number for number in sorted(forms)]))
@@ -33,7 +33,7 @@ def deciding(taken: Sequence[frozenset[str]], others: Sequence[frozenset[str]]) 
         open_forms -= covered
 
 
-def by_forms(
+def _by_forms(
     others: Sequence[frozenset[str]], harmless: frozenset[str], still: set[int]
 ) -> dict[frozenset[int], list[str]]:
     """Factors that no taken form has, by the forms that have them."""

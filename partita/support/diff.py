@@ -66,17 +66,17 @@ class SupportDiff(Record):
 
 def compare(before: SupportTable, after: SupportTable, *, names: tuple[str, str]) -> SupportDiff:
     """Compare variant by variant; one that either table has no answer about is not compared."""
-    first, second = dict(all_versions(before)), dict(all_versions(after))
+    first, second = dict(_all_versions(before)), dict(_all_versions(after))
     both = [place for place in first if place in second]
-    changes = [change for place in both if (change := compare_version(place, first[place], second[place])) is not None]
+    changes = [change for place in both if (change := _compare_version(place, first[place], second[place])) is not None]
     lost = sum(len(change.types_lost) + len(change.forms_lost) for change in changes)
     gained = sum(len(change.types_gained) + len(change.forms_gained) for change in changes)
     compared = sum(len(known(first[place]).keys() & known(second[place]).keys()) for place in both)
     return SupportDiff(
         headline=headline(lost, gained, len(changes), compared),
-        before=side(before, names[0]),
-        after=side(after, names[1]),
-        versions=tuple(version_changes(before, after)),
+        before=_side(before, names[0]),
+        after=_side(after, names[1]),
+        versions=tuple(_version_changes(before, after)),
         changes=tuple(changes),
         only_before=tuple(f"{name}-{since}" for name, since in first if (name, since) not in second),
         only_after=tuple(f"{name}-{since}" for name, since in second if (name, since) not in first),
@@ -95,7 +95,7 @@ def headline(lost: int, gained: int, versions: int, compared: int) -> str:
     )
 
 
-def side(table: SupportTable, name: str) -> TableSide:
+def _side(table: SupportTable, name: str) -> TableSide:
     """One table in a few words."""
     device = f" (dry run as {table.provider.device})" if table.provider.device else ""
     return TableSide(
@@ -107,40 +107,40 @@ def side(table: SupportTable, name: str) -> TableSide:
     )
 
 
-def version_changes(before: SupportTable, after: SupportTable) -> Iterator[VersionOfThing]:
+def _version_changes(before: SupportTable, after: SupportTable) -> Iterator[VersionOfThing]:
     """Versions, devices and options that are others."""
-    first, second = things(before), things(after)
+    first, second = _things(before), _things(after)
     for name in dict.fromkeys((*first, *second)):
         if first.get(name, "") != second.get(name, ""):
             yield VersionOfThing(name=name, before=first.get(name, ""), after=second.get(name, ""))
 
 
-def things(table: SupportTable) -> dict[str, str]:
+def _things(table: SupportTable) -> dict[str, str]:
     """What an answer may depend on, by name."""
     found: dict[str, Any] = {**table.versions.model_dump(), **table.provider.model_dump(exclude={"options", "name"})}
     found |= {f"option {name}": value for name, value in table.provider.options.items()}
     return {name: ", ".join(value) if isinstance(value, tuple) else str(value or "") for name, value in found.items()}
 
 
-def all_versions(table: SupportTable) -> Iterator[tuple[tuple[str, int], VersionEntry]]:
+def _all_versions(table: SupportTable) -> Iterator[tuple[tuple[str, int], VersionEntry]]:
     """Every version of every operator that was tried."""
     for entry in table.operators:
         for version in entry.versions:
             if known(version):
-                yield place_of(entry, version), version
+                yield _place_of(entry, version), version
 
 
-def place_of(entry: OperatorEntry, version: VersionEntry) -> tuple[str, int]:
+def _place_of(entry: OperatorEntry, version: VersionEntry) -> tuple[str, int]:
     """Name and version."""
     return entry.full_name, version.since
 
 
 def known(version: VersionEntry) -> Variants:
     """Every variant with an answer."""
-    return {**types_of(version), **forms_of(version)}
+    return {**_types_of(version), **_forms_of(version)}
 
 
-def types_of(version: VersionEntry) -> Variants:
+def _types_of(version: VersionEntry) -> Variants:
     """Assignments of types with an answer."""
     types = version.types
     return {
@@ -150,15 +150,15 @@ def types_of(version: VersionEntry) -> Variants:
     }
 
 
-def forms_of(version: VersionEntry) -> Variants:
+def _forms_of(version: VersionEntry) -> Variants:
     """Forms with an answer."""
     return {("form", *form.factors): form.outcome == "taken" for form in version.forms if form.outcome in TRIED}
 
 
-def compare_version(place: tuple[str, int], before: VersionEntry, after: VersionEntry) -> OperatorChange | None:
+def _compare_version(place: tuple[str, int], before: VersionEntry, after: VersionEntry) -> OperatorChange | None:
     """What is different in one version of an operator; None when nothing is."""
-    types = types_of(before), types_of(after)
-    forms = forms_of(before), forms_of(after)
+    types = _types_of(before), _types_of(after)
+    forms = _forms_of(before), _forms_of(after)
     change = OperatorChange(
         operator=place[0],
         since=place[1],

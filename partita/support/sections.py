@@ -53,7 +53,7 @@ def headline(found: SupportTable) -> str:
 
 def sections(found: SupportTable) -> tuple[Section, ...]:
     """Every section that has something to say."""
-    return (asked(found), *needs(found), *tables(found), *gaps(found))
+    return (asked(found), *needs(found), *_tables(found), *gaps(found))
 
 
 def asked(found: SupportTable) -> Section:
@@ -94,19 +94,19 @@ def needs(found: SupportTable) -> Iterator[Section]:
     """What the model needs."""
     if found.model:
         order = {"taken": 1}
-        rows = [need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
+        rows = [_need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
         heads = (words("operator"), words("types"), Column("nodes"), words("what becomes of it"))
         yield Section("model", "What the model needs", (table("Operators of the model", heads, rows, obvious=True),))
 
 
-def need_row(need: ModelNeed) -> tuple[str, ...]:
+def _need_row(need: ModelNeed) -> tuple[str, ...]:
     """One row."""
     name = f"{need.domain}:{need.operator}" if need.domain else need.operator
     types = ", ".join(f"{variable} {kind}" for variable, kind in need.types.items() if not is_fixed(variable))
     return f"{name}-{need.since}", types, str(need.nodes), OUTCOMES[need.outcome]
 
 
-def tables(found: SupportTable) -> Iterator[Section]:
+def _tables(found: SupportTable) -> Iterator[Section]:
     """A section per domain; operators in alphabetical order."""
     domains: dict[str, list[OperatorEntry]] = {}
     for entry in found.operators:
@@ -124,18 +124,18 @@ def tables(found: SupportTable) -> Iterator[Section]:
 def blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]:
     """The newest version of each operator, and the older ones behind a fold; all in one table where they are few."""
     if whole:
-        yield version_table(
+        yield _version_table(
             "Every version", [(entry, version) for entry in entries for version in entry.versions[::-1]]
         )
         yield from said(entries)
         return
-    yield version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
+    yield _version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
     older = [(entry, version) for entry in entries for version in entry.versions[-2::-1]]
     if older:
-        yield Fold(f"Older versions ({len(older)})", (version_table("Older versions", older),))
+        yield Fold(f"Older versions ({len(older)})", (_version_table("Older versions", older),))
 
 
-def version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:
+def _version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry]]) -> Table:
     """One row per version of an operator."""
     heads = (
         words("operator"),
@@ -150,22 +150,22 @@ def version_table(caption: str, rows: Sequence[tuple[OperatorEntry, VersionEntry
             VERDICTS[version.verdict],
             taken_text(version.types),
             refused_text(version.types),
-            "; ".join(conditions(version)),
+            "; ".join(_conditions(version)),
         )
         for entry, version in rows
     ]
     return table(caption, heads, cells, obvious=True)
 
 
-def conditions(version: VersionEntry) -> Iterator[str]:
+def _conditions(version: VersionEntry) -> Iterator[str]:
     """When a form is not taken, in words."""
     for condition in version.conditions:
-        yield condition_text(condition)
+        yield _condition_text(condition)
     if version.unexplained:
         yield f"{plural(version.unexplained, 'form')} for a reason that no single factor tells"
 
 
-def condition_text(condition: Condition) -> str:
+def _condition_text(condition: Condition) -> str:
     """One condition; factors that were not told apart are all named."""
     return " or ".join(condition.factors)
 

@@ -16,7 +16,7 @@ def taken_text(types: Assignments) -> str:
     """What is taken."""
     if not types.taken:
         return "none" if refused(types) else "-"
-    text = described(types, types.taken)
+    text = _described(types, types.taken)
     if not refused(types) and not types.untried and len(types.taken) > 1:
         text = f"all: {text}"
     if not types.replaced:
@@ -27,8 +27,8 @@ def taken_text(types: Assignments) -> str:
 def refused_text(types: Assignments) -> str:
     """What is not, though it is a valid model."""
     listed = refused(types)
-    if not listed or len(moving_variables(types)) < 2:
-        return described(types, listed) if listed else ""
+    if not listed or len(_moving_variables(types)) < 2:
+        return _described(types, listed) if listed else ""
     return f"the other {plural(len(listed), 'combination')}" if types.taken else f"all {len(listed)} combinations"
 
 
@@ -37,7 +37,7 @@ def refused(types: Assignments) -> tuple[Row, ...]:
     return (*types.left, *types.failed, *types.crashed)
 
 
-def valid(types: Assignments) -> tuple[Row, ...]:
+def _valid(types: Assignments) -> tuple[Row, ...]:
     """Assignments that are valid models."""
     return (*types.taken, *refused(types))
 
@@ -47,14 +47,14 @@ def is_fixed(variable: str) -> bool:
     return "(" in variable
 
 
-def moving_variables(types: Assignments) -> list[int]:
+def _moving_variables(types: Assignments) -> list[int]:
     """Places of the variables that had more than one type."""
-    return [at for at in range(len(types.variables)) if len({row[at] for row in valid(types)}) > 1]
+    return [at for at in range(len(types.variables)) if len({row[at] for row in _valid(types)}) > 1]
 
 
-def described(types: Assignments, rows: Sequence[Row]) -> str:
+def _described(types: Assignments, rows: Sequence[Row]) -> str:
     """Some of the assignments: by variable where these say it, else which goes with which, else how many."""
-    moving = moving_variables(types)
+    moving = _moving_variables(types)
     if not moving:
         own = zip(types.variables, rows[0], strict=True) if rows else ()
         return ", ".join(kind for name, kind in own if kind and not is_fixed(name)) or "yes"
@@ -63,19 +63,19 @@ def described(types: Assignments, rows: Sequence[Row]) -> str:
         return ", ".join(row[0] for row in cut)
     names = [types.variables[at] for at in moving]
     columns = [list(dict.fromkeys(row[at] for row in cut)) for at in range(len(moving))]
-    everything = {tuple(row[at] for at in moving) for row in valid(types)}
+    everything = {tuple(row[at] for at in moving) for row in _valid(types)}
     inside = sum(all(row[at] in columns[at] for at in range(len(moving))) for row in everything)
     if inside == len(cut):
         return "; ".join(f"{name}: {', '.join(column)}" for name, column in zip(names, columns, strict=True))
     if all(len(set(row)) == 1 for row in cut):
         return f"{' = '.join(names)}: {', '.join(row[0] for row in cut)}"
-    groups = list(grouped(cut)) if len(moving) == 2 else []
+    groups = list(_grouped(cut)) if len(moving) == 2 else []
     if 0 < len(groups) <= MOST_GROUPS:
         return "; ".join(f"{names[0]} {', '.join(first)} with {names[1]} {', '.join(rest)}" for first, rest in groups)
     return f"{len(cut)} of {len(everything)} combinations of {', '.join(names)}"
 
 
-def grouped(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[str]]]:
+def _grouped(rows: Sequence[Row]) -> Iterator[tuple[list[str], list[str]]]:
     """First types that go with the same second types."""
     seconds: dict[str, list[str]] = {}
     for row in rows:

@@ -51,13 +51,13 @@ def to_text(bench: Bench) -> str:
             "names": names,
             "bench": bench,
             "verdict": verdict_of(bench),
-            "charts": tuple(draw(bench)),
+            "charts": tuple(_draw(bench)),
             "sections": parts,
         },
     )
 
 
-def draw(bench: Bench) -> Iterator[Chart]:
+def _draw(bench: Bench) -> Iterator[Chart]:
     """A chart for every phase that was run, each on a scale of its own."""
     for phase in PHASES:
         found = [

@@ -20,7 +20,7 @@ from partita.commands.arguments import (
 app = typer.Typer()
 
 
-def file_option(name: str, what: str) -> Any:
+def _file_option(name: str, what: str) -> Any:
     """An option that names a file for one view of the table."""
     return typer.Option(
         name, metavar="FILE", parser=read_path, help=f"Write the table to a file as {what}; - is stdout."
@@ -60,9 +60,9 @@ def support(
     device: Annotated[
         str | None, typer.Option(autocompletion=complete("devices"), help="GPU to simulate in the dry run, e.g. h100.")
     ] = None,
-    out: Annotated[Path | None, file_option("--out", "JSON, for `support diff`")] = None,
-    markdown: Annotated[Path | None, file_option("--markdown", "Markdown")] = None,
-    html: Annotated[Path | None, file_option("--html", "one HTML page")] = None,
+    out: Annotated[Path | None, _file_option("--out", "JSON, for `support diff`")] = None,
+    markdown: Annotated[Path | None, _file_option("--markdown", "Markdown")] = None,
+    html: Annotated[Path | None, _file_option("--html", "one HTML page")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a provider takes, measured on the installed ONNX Runtime: operators, versions, types and forms."""

@@ -24,11 +24,11 @@ def find(context: Context) -> Iterator[Finding]:
     yield from lines(context, "over_budget")
     taken = next((shown for shown in conclusions(context.probe) if shown.code == "not_claimed"), None)
     if context.budget and context.started and taken is not None:
-        evidence = f"{context.budget}{estimate(context)}; {taken.evidence} when there is no budget"
+        evidence = f"{context.budget}{_estimate(context)}; {taken.evidence} when there is no budget"
         yield Finding("probed", "budget", evidence)
 
 
-def estimate(context: Context) -> str:
+def _estimate(context: Context) -> str:
     """What ONNX Runtime reckons with for the nodes that the provider did take, where the log has it."""
     for line in context.session_log:
         told = ESTIMATE.search(line)

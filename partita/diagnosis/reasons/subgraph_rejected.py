@@ -21,14 +21,14 @@ def find(context: Context) -> Iterator[Finding]:
     What is not in the file was not rejected: ONNX Runtime made it afterwards.
     """
     if context.rejected is not None:
-        yield Finding("probed", "part", whole_graph(context.rejected, context))
+        yield Finding("probed", "part", _whole_graph(context.rejected, context))
     if context.exported:
         yield from alone(context, "subgraph_rejected")
         yield from lines(context, "subgraph_rejected")
         yield from graph_lines(context, "subgraph_rejected")
 
 
-def whole_graph(part: RejectedPart, context: Context) -> str:
+def _whole_graph(part: RejectedPart, context: Context) -> str:
     """What bisection found, and whether this node is in it."""
     if part.whole and part.untried:
         untried = f"parts of it not tried: {part.untried}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch.Tensor:
+def _window_mask(positions: torch.Tensor, window: int, max_length: int) -> torch.Tensor:
     """True where a key is inside the window of a query: positions [B, S] -> [B, 1, S, N]."""
     import torch
 
@@ -59,7 +59,7 @@ def attend(reading: Reading) -> torch.Tensor:
         attributes["softcap"] = reading.softcap
     mask, valid = reading.mask, None if reading.mask is not None else reading.cursors[1]
     if mask is None and reading.window is not None:
-        mask = window_mask(reading.positions, reading.window, reading.keys.shape[2])
+        mask = _window_mask(reading.positions, reading.window, reading.keys.shape[2])
     output = onnx_ops.symbolic(
         "onnx::Attention",
         (reading.query, reading.keys, reading.values, mask, None, None, valid),

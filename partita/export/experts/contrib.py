@@ -50,7 +50,7 @@ def emit(call: Call, gate: Gate) -> torch.Tensor:
     weights = routing(call).to(torch.float32)
     largest = weights.amax(dim=-1, keepdim=True).clamp(min=LEAST)
     logits = torch.log((weights / largest).clamp(min=LEAST)).to(call.hidden.dtype)
-    up, up_bias = (taking_turns(t, gate) for t in (experts.up, experts.up_bias))
+    up, up_bias = (_taking_turns(t, gate) for t in (experts.up, experts.up_bias))
     attributes: dict[str, Any] = {"k": call.index.shape[1], "normalize_routing_weights": 1, **gate.attributes()}
     inputs = (call.hidden, logits, up, up_bias, experts.down.transpose(1, 2), experts.down_bias)
     output = onnx_ops.symbolic(
@@ -59,7 +59,7 @@ def emit(call: Call, gate: Gate) -> torch.Tensor:
     return output * weights.sum(dim=-1, keepdim=True).to(call.hidden.dtype)
 
 
-def taking_turns(tensor: torch.Tensor | None, gate: Gate) -> torch.Tensor | None:
+def _taking_turns(tensor: torch.Tensor | None, gate: Gate) -> torch.Tensor | None:
     """[E, F, ...] with gate and up rows g0, u0, g1, u1, ...; a pass folds this into the stored weights."""
     if tensor is None or not gate.halves:
         return tensor

@@ -70,7 +70,7 @@ def plain(experts: Experts) -> list[Gate]:
 def gated(activate: Function, halves: bool) -> Gate | None:
     """The formula with the parameters that give the same numbers, in one layout; None when no parameters do."""
     try:
-        gate = fitted(activate, halves)
+        gate = _fitted(activate, halves)
     except (RuntimeError, ValueError, ZeroDivisionError):
         return None
     scale = 10.0 if math.isinf(gate.limit) else 3 * gate.limit
@@ -79,7 +79,7 @@ def gated(activate: Function, halves: bool) -> Gate | None:
     return gate if same(activate, lambda x: swiglu(x, gate), numbers) else None
 
 
-def fitted(activate: Function, halves: bool) -> Gate:
+def _fitted(activate: Function, halves: bool) -> Gate:
     """The only parameters of the formula that `activate` can have."""
 
     def at(gate: float, up: float) -> float:

@@ -32,9 +32,9 @@ def emit(call: Call) -> tuple[str, torch.Tensor]:
     """Emit the nodes. Returns what it is and the output [T, H]."""
     chosen = call.index.shape[1]
     if call.tokens is not None and GATHER_SHARE * call.tokens * chosen <= call.experts.count:
-        return "standard operators over the selected experts", gathered(call, call.tokens)
+        return "standard operators over the selected experts", _gathered(call, call.tokens)
     if call.experts.after is not None:
-        return "standard operators over all experts, one output each", separate(call)
+        return "standard operators over all experts, one output each", _separate(call)
     return "standard operators over all experts", together(call)
 
 
@@ -44,24 +44,24 @@ def together(call: Call) -> torch.Tensor:
     count, inner, hidden = experts.down.shape
     rows = call.hidden.shape[0]
     weights = routing(call).to(call.hidden.dtype)
-    active = activated(call) * weights[:, :, None]
+    active = _activated(call) * weights[:, :, None]
     flat = reshaped(active, (-1, count * inner), (rows, count * inner))
     output = product(flat, experts.down.reshape(count * inner, hidden))
     return output if experts.down_bias is None else output + product(weights, experts.down_bias)
 
 
-def separate(call: Call) -> torch.Tensor:
+def _separate(call: Call) -> torch.Tensor:
     """All experts with an output [E, T, H] each, for a model that does something with it before it is weighted."""
     experts = call.experts
     assert experts.after is not None
     weights = routing(call).to(call.hidden.dtype)
-    output = product(activated(call).transpose(0, 1), experts.down)
+    output = product(_activated(call).transpose(0, 1), experts.down)
     if experts.down_bias is not None:
         output = output + experts.down_bias[:, None, :]
     return (experts.after(output) * weights.transpose(0, 1)[:, :, None]).sum(dim=0).to(call.hidden.dtype)
 
 
-def activated(call: Call) -> torch.Tensor:
+def _activated(call: Call) -> torch.Tensor:
     """The inner activations of all experts, [T, E, I]."""
     import torch.onnx.ops as onnx_ops
 
@@ -80,7 +80,7 @@ def activated(call: Call) -> torch.Tensor:
     return experts.activate(inner if experts.up_bias is None else inner + experts.up_bias)
 
 
-def gathered(call: Call, tokens: int) -> torch.Tensor:
+def _gathered(call: Call, tokens: int) -> torch.Tensor:
     """The chosen experts of a fixed number of tokens."""
     experts, chosen = call.experts, call.index.shape[1]
     hidden, pairs = call.hidden.shape[1], tokens * call.index.shape[1]

@@ -73,7 +73,7 @@ class Traces:
         return [Traces(self.draft, self.choosing.instead(way)) for way in ways]
 
 
-def attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
+def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
     """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
     options = work.options
     length = max_length(options, checkpoint)
@@ -99,7 +99,7 @@ def exported(graphs: Graphs) -> Exported:
         checkpoint=draft.checkpoint,
         models=models,
         contract=Contract(
-            files=graph_files(graphs),
+            files=_graph_files(graphs),
             states=first.states,
             appends_chunks=first.spec.batch == 1 or graphs.chosen.appends_in_batches or not draft.fake.probed.layers,
             batch_size=first.spec.batch,
@@ -113,11 +113,11 @@ def exported(graphs: Graphs) -> Exported:
         answer=lambda: draft.known_answer(graphs.phases),
         unused=tuple(graphs.unused),
         passes=graphs.passes,
-        caution=caution(graphs),
+        caution=_caution(graphs),
     )
 
 
-def graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
+def _graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
     """What the contract says of each graph."""
     return tuple(
         GraphFile(
@@ -132,7 +132,7 @@ def graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
     )
 
 
-def caution(graphs: Graphs) -> str:
+def _caution(graphs: Graphs) -> str:
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence."""
     if not graphs.draft.fake.probed.length_as_tensor:
         return (
@@ -144,4 +144,4 @@ def caution(graphs: Graphs) -> str:
     return REPORT
 
 
-EXPORTER = Exporter("native", "transformers' own modelling code, traced", attempts)
+EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts)

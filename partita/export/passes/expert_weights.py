@@ -43,10 +43,10 @@ def fold(graph: ir.Graph, node: ir.Node) -> bool:
         if len(order) < 3:
             return False
         return put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
-    shape = wanted_shape(node, weight)
+    shape = _wanted_shape(node, weight)
     if shape is None:
         return False
-    if (rest := interleaving(node, weight.part.shape, shape)) is not None:
+    if (rest := _interleaving(node, weight.part.shape, shape)) is not None:
         axis, nodes = rest
         return put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
     following = only_consumer(node.outputs[0])
@@ -55,7 +55,7 @@ def fold(graph: ir.Graph, node: ir.Node) -> bool:
     return put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
 
 
-def wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
+def _wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
     """What a Reshape of `weight` makes of it; None when that is not written out."""
     sizes = constant(node.inputs[1])
     if sizes is None or 0 in sizes:
@@ -64,7 +64,7 @@ def wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
     return tuple(weight.size // rest if size == -1 else int(size) for size in sizes)
 
 
-def interleaving(
+def _interleaving(
     first: ir.Node, before: tuple[int, ...], split: tuple[int, ...]
 ) -> tuple[int, tuple[ir.Node, ir.Node]] | None:
     """The axis along which two halves take turns, and the nodes after `first` that belong to it; None when none do.

@@ -23,14 +23,14 @@ SWAP = [1, 0, 2]
 def run(model: ir.Model, context: PassContext) -> int:
     """Rewrite every occurrence; returns how many."""
     count = 0
-    for rewrite in (swapped, first_axis):
+    for rewrite in (_swapped, _first_axis):
         for gather in [n for n in model.graph if n.op_type == "GatherND"]:
             with over(gather):
                 count += rewrite(model.graph, gather)
     return count
 
 
-def swapped(graph: ir.Graph, gather: ir.Node) -> bool:
+def _swapped(graph: ir.Graph, gather: ir.Node) -> bool:
     """Rewrite a GatherND along the second axis, which stands between two Transposes; False where it does not."""
     first, rows = (v.producer() if v is not None else None for v in gather.inputs[:2])
     last = only_consumer(gather.outputs[0])
@@ -48,7 +48,7 @@ def swapped(graph: ir.Graph, gather: ir.Node) -> bool:
     return True
 
 
-def first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
+def _first_axis(graph: ir.Graph, gather: ir.Node) -> bool:
     """Rewrite a GatherND along the first axis; widen the indices of another. True when it was rewritten."""
     indices = gather.inputs[1]
     assert indices is not None

@@ -37,15 +37,15 @@ class PassError(PartitaError):
 def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[str, int]:
     """Run `passes` in order; returns how many places each changed. Raises PassError."""
     counts: dict[str, int] = {}
-    face = face_of(model.graph)
+    face = _face_of(model.graph)
     for each in passes:
-        counts[each.name] = run_one(model, each, context)
-        for broken in promises_broken(model.graph, face):
+        counts[each.name] = _run_one(model, each, context)
+        for broken in _promises_broken(model.graph, face):
             raise PassError(each.name, broken)
     return counts
 
 
-def run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
+def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
     """Run one pass. What it refuses by name is its own error; everything else becomes PassError."""
     try:
         return each.run(model, context)
@@ -64,32 +64,32 @@ def told(error: BaseException) -> str:
     return ": ".join(text for text in (type(error).__name__, " ".join(str(error).split())) if text)
 
 
-def face_of(graph: ir.Graph) -> Face:
+def _face_of(graph: ir.Graph) -> Face:
     """What others see of a graph."""
     return tuple((value.name, str(value.type), str(value.shape)) for value in (*graph.inputs, *graph.outputs))
 
 
-def promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
+def _promises_broken(graph: ir.Graph, face: Face) -> Iterator[str]:
     """What is wrong with a graph after a pass, a sentence each; `face`: its inputs and outputs before."""
-    now = face_of(graph)
+    now = _face_of(graph)
     for before, after in zip(face, now, strict=False):
         if before != after:
             yield f"input or output {' '.join(map(str, before))} changed to {' '.join(map(str, after))}"
     if len(face) != len(now):
         yield f"the graph had {len(face)} inputs and outputs and has {len(now)}"
-    yield from dangling(graph, set())
-    yield from named_twice(graph)
+    yield from _dangling(graph, set())
+    yield from _named_twice(graph)
 
 
-def dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
+def _dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
     """Values that are read or given out, and that nothing has made before. `outside`: what a subgraph may read, too."""
     made = outside | {*graph.inputs, *graph.initializers.values()}
     for node in graph:
         for value in node.inputs:
             if value is not None and value not in made:
                 yield f"node {node.name!r} ({node.op_type}) reads {value.name!r}, which no earlier node produces"
-        for inner in subgraphs(node):
-            yield from dangling(inner, made)
+        for inner in _subgraphs(node):
+            yield from _dangling(inner, made)
         made.update(node.outputs)
     for value in graph.outputs:
         if value not in made:
@@ -99,23 +99,23 @@ def dangling(graph: ir.Graph, outside: set[ir.Value]) -> Iterator[str]:
             yield f"the constant {value.name!r} has no value"
 
 
-def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
+def _subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
     """Graphs among the attributes of a node."""
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
             yield attribute.as_graph()
 
 
-def named_twice(graph: ir.Graph) -> Iterator[str]:
+def _named_twice(graph: ir.Graph) -> Iterator[str]:
     """Names that two values have, or two nodes. What has no name yet gets one when all passes are done."""
     values = {*graph.inputs, *graph.initializers.values(), *(out for node in graph for out in node.outputs)}
-    yield from (f"{count} values are called {name!r}" for name, count in twice(value.name for value in values))
-    yield from (f"{count} nodes are called {name!r}" for name, count in twice(node.name for node in graph))
+    yield from (f"{count} values are called {name!r}" for name, count in _twice(value.name for value in values))
+    yield from (f"{count} nodes are called {name!r}" for name, count in _twice(node.name for node in graph))
     for name, value in graph.initializers.items():
         if name != value.name:
             yield f"the constant {value.name!r} is listed as {name!r}"
 
 
-def twice(names: Iterable[str | None]) -> list[tuple[str, int]]:
+def _twice(names: Iterable[str | None]) -> list[tuple[str, int]]:
     """Names that are there more than once, and how often."""
     return [(name, count) for name, count in Counter(filter(None, names)).items() if count > 1]

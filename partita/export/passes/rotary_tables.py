@@ -34,11 +34,11 @@ def run(model: ir.Model, context: PassContext) -> int:
     if positions is None:
         return 0
     length = context.spec.max_length
-    tables = [(value, tabulated(model, positions, value, length)) for value in waves(graph, positions)]
+    tables = [(value, _tabulated(model, positions, value, length)) for value in waves(graph, positions)]
     count = 0
     for value, table in tables:
         if table is not None:
-            look_up(graph, positions, value, table)
+            _look_up(graph, positions, value, table)
             count += 1
     drop_unused_initializers(graph)
     return count
@@ -48,42 +48,44 @@ def waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
     """Values [B, S, D] that depend on nothing but the positions, through a wave, and are read by something else."""
     before, after = {positions}, set[ir.Value]()
     for node in graph:
-        moving = [value for value in node.inputs if value is not None and not is_constant(value)]
+        moving = [value for value in node.inputs if value is not None and not _is_constant(value)]
         if not moving:
             continue
         if node.op_type in WAVES and before.issuperset(moving):
             after.update(node.outputs)
         elif node.op_type in BEFORE and before.issuperset(moving):
             before.update(node.outputs)
-        elif node.op_type in AFTER and after.issuperset(moving) and keeps_positions(node):
+        elif node.op_type in AFTER and after.issuperset(moving) and _keeps_positions(node):
             after.update(node.outputs)
-    return [value for value in graph_order(graph, after) if is_read_outside(value, after) and is_row(value, positions)]
+    return [
+        value for value in _graph_order(graph, after) if _is_read_outside(value, after) and _is_row(value, positions)
+    ]
 
 
-def is_constant(value: ir.Value) -> bool:
+def _is_constant(value: ir.Value) -> bool:
     """True for a value that is known now; weights of the checkpoint are not read."""
     return value.const_value is not None and stored(value) is None
 
 
-def keeps_positions(node: ir.Node) -> bool:
+def _keeps_positions(node: ir.Node) -> bool:
     """True when the node leaves the axis of the positions alone: factors of a scalar or the last axis, joined there."""
     if node.op_type == "Concat":
         return node.attributes.get_int("axis", 0) in (-1, 2)
-    constants = [value.shape for value in node.inputs if value is not None and is_constant(value)]
+    constants = [value.shape for value in node.inputs if value is not None and _is_constant(value)]
     return all(shape is not None and shape.rank() <= 1 for shape in constants)
 
 
-def graph_order(graph: ir.Graph, values: set[ir.Value]) -> list[ir.Value]:
+def _graph_order(graph: ir.Graph, values: set[ir.Value]) -> list[ir.Value]:
     """The values in the order in which the graph computes them."""
     return [value for node in graph for value in node.outputs if value in values]
 
 
-def is_read_outside(value: ir.Value, values: set[ir.Value]) -> bool:
+def _is_read_outside(value: ir.Value, values: set[ir.Value]) -> bool:
     """True when a node reads it whose result is none of `values`."""
     return any(not values.issuperset(use.node.outputs) for use in value.uses())
 
 
-def is_row(value: ir.Value, positions: ir.Value) -> bool:
+def _is_row(value: ir.Value, positions: ir.Value) -> bool:
     """True for [B, S, D]: a row of known size for each position."""
     shape, wanted = value.shape, positions.shape
     if shape is None or wanted is None or shape.rank() != 3 or not isinstance(shape[2], int):
@@ -91,17 +93,17 @@ def is_row(value: ir.Value, positions: ir.Value) -> bool:
     return [str(size) for size in (shape[0], shape[1])] == [str(size) for size in (wanted[0], wanted[1])]
 
 
-def tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
+def _tabulated(model: ir.Model, positions: ir.Value, value: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """The rows [N, D] of `value` for every position; None when a row depends on more than its position."""
     assert positions.dtype is not None
     maker = value.producer()
     assert maker is not None
     with over(maker):
-        compute = ReferenceEvaluator(cut(model, positions, value))
-        return rows_of(compute, positions, length)
+        compute = ReferenceEvaluator(_cut(model, positions, value))
+        return _rows_of(compute, positions, length)
 
 
-def rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> npt.NDArray[Any] | None:
+def _rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> npt.NDArray[Any] | None:
     """What a model of one output gives for every position; None when that is not one row for each."""
     assert positions.dtype is not None
     numbers = np.arange(length, dtype=positions.dtype.numpy())[None]  # one row of the batch: the others are the same
@@ -117,7 +119,7 @@ def outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> A
     return compute.run(None, feed)[0]  # type: ignore[index]  # a list, as no names are given
 
 
-def cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
+def _cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProto:
     """What computes `value` from the positions, as a model of its own."""
     needed, wanted = [], {value}
     for node in reversed(list(model.graph)):
@@ -139,7 +141,7 @@ def cut(model: ir.Model, positions: ir.Value, value: ir.Value) -> onnx.ModelProt
     return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10)
 
 
-def look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDArray[Any]) -> None:
+def _look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDArray[Any]) -> None:
     """Put a Gather of `rows` [N, D] where `value` is computed."""
     old = value.producer()
     assert old is not None
@@ -151,17 +153,17 @@ def look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.NDA
     take_names(new, old)
     before = [v.producer() for v in old.inputs if v is not None]
     replace(graph, old, new)
-    remove_unread(graph, before)
+    _remove_unread(graph, before)
 
 
-def remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
+def _remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
     """Remove those of `nodes` that nothing reads any more, and what was there only for them."""
     for node in nodes:
         if node is None or node.graph is not graph or any(o.uses() or o.is_graph_output() for o in node.outputs):
             continue
         before = [v.producer() for v in node.inputs if v is not None]
         graph.remove(node, safe=True)
-        remove_unread(graph, before)
+        _remove_unread(graph, before)
 
 
 PASS = Pass("rotary_tables", run)

@@ -22,11 +22,11 @@ def run(model: ir.Model, context: PassContext) -> int:
     count = 0
     for turn in [n for n in model.graph if n.op_type == "Transpose"]:
         with over(turn):
-            count += rewritten(model.graph, turn)
+            count += _rewritten(model.graph, turn)
     return count
 
 
-def rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
+def _rewritten(graph: ir.Graph, turn: ir.Node) -> bool:
     """Rewrite the MatMul that alone reads a transposed weight; False where it is not one."""
     weight, matmul = turn.inputs[0], only_consumer(turn.outputs[0])
     kept = stored(weight)

@@ -20,12 +20,12 @@ def run(model: ir.Model, context: PassContext) -> int:
     count = 0
     for node in [n for n in model.graph if n.op_type == "Transpose"]:
         with over(node):
-            count += folded(model.graph, node)
+            count += _folded(model.graph, node)
     drop_unused_initializers(model.graph)
     return count
 
 
-def folded(graph: ir.Graph, node: ir.Node) -> bool:
+def _folded(graph: ir.Graph, node: ir.Node) -> bool:
     """Put the weight as it is written transposed in the place of a Transpose; False where there is none."""
     value = node.inputs[0]
     weight = stored(value)

@@ -29,18 +29,18 @@ def run(model: ir.Model, context: PassContext) -> int:
             continue
         with over(writer):
             before = upstream(writer)
-            late = [node for node in readers(past) if node not in before]
+            late = [node for node in _readers(past) if node not in before]
             if late:
-                wait(model.graph, present, late)
+                _wait(model.graph, present, late)
                 count += 1
     return count
 
 
-def readers(value: ir.Value) -> list[ir.Node]:
+def _readers(value: ir.Value) -> list[ir.Node]:
     """The nodes that may read the memory of `value`: behind a view of it, those that read the view."""
     found: list[ir.Node] = []
     for use in value.uses():
-        found += readers(use.node.outputs[0]) if use.node.op_type in VIEWS and use.idx == 0 else [use.node]
+        found += _readers(use.node.outputs[0]) if use.node.op_type in VIEWS and use.idx == 0 else [use.node]
     return found
 
 
@@ -56,7 +56,7 @@ def upstream(node: ir.Node) -> set[ir.Node]:
     return seen
 
 
-def wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
+def _wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
     """Let `present` be written after the nodes in `late`."""
     shape, dtype, name = present.shape, present.dtype, present.name or ""
     assert shape is not None and dtype is not None and shape.is_static()

@@ -37,8 +37,8 @@ def contrib(
     [B, S, H, Dv] and the state [B, H, Dk, Dv] in float32.
     """
     heads, dtype = value.shape[2], query.dtype
-    query, key, value, g, beta = prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
-    state = initial(initial_state, key, heads, value.shape[-1])
+    query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
+    state = _initial(initial_state, key, heads, value.shape[-1])
     output, final = linear_attention(query, key, value, state, g, beta, key.shape[-1] ** -0.5)
     return output.to(dtype), final if output_final_state else None
 
@@ -57,8 +57,8 @@ def standard(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """As products of matrices, chunk by chunk, for a fixed number of tokens; as `contrib` otherwise."""
     heads, length, dtype = value.shape[2], value.shape[1], query.dtype
-    query, key, value, g, beta = prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
-    state = initial(initial_state, key, heads, value.shape[-1])
+    query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
+    state = _initial(initial_state, key, heads, value.shape[-1])
     query = query * key.shape[-1] ** -0.5
     if g.ndim == 3:
         g = g[..., None]
@@ -71,25 +71,25 @@ def standard(
     return output.transpose(1, 2).to(dtype), state if output_final_state else None
 
 
-def prepared(
+def _prepared(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, *, norm: bool
 ) -> tuple[torch.Tensor, ...]:
     """All in float32, queries and keys of length 1 if `norm`, and repeated for each value head that shares them."""
     query, key, value, g, beta = (tensor.to(torch.float32) for tensor in (query, key, value, g, beta))
     if norm:
-        query, key = normed(query), normed(key)
+        query, key = _normed(query), _normed(key)
     repeats = value.shape[2] // key.shape[2]
     if repeats > 1:
         query, key = query.repeat_interleave(repeats, dim=2), key.repeat_interleave(repeats, dim=2)
     return query, key, value, g, beta
 
 
-def normed(tensor: torch.Tensor) -> torch.Tensor:
+def _normed(tensor: torch.Tensor) -> torch.Tensor:
     """Vectors of length 1 along the last axis."""
     return tensor * torch.rsqrt((tensor * tensor).sum(dim=-1, keepdim=True) + NORM_EPSILON)
 
 
-def initial(state: torch.Tensor | None, key: torch.Tensor, heads: int, value_width: int) -> torch.Tensor:
+def _initial(state: torch.Tensor | None, key: torch.Tensor, heads: int, value_width: int) -> torch.Tensor:
     """The state to go on from, in float32; zeros when there is none."""
     if state is None:
         return key.new_zeros(key.shape[0], heads, key.shape[-1], value_width)

@@ -36,16 +36,16 @@ def contrib(
     """As one node, in which a channel is a head. hidden_states, dt, z [B, H, S], A [H, N], B, C [B, N, S], D,
     delta_bias [H]; gives [B, H, S], and the state [B, H, N] if asked for.
     """
-    step = time_step(dt, delta_bias, softplus=delta_softplus).transpose(1, 2)
+    step = _time_step(dt, delta_bias, softplus=delta_softplus).transpose(1, 2)
     tokens = hidden_states.to(torch.float32).transpose(1, 2)
     decay = A.to(torch.float32) * step[..., None]
     ones = torch.ones(tokens.shape[-1], 1, dtype=torch.float32)
     # Keys and queries are the same for every channel.
     key, query = (tensor.to(torch.float32).transpose(1, 2)[:, :, None] * ones for tensor in (B, C))
-    state = initial(hidden_states, A)[..., None]
+    state = _initial(hidden_states, A)[..., None]
     output, final = linear_attention(query, key, (tokens * step)[..., None], state, decay, None, 1.0)
     output = output.squeeze(-1).transpose(1, 2).to(hidden_states.dtype)
-    return finished(output, final.squeeze(-1), hidden_states, D, z, with_state=return_last_state)
+    return _finished(output, final.squeeze(-1), hidden_states, D, z, with_state=return_last_state)
 
 
 def standard(
@@ -62,24 +62,24 @@ def standard(
     **keywords: Any,
 ) -> Any:
     """Token by token, for a fixed number of tokens; as `contrib` otherwise."""
-    step = time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
+    step = _time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
     decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
     new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
-    state, outputs = initial(hidden_states, A), []
+    state, outputs = _initial(hidden_states, A), []
     for index in range(hidden_states.shape[2]):
         state = decay[:, :, index] * state + new[:, :, index]
         outputs.append(state @ C[:, :, index].to(torch.float32)[..., None])
     output = torch.cat(outputs, dim=-1).to(hidden_states.dtype)
-    return finished(output, state, hidden_states, D, z, with_state=return_last_state)
+    return _finished(output, state, hidden_states, D, z, with_state=return_last_state)
 
 
-def time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
+def _time_step(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
     """How long each step is, [B, H, S] in float32."""
     step = dt.to(torch.float32) if bias is None else dt.to(torch.float32) + bias.to(torch.float32)[..., None]
     return torch.nn.functional.softplus(step) if softplus else step
 
 
-def initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
+def _initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     """The state to go on from [B, H, N] in float32; zeros when there is none."""
     state = last_state()
     if state is None:
@@ -92,7 +92,7 @@ def initial(hidden_states: torch.Tensor, A: torch.Tensor) -> torch.Tensor:
     return state.to(torch.float32)
 
 
-def finished(
+def _finished(
     output: torch.Tensor,
     state: torch.Tensor,
     hidden_states: torch.Tensor,

@@ -40,10 +40,10 @@ def contrib(
     """As one node. hidden_states [B, S, H, P], dt [B, S, H], A, D, dt_bias [H], B, C [B, S, G, N] with H / G heads for
     each of them; gives [B, S, H, P], and the state [B, H, P, N] if asked for, in float32.
     """
-    tokens, step, key, query = prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
-    state = initial(initial_states, tokens, key).transpose(2, 3)
+    tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
+    state = _initial(initial_states, tokens, key).transpose(2, 3)
     output, final = linear_attention(query, key, tokens * step[..., None], state, A.to(torch.float32) * step, None, 1.0)
-    return finished(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
+    return _finished(output, final.transpose(2, 3), tokens, D, with_state=return_final_states)
 
 
 def standard(
@@ -62,8 +62,8 @@ def standard(
     **keywords: Any,
 ) -> Any:
     """As products of matrices, chunk by chunk, for a fixed number of tokens; as `contrib` otherwise."""
-    tokens, step, key, query = prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
-    state, outputs = initial(initial_states, tokens, key), []
+    tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
+    state, outputs = _initial(initial_states, tokens, key), []
     by_head = [tensor.transpose(1, 2) for tensor in (tokens * step[..., None], key, query)]
     decay = (A.to(torch.float32) * step).transpose(1, 2)
     for begin in range(0, hidden_states.shape[1], CHUNK):
@@ -71,10 +71,10 @@ def standard(
         output, state = chunk(parts[0], parts[1], parts[2], decay[:, :, begin : begin + CHUNK], state)
         outputs.append(output)
     output = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-    return finished(output.transpose(1, 2), state, tokens, D, with_state=return_final_states)
+    return _finished(output.transpose(1, 2), state, tokens, D, with_state=return_final_states)
 
 
-def prepared(
+def _prepared(
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
     B: torch.Tensor,
@@ -95,7 +95,7 @@ def prepared(
     return hidden_states.to(torch.float32), step, key, query
 
 
-def initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+def _initial(state: torch.Tensor | None, tokens: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """The state to go on from [B, H, P, N] in float32; zeros when there is none."""
     if state is None:
         state = last_state()
@@ -122,7 +122,7 @@ def chunk(
     return output, state * total[:, :, -1:].exp() + new.transpose(2, 3) @ (key * left)
 
 
-def finished(
+def _finished(
     output: torch.Tensor, state: torch.Tensor, tokens: torch.Tensor, D: torch.Tensor | None, *, with_state: bool
 ) -> Any:
     """What bypasses the state; contiguous, as models take views of it."""

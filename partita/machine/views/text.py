@@ -19,24 +19,24 @@ def render(report: MachineReport, console: Console) -> None:
     page = Page(console)
     usable = [entry.name for entry in report.providers if entry.usable]
     page.line(f"usable: {listing(usable)}" if usable else "no provider is usable", indent=0, style=BOLD)
-    show_findings(page, report)
-    show_runtime(page, report)
-    show_table(page, report)
-    show_reasons(page, report)
-    show_devices(page, report)
+    _show_findings(page, report)
+    _show_runtime(page, report)
+    _show_table(page, report)
+    _show_reasons(page, report)
+    _show_devices(page, report)
     chain = ",".join(report.default_chain) or "none"
     page.heading("Default")
     page.line(f"default chain: {chain} ({report.default_reason})")
 
 
-def show_findings(page: Page, report: MachineReport) -> None:
+def _show_findings(page: Page, report: MachineReport) -> None:
     """What is wrong with the installation itself."""
     for finding in report.findings:
         page.line(f"{finding.reason}: {finding.evidence}", indent=0, style=ALARM)
         page.line(f"remedy: {finding.remedy}")
 
 
-def show_runtime(page: Page, report: MachineReport) -> None:
+def _show_runtime(page: Page, report: MachineReport) -> None:
     """Versions and GPUs."""
     runtime = report.onnxruntime
     page.heading("ONNX Runtime")
@@ -55,7 +55,7 @@ def show_runtime(page: Page, report: MachineReport) -> None:
     page.pairs(rows)
 
 
-def show_table(page: Page, report: MachineReport) -> None:
+def _show_table(page: Page, report: MachineReport) -> None:
     """One row per provider."""
     page.heading("Providers")
     rows = [
@@ -83,29 +83,29 @@ def answer(known: bool | None) -> str:
     return "-" if known is None else "yes" if known else "no"
 
 
-def show_reasons(page: Page, report: MachineReport) -> None:
+def _show_reasons(page: Page, report: MachineReport) -> None:
     """Why the others are not usable; those that are only not in the build come last, on one line each."""
     unusable = [entry for entry in report.providers if not entry.usable]
     if not unusable:
         return
     page.heading(f"Not usable: {plural(len(unusable), 'provider')}")
-    for entry in sorted(unusable, key=is_absent):
-        page.line(sentence(entry, imported=report.onnxruntime.version is not None))
+    for entry in sorted(unusable, key=_is_absent):
+        page.line(_sentence(entry, imported=report.onnxruntime.version is not None))
 
 
-def is_absent(entry: ProviderEntry) -> bool:
+def _is_absent(entry: ProviderEntry) -> bool:
     """Nothing is wrong with it, it is just not installed."""
     return entry.reason == "not_in_build"
 
 
-def sentence(entry: ProviderEntry, *, imported: bool) -> str:
+def _sentence(entry: ProviderEntry, *, imported: bool) -> str:
     """Reason, evidence and remedy. That a provider is not in a build that can be `imported` is its own evidence."""
-    if is_absent(entry) and imported:
+    if _is_absent(entry) and imported:
         return f"{entry.name}: not_in_build; {entry.remedy}"
     return f"{entry.name}: {entry.reason}: {entry.evidence}; {entry.remedy}"
 
 
-def show_devices(page: Page, report: MachineReport) -> None:
+def _show_devices(page: Page, report: MachineReport) -> None:
     """Devices by provider, as ONNX Runtime lists them."""
     rows = [
         (

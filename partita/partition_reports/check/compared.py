@@ -63,14 +63,14 @@ def wanted_other(both: Beside) -> Found | None:
     return Found(1, "", f"{wanted_of(both.report)} is wanted here, {wanted_of(both.baseline)} in the baseline")
 
 
-def count_lost_phases(both: Beside) -> Found:
+def _count_lost_phases(both: Beside) -> Found:
     """Phases of the baseline that were not run."""
     known = {phase.name for phase in both.report.phases}
     lost = [phase.name for phase in both.baseline.phases if phase.name not in known]
     return Found(len(lost), "the same" if not lost else f"{listing(lost)} only in the baseline")
 
 
-def count_nodes_left(both: Beside) -> Found | None:
+def _count_nodes_left(both: Beside) -> Found | None:
     """Nodes that moved to a provider that is preferred less; None when two are wanted."""
     if not both.same_wanted:
         return None
@@ -82,7 +82,7 @@ def count_nodes_left(both: Beside) -> Found | None:
         return Found(0, "none left its provider for one that is preferred less")
     told = []
     for name, changes in left.items():
-        named = per_node(
+        named = _per_node(
             (change.phase, change.node, f"to {provider(change.after)}{f': {change.reason}' if change.reason else ''}")
             for change in changes
         )
@@ -90,14 +90,14 @@ def count_nodes_left(both: Beside) -> Found | None:
     return Found(len({change.node for changes in left.values() for change in changes}), "; ".join(told))
 
 
-def count_new_reasons(both: Beside) -> Found:
+def _count_new_reasons(both: Beside) -> Found:
     """Nodes off a preferred provider that were on it or on a better one, or were not there. Another reason for a node
     is no worse.
     """
     added = [change for change in both.diff.reasons if change.change == "new"]
     if not added:
         return Found(0, "no new one")
-    named = per_node(
+    named = _per_node(
         (change.phase, change.node, f"{f'not on {provider(change.skipped)}: ' if change.skipped else ''}{change.after}")
         for change in added
     )
@@ -105,7 +105,7 @@ def count_new_reasons(both: Beside) -> Found:
     return Found(nodes, f"{plural(nodes, 'node')} with a new reason: {name_some(named)}")
 
 
-def per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
+def _per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
     """Phase, node and what is said of it -> one text for each node, `node (prefill and decode: what)`."""
     alike: dict[tuple[str, str], list[str]] = {}
     for phase, node, said in found:
@@ -113,7 +113,7 @@ def per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
     return [f"{node} ({listing(phases)}: {said})" for (node, said), phases in alike.items()]
 
 
-def count_more_copies(both: Beside) -> Found:
+def _count_more_copies(both: Beside) -> Found:
     """How many copies more, in the phase where they are most."""
     more: dict[tuple[str, str], list[str]] = {}
     same, grown = [], 0.0
@@ -125,19 +125,19 @@ def count_more_copies(both: Beside) -> Found:
             same.append(f"{now or 0:,.0f} in {figure.phase}")
             continue
         changes = [entry for entry in both.diff.copies if entry.phase == figure.phase and entry.change == "new"]
-        said = f"{was:,.0f} in the baseline: {name_some(list(map(say_copy, changes)))}"
+        said = f"{was:,.0f} in the baseline: {name_some(list(map(_say_copy, changes)))}"
         more.setdefault((f"{now:,.0f}", said), []).append(figure.phase)
         grown = max(grown, now - was)
     told = [f"{now} in {listing(phases)}, {rest}" for (now, rest), phases in more.items()]
     return Found(grown, "; ".join(told or same))
 
 
-def say_copy(change: CopyChange) -> str:
+def _say_copy(change: CopyChange) -> str:
     """A new copy."""
     return f"{change.what} ({change.direction.replace('_', ' ')})"
 
 
-def count_more_copy_bytes(both: Beside) -> Found:
+def _count_more_copy_bytes(both: Beside) -> Found:
     """How many bytes more in one run, in the phase where they are most.
 
     Per run, not per token: runs with another number of tokens have no figure here, for they cannot be compared.
@@ -165,7 +165,7 @@ def lost_cache(both: Beside) -> Found | None:
     return Found(None if now.value is None else 1 - now.value, now.held, now.broken)
 
 
-def measure_slowdown(both: Beside) -> Found:
+def _measure_slowdown(both: Beside) -> Found:
     """How much more time a token takes, as a part of what it took: 0.1 is 10 % more."""
     was, now = (repeated_phase(entry.phases).tokens_per_second for entry in (both.baseline, both.report))
     if not was or not now:
@@ -177,11 +177,11 @@ def measure_slowdown(both: Beside) -> Found:
 
 COMPARED: dict[str, Callable[[Beside], Found | None]] = {
     "wanted_other": wanted_other,
-    "lost_phases": count_lost_phases,
-    "nodes_left": count_nodes_left,
-    "new_reasons": count_new_reasons,
-    "more_copies": count_more_copies,
-    "more_copy_bytes": count_more_copy_bytes,
+    "lost_phases": _count_lost_phases,
+    "nodes_left": _count_nodes_left,
+    "new_reasons": _count_new_reasons,
+    "more_copies": _count_more_copies,
+    "more_copy_bytes": _count_more_copy_bytes,
     "lost_cache": lost_cache,
-    "slowdown": measure_slowdown,
+    "slowdown": _measure_slowdown,
 }

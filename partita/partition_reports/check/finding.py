@@ -53,12 +53,12 @@ def find(requirement: Requirement, report: Report, beside: Beside | None = None)
     sentence, and it does not hold. Empty when there is nothing to be said of a baseline.
     """
     whole = [measure for measure in requirement.measures if measure.field in STATED or measure.field in LOST]
-    found = [told for measure in whole if (told := weigh_whole(measure, report, beside)) is not None]
+    found = [told for measure in whole if (told := _weigh_whole(measure, report, beside)) is not None]
     parts = [measure for measure in requirement.measures if measure not in whole]
-    return [*found, *(find_in_phases(requirement, parts, report) if parts else ())]
+    return [*found, *(_find_in_phases(requirement, parts, report) if parts else ())]
 
 
-def weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tuple[bool, str] | None:
+def _weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tuple[bool, str] | None:
     """One measure of the whole report; None when it does not apply. Raises UsageError for the want of a baseline."""
     if measure.field in STATED:
         found: Found | None = MEASURES[measure.field](report)
@@ -66,10 +66,10 @@ def weigh_whole(measure: Measure, report: Report, beside: Beside | None) -> tupl
         raise UsageError(f"{measure.field} needs {spelled('baseline')}: {LOST[measure.field]}")
     else:
         found = COMPARED[measure.field](beside)
-    return None if found is None else decide(found, measure)
+    return None if found is None else _decide(found, measure)
 
 
-def decide(found: Found, measure: Measure) -> tuple[bool, str]:
+def _decide(found: Found, measure: Measure) -> tuple[bool, str]:
     """Whether it holds for all that the figure may be, and what is said."""
     holds = COMPARE[measure.sign]
     if found.value is None or not holds(found.value, measure.value):
@@ -79,7 +79,7 @@ def decide(found: Found, measure: Measure) -> tuple[bool, str]:
     return True, found.held
 
 
-def find_in_phases(requirement: Requirement, measures: Sequence[Measure], report: Report) -> list[tuple[bool, str]]:
+def _find_in_phases(requirement: Requirement, measures: Sequence[Measure], report: Report) -> list[tuple[bool, str]]:
     """The same for measures of selected nodes, and of phases."""
     phases = [phase for phase in report.phases if is_known(phase) and about(phase, requirement.selectors)]
     if not phases:
@@ -87,7 +87,7 @@ def find_in_phases(requirement: Requirement, measures: Sequence[Measure], report
     alike: dict[Finding, list[str]] = {}
     for measure in measures:
         for phase in phases:
-            alike.setdefault(weigh(requirement, measure, phase, report), []).append(phase.name)
+            alike.setdefault(_weigh(requirement, measure, phase, report), []).append(phase.name)
     return [(found.holds, f"{found.figure} in {listing(names)}{found.more}") for found, names in alike.items()]
 
 
@@ -96,10 +96,10 @@ def about(phase: Phase, selectors: Iterable[Selector]) -> bool:
     return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
 
 
-def weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> Finding:
+def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Report) -> Finding:
     """One measure in one phase."""
     chosen = Chosen.of(requirement, phase, report)
-    value = chosen.measure(measure.field) if measure.field in COUNTED else measure_phase(measure.field, phase)
+    value = chosen.measure(measure.field) if measure.field in COUNTED else _measure_phase(measure.field, phase)
     if value is None and phase.folded is not None and measure.field in COUNTED:
         return Finding(True, f"{measure.field} not asked, for no node is left to run")
     if value is None:
@@ -116,7 +116,7 @@ def say(measure: Measure, value: float) -> str:
     return f"{value:.4g}" if measure.field.endswith("share") else decimals(value)
 
 
-def measure_phase(field: str, phase: Phase) -> float | None:
+def _measure_phase(field: str, phase: Phase) -> float | None:
     """A figure of a whole phase."""
     if field == "copies" and phase.bodies is not None:
         inside = phase.bodies.copies
@@ -148,8 +148,8 @@ class Chosen:
         reasons = {entry.node: entry.codes for entry in report.fallbacks if entry.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
-        base = tuple(node for node in phase.nodes if all(fits(node, entry, reasons) for entry in kinds))
-        return cls(base, tuple(node for node in base if all(fits(node, entry, reasons) for entry in places)), reasons)
+        base = tuple(node for node in phase.nodes if all(_fits(node, entry, reasons) for entry in kinds))
+        return cls(base, tuple(node for node in base if all(_fits(node, entry, reasons) for entry in places)), reasons)
 
     def measure(self, field: str) -> float | None:
         """A figure of the chosen nodes; None when it is not known, or there is nothing to take a part of."""
@@ -190,7 +190,7 @@ def weight(nodes: Iterable[NodePlacement]) -> int:
     return sum(len(stands_for(node)) for node in nodes if node.replaces or "model_file" in node.sources)
 
 
-def fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, tuple[str, ...]]) -> bool:
+def _fits(node: NodePlacement, selector: Selector, reasons: Mapping[str, tuple[str, ...]]) -> bool:
     """The node is meant. What is not known is neither equal nor unequal to anything."""
     if selector.field == "reason":
         return (selector.value in reasons.get(node.name, ())) == selector.equal

@@ -80,7 +80,7 @@ class GateResult(Record):
     outcomes: tuple[Outcome, ...]
 
 
-def kept_up(asked: Sequence[Requirement]) -> tuple[Requirement, ...]:
+def _kept_up(asked: Sequence[Requirement]) -> tuple[Requirement, ...]:
     """What a baseline asks for, without that for which there is a requirement."""
     own = {measure.field for requirement in asked for measure in requirement.measures}
     return tuple(
@@ -98,7 +98,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     if any(is_known(phase) for phase in report.phases):
         beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
-        asked = asked if baseline is None else (*asked, *kept_up(asked))
+        asked = asked if baseline is None else (*asked, *_kept_up(asked))
         outcomes += [outcome for requirement in asked for outcome in held(requirement, report, beside)]
     return GateResult(
         report=name,

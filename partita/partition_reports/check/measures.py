@@ -39,7 +39,7 @@ def cpu_nodes(phase: Phase) -> list[str]:
     return [f"{name} ({op_type})" if op_type else name for name, op_type in (*main, *inside)]
 
 
-def count_cpu_nodes(report: Report) -> Found:
+def _count_cpu_nodes(report: Report) -> Found:
     """Of the phase that has most of them."""
     counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
     phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
@@ -53,7 +53,7 @@ def count_cpu_nodes(report: Report) -> Found:
     )
 
 
-def count_memcpy_nodes(report: Report) -> Found:
+def _count_memcpy_nodes(report: Report) -> Found:
     """Of the phase that is run for every token, those in control-flow subgraphs included."""
     phase = main_phase(report)
     assert phase is not None
@@ -70,7 +70,7 @@ def count_memcpy_nodes(report: Report) -> Found:
     )
 
 
-def count_copy_bytes(report: Report) -> Found:
+def _count_copy_bytes(report: Report) -> Found:
     """Of one run of the phase that is run for every token. A copy of unknown size may be of any size."""
     phase = main_phase(report)
     assert phase is not None
@@ -90,7 +90,7 @@ def count_copy_bytes(report: Report) -> Found:
     )
 
 
-def count_unexplained(report: Report) -> Found:
+def _count_unexplained(report: Report) -> Found:
     """Nodes for which no reason was found why some preferred provider does not have them, in the phase with most."""
     per_phase: dict[str, list[str]] = {}
     for entry in report.fallbacks:
@@ -115,7 +115,7 @@ def is_cache_in_place(report: Report) -> Found:
     return Found(value=float(held), held=f"{describe_cache(cache)}{f': {name_some(moved)}' if moved else ''}")
 
 
-def measure_speed(report: Report) -> Found:
+def _measure_speed(report: Report) -> Found:
     """Tokens per second of the phase that is run for every token."""
     phase = repeated_phase(report.phases)
     if phase.tokens_per_second is None:
@@ -130,10 +130,10 @@ def repeated_phase(phases: Sequence[Phase]) -> Phase:
 
 
 MEASURES: dict[str, Callable[[Report], Found]] = {
-    "cpu_nodes": count_cpu_nodes,
-    "memcpy_nodes": count_memcpy_nodes,
-    "copy_bytes": count_copy_bytes,
-    "unexplained": count_unexplained,
+    "cpu_nodes": _count_cpu_nodes,
+    "memcpy_nodes": _count_memcpy_nodes,
+    "copy_bytes": _count_copy_bytes,
+    "unexplained": _count_unexplained,
     "cache_in_place": is_cache_in_place,
-    "decode_tokens_per_second": measure_speed,
+    "decode_tokens_per_second": _measure_speed,
 }

@@ -121,16 +121,16 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
             )
         field, sign, value = found.groups()
         if field in SELECTORS:
-            selectors.append(parse_selector(text, field, sign, value, words))
+            selectors.append(_parse_selector(text, field, sign, value, words))
         elif field in FIELDS:
-            measures.append(Measure(field, sign, parse_number(text, field, value)))
+            measures.append(Measure(field, sign, _parse_number(text, field, value)))
         else:
             raise UsageError(f"{spelled('requirements', text)}: {unknown(field, FIELDS, 'field')}")
-    check_sense(text, selectors, measures)
+    _check_sense(text, selectors, measures)
     return Requirement(spelled("requirements", text), text, tuple(selectors), tuple(measures))
 
 
-def parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
+def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabulary) -> Selector:
     """A condition on nodes."""
     if sign not in ("=", "==", "!="):
         raise UsageError(f"{spelled('requirements', text)}: {field} takes = or !=, not {sign}")
@@ -143,7 +143,7 @@ def parse_selector(text: str, field: str, sign: str, value: str, words: Vocabula
     return Selector(field, sign != "!=", words.provider(value) if field == "provider" else value)
 
 
-def parse_number(text: str, field: str, value: str) -> float:
+def _parse_number(text: str, field: str, value: str) -> float:
     """A finite number; one with % is a hundredth."""
     try:
         number = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
@@ -156,7 +156,7 @@ def parse_number(text: str, field: str, value: str) -> float:
     return number
 
 
-def check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Measure]) -> None:
+def _check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Measure]) -> None:
     """Raise UsageError when the conditions together say nothing."""
     if not measures:
         every = ", ".join((*COUNTED, *MEASURED, *STATED, *LOST))

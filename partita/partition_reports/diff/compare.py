@@ -18,7 +18,7 @@ RELATED = 0.5
 
 def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B")) -> ReportDiff:
     """Everything that is different in `after`. `names`: what to call the two reports."""
-    phases = list(common_phases(before, after))
+    phases = list(_common_phases(before, after))
     moved = tuple(change for both in phases for change in both.moved())
     came = tuple(both.placed(unit, "came") for both in phases for unit in both.pairs.came)
     gone = tuple(both.placed(unit, "gone") for both in phases for unit in both.pairs.gone)
@@ -26,10 +26,10 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
     copies = tuple(change for both in phases for change in both.copies())
     diff = ReportDiff(
         headline="",
-        before=side(before, names[0]),
-        after=side(after, names[1]),
-        unrelated=why_unrelated(before, after, phases, names),
-        same=not (moved or came or gone or reasons or copies) and same_phases(before, after),
+        before=_side(before, names[0]),
+        after=_side(after, names[1]),
+        unrelated=_why_unrelated(before, after, phases, names),
+        same=not (moved or came or gone or reasons or copies) and _same_phases(before, after),
         changes=changes_around(before, after),
         moved=moved,
         came=came,
@@ -44,7 +44,7 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
     return diff.model_copy(update={"headline": headline(diff)})
 
 
-def side(report: Report, name: str) -> Side:
+def _side(report: Report, name: str) -> Side:
     """One report in a few words."""
     package, model = report.package, report.model
     what = package.name if package is not None else model.file if model is not None else "unknown"
@@ -58,12 +58,12 @@ def side(report: Report, name: str) -> Side:
     )
 
 
-def same_phases(before: Report, after: Report) -> bool:
+def _same_phases(before: Report, after: Report) -> bool:
     """Both ran the same phases."""
     return [phase.name for phase in before.phases] == [phase.name for phase in after.phases]
 
 
-def why_unrelated(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
+def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
     """Why a comparison of the two would tell nothing; empty when it tells something."""
     for name, report in zip(names, (before, after), strict=True):
         if not any(map(is_known, report.phases)):
@@ -73,20 +73,20 @@ def why_unrelated(before: Report, after: Report, phases: list[BothPhases], names
         return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
     best = max(phases, key=lambda both: both.alike)
     largest = max(len(best.units_before), len(best.units_after))
-    if best.alike >= RELATED or not largest or same_file(before, after):
+    if best.alike >= RELATED or not largest or _same_file(before, after):
         return ""
     share = f"{best.pairs.by_name} of {largest} nodes in {best.name}"
     return f"only {share} have a name that both reports have, so they are not of one model"
 
 
-def same_file(before: Report, after: Report) -> bool:
+def _same_file(before: Report, after: Report) -> bool:
     """Both ran the very same package or ONNX file."""
     if before.package is not None and after.package is not None:
         return before.package.manifest_sha256 == after.package.manifest_sha256
     return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
 
 
-def common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
+def _common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
     """Phases that both have."""
     later = {phase.name: phase for phase in after.phases}
     for phase in before.phases:

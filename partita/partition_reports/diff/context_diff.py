@@ -64,7 +64,7 @@ def state(report: Report) -> Iterator[tuple[tuple[str, str], str]]:
         ("model", model(report)),
         ("request", request(report)),
         ("chain", chain(report)),
-        ("cache", {"cache": cache_state(report)} if report.cache is not None else {}),
+        ("cache", {"cache": _cache_state(report)} if report.cache is not None else {}),
         ("dry_run", dry_run(report)),
         ("checks", outcome(report)),
     ):
@@ -142,7 +142,7 @@ def chain(report: Report) -> Mapping[str, object]:
     return {entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain}
 
 
-def cache_state(report: Report) -> str:
+def _cache_state(report: Report) -> str:
     """Where the cache is and whether it stayed there."""
     cache = report.cache
     if cache is None:

@@ -41,30 +41,30 @@ def headline(diff: ReportDiff) -> str:
 
 def placement(diff: ReportDiff) -> Iterator[str]:
     """What is different about nodes, reasons and copies."""
-    yield from movements(diff.moved)
+    yield from _movements(diff.moved)
     if not diff.moved:
         yield "no node moved"
     for verb, nodes in (("added", diff.came), ("removed", diff.gone)):
-        for count, phases in by_count(nodes):
+        for count, phases in _by_count(nodes):
             yield f"{plural(count, 'node')} {verb} in {phases}"
     others = [change for change in diff.reasons if not change.moved]
     for change, noun in (("new", "new reason"), ("changed", "changed reason"), ("gone", "reason")):
-        for count, phases in by_count(entry for entry in others if entry.change == change):
+        for count, phases in _by_count(entry for entry in others if entry.change == change):
             yield f"{plural(count, noun)}{' gone' if change == 'gone' else ''} in {phases}"
     yield from copies(diff)
 
 
-def movements(moved: Iterable[NodeChange]) -> Iterator[str]:
+def _movements(moved: Iterable[NodeChange]) -> Iterator[str]:
     """Moved nodes per way, most first; phases with the same nodes share a part."""
     ways: dict[tuple[str, str], list[NodeChange]] = {}
     for change in moved:
         ways.setdefault((provider(change.before), provider(change.after)), []).append(change)
     for (before, after), changes in sorted(ways.items(), key=lambda way: -len(way[1])):
-        for count, phases in by_count(changes):
+        for count, phases in _by_count(changes):
             yield f"{plural(count, 'node')} moved from {before} to {after} in {phases}"
 
 
-def by_count(changes: Iterable[NodeChange | ReasonChange]) -> Iterator[tuple[int, str]]:
+def _by_count(changes: Iterable[NodeChange | ReasonChange]) -> Iterator[tuple[int, str]]:
     """How many nodes, in which phases: phases with the same nodes together."""
     nodes: dict[str, list[str]] = {}
     for change in changes:
@@ -85,7 +85,7 @@ def copies(diff: ReportDiff) -> Iterator[str]:
     phase = "decode" if "decode" in phases else phases[-1]
     count = figures[phase, "copies"]
     size = figures.get((phase, "copy_bytes_per_token")) or figures.get((phase, "copy_bytes_per_run"))
-    moved = say_bytes(size, figures.get((phase, "copy_bytes_per_run")))
+    moved = _say_bytes(size, figures.get((phase, "copy_bytes_per_run")))
     more = int((count.after or 0) - (count.before or 0))
     told = [change for change in diff.copies if change.phase == phase]
     if more:
@@ -98,7 +98,7 @@ def copies(diff: ReportDiff) -> Iterator[str]:
         yield f"{plural(len(diff.copies), 'change')} among the copies of {listing(phases)}"
 
 
-def say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
+def _say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
     """` (+1.2 MiB per token)`; per run where there are no tokens, empty where nothing is known."""
     for figure, unit in ((per_token, "token"), (per_run, "run")):
         if figure is not None and figure.before is not None and figure.after is not None:

@@ -71,8 +71,8 @@ def pair_units(before: Sequence[Unit], after: Sequence[Unit]) -> Pairs:
     known = {unit.key for unit, _ in both}
     gone = [unit for unit in before if unit.key not in known]
     came = [unit for unit in after if unit.key not in known]
-    renamed = pair_leftovers(gone, came, numberless)
-    added = pair_leftovers(gone, came, kind_of_added)
+    renamed = _pair_leftovers(gone, came, _numberless)
+    added = _pair_leftovers(gone, came, _kind_of_added)
     taken = {id(unit) for pair in (*renamed, *added) for unit in pair}
     return Pairs(
         (*both, *renamed, *added),
@@ -82,26 +82,26 @@ def pair_units(before: Sequence[Unit], after: Sequence[Unit]) -> Pairs:
     )
 
 
-def numberless(unit: Unit) -> Hashable:
+def _numberless(unit: Unit) -> Hashable:
     """What is left of a file node's name without the exporter's number at its end; None for what was added."""
     return None if unit.added else COUNTER.sub("", unit.name)
 
 
-def kind_of_added(unit: Unit) -> Hashable:
+def _kind_of_added(unit: Unit) -> Hashable:
     """Operator and shape of the name of what ONNX Runtime added; None for a node of the file."""
     return (unit.node.op_type, DIGITS.sub("#", unit.name)) if unit.added else None
 
 
-def pair_leftovers(
+def _pair_leftovers(
     before: Sequence[Thing], after: Sequence[Thing], role: Callable[[Thing], Hashable]
 ) -> list[tuple[Thing, Thing]]:
     """Pairs of the same role in order, for roles that both sides have equally often. A role of None has no pair."""
-    ours, theirs = by_role(before, role), by_role(after, role)
+    ours, theirs = _by_role(before, role), _by_role(after, role)
     alike = [key for key in ours if len(ours[key]) == len(theirs.get(key, ()))]
     return [pair for key in alike for pair in zip(ours[key], theirs[key], strict=True)]
 
 
-def by_role(things: Iterable[Thing], role: Callable[[Thing], Hashable]) -> dict[Hashable, list[Thing]]:
+def _by_role(things: Iterable[Thing], role: Callable[[Thing], Hashable]) -> dict[Hashable, list[Thing]]:
     """Things in groups."""
     groups: dict[Hashable, list[Thing]] = {}
     for thing in things:
@@ -124,13 +124,13 @@ def pair_copies(before: Phase, after: Phase) -> CopyPairs:
     """Match copies at the border by name; Memcpy nodes by tensor, then cause, then bytes, never by their own name."""
     gone, came = list(before.copies), list(after.copies)
     roles: tuple[tuple[Callable[[Copy], Hashable], Callable[[Copy], Hashable]], ...] = (
-        (tensor_role, tensor_role),
-        (cause_role(before), cause_role(after)),
-        (size_role, size_role),
+        (_tensor_role, _tensor_role),
+        (_cause_role(before), _cause_role(after)),
+        (_size_role, _size_role),
     )
     both: list[tuple[Copy, Copy]] = []
     for ours, theirs in roles:
-        groups, others = by_role(gone, ours), by_role(came, theirs)
+        groups, others = _by_role(gone, ours), _by_role(came, theirs)
         # Fewer on one side is fine here: of three copies of one tensor, two may have stayed.
         pairs = [pair for key in groups for pair in zip(groups[key], others.get(key, ()), strict=False)]
         both += pairs
@@ -140,14 +140,14 @@ def pair_copies(before: Phase, after: Phase) -> CopyPairs:
     return CopyPairs(tuple(both), tuple(gone), tuple(came))
 
 
-def tensor_role(copy: Copy) -> Hashable:
+def _tensor_role(copy: Copy) -> Hashable:
     """What a copy moves, and which way."""
     if copy.kind != "memcpy_node":
         return (copy.kind, copy.name)
     return None if copy.tensor is None else (copy.direction, copy.tensor)
 
 
-def cause_role(phase: Phase) -> Callable[[Copy], Hashable]:
+def _cause_role(phase: Phase) -> Callable[[Copy], Hashable]:
     """For whom a Memcpy node copies: nodes of the file, whatever they are called in the plan."""
     behind = {node.name: stands_for(node) for node in phase.nodes}
 
@@ -158,7 +158,7 @@ def cause_role(phase: Phase) -> Callable[[Copy], Hashable]:
     return role
 
 
-def size_role(copy: Copy) -> Hashable:
+def _size_role(copy: Copy) -> Hashable:
     """The last resort: nothing is known of what it copies but how much."""
     unnamed = copy.kind == "memcpy_node" and not copy.tensor and not copy.caused_by
     return (copy.direction, copy.bytes_per_run) if unnamed else None

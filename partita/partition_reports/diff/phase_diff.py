@@ -61,12 +61,12 @@ class BothPhases:
     @cached_property
     def reasons_before(self) -> dict[str, Fallback]:
         """Node of the file -> why it was not on the providers preferred to its own."""
-        return reasons_by_node(self.report_before, self.before)
+        return _reasons_by_node(self.report_before, self.before)
 
     @cached_property
     def reasons_after(self) -> dict[str, Fallback]:
         """Node of the file -> why it is not on the providers preferred to its own."""
-        return reasons_by_node(self.report_after, self.after)
+        return _reasons_by_node(self.report_after, self.after)
 
     @property
     def alike(self) -> float:
@@ -166,13 +166,13 @@ class BothPhases:
         moved = {now.key for was, now in self.pairs.both if was.node.provider != now.node.provider}
         for key in dict.fromkeys((*before, *self.reasons_after)):
             was, now = before.get(key), self.reasons_after.get(key)
-            ours, theirs = skipped_by(self.report_before, was), skipped_by(self.report_after, now)
+            ours, theirs = _skipped_by(self.report_before, was), _skipped_by(self.report_after, now)
             for first, second in self.compared:
                 if first not in ours and second not in theirs:
                     continue
                 reasons = (ours.get(first), theirs.get(second))
                 change = "new" if first not in ours else "gone" if second not in theirs else "changed"
-                if change != "changed" or differ(*reasons):
+                if change != "changed" or _differ(*reasons):
                     shown = now or was
                     assert shown is not None
                     yield self.reason_change(key, shown, change, second, reasons, moved=key in moved)
@@ -248,7 +248,7 @@ class BothPhases:
             if name == "copy_bytes_per_run" and self.tokens_differ:
                 continue
             yield self.figure(name, value, theirs[name], "counted")
-        ours, theirs = timed(self.before), timed(self.after)
+        ours, theirs = _timed(self.before), _timed(self.after)
         for name, value in ours.items():
             if value is not None or theirs[name] is not None:
                 yield self.figure(name, value, theirs[name], self.spread(name))
@@ -271,7 +271,7 @@ class BothPhases:
         return "within" if within else "beyond"
 
 
-def skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:
+def _skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | None]:
     """Providers of the chain that were preferred to the one a node is on -> why it is not there; None in a report that
     was written when only the first was explained.
     """
@@ -281,12 +281,12 @@ def skipped_by(report: Report, entry: Fallback | None) -> dict[str, Skipped | No
     return {name: entry.about(name) for name in (entry.wanted, *passed)}
 
 
-def differ(was: Skipped | None, now: Skipped | None) -> bool:
+def _differ(was: Skipped | None, now: Skipped | None) -> bool:
     """Whether two reasons are known and are not the same."""
     return was is not None and now is not None and was.reason != now.reason
 
 
-def reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
+def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
     """Key of a unit -> why it is off the preferred provider; a node that is in no plan is known by its name.
 
     A Memcpy node on the second provider of three has a reason, too, but no name that lasts: it is a copy.
@@ -311,7 +311,7 @@ def counted(phase: Phase) -> dict[str, float | None]:
     }
 
 
-def timed(phase: Phase) -> dict[str, float | None]:
+def _timed(phase: Phase) -> dict[str, float | None]:
     """Figures that are measured, and noisy."""
     return {
         "host_wait_us_per_token": phase.cost.host_wait_us_per_token if phase.cost else None,

@@ -115,17 +115,17 @@ class Matches(Record):
 def find(report: Report, query: str) -> Explanation | Matches:
     """The one node that `query` names, in full or by a part that only it has; else what it may have meant."""
     known = list(dict.fromkeys(names(report)))
-    fitting = fits(known, query)
+    fitting = _fits(known, query)
     if len(fitting) == 1:
         return explain(report, fitting[0])
     return Matches(
         query=query,
         matches=tuple(matches(report, fitting)),
-        suggestions=() if fitting else tuple(near(known, query)),
+        suggestions=() if fitting else tuple(_near(known, query)),
     )
 
 
-def fits(known: list[str], query: str) -> list[str]:
+def _fits(known: list[str], query: str) -> list[str]:
     """Names that are `query`; else those it is a part of; else those it is a part of in other letters.
 
     A name with control characters fits as it is shown, too: nobody can type them.
@@ -145,7 +145,7 @@ def fits(known: list[str], query: str) -> list[str]:
     return []
 
 
-def near(known: list[str], query: str) -> list[str]:
+def _near(known: list[str], query: str) -> list[str]:
     """Names that look alike, as a whole or else in their last part."""
     whole = difflib.get_close_matches(query, known, NEAR, 0.8)
     if whole:
@@ -166,10 +166,10 @@ def names(report: Report) -> Iterator[str]:
     yield from (entry.node for entry in report.fallbacks)
     yield from (name for part in report.rejected for name in part.nodes)
     yield from (entry.node for entry in report.disagreements)
-    yield from (entry.node for entry in blocking(report))
+    yield from (entry.node for entry in _blocking(report))
 
 
-def blocking(report: Report) -> Iterator[BlockingNode]:
+def _blocking(report: Report) -> Iterator[BlockingNode]:
     """Nodes that stand in the way of a captured graph."""
     for verdict in (report.dry_run.graph_capture or ()) if report.dry_run is not None else ():
         yield from verdict.blocking
@@ -199,7 +199,7 @@ def matches(report: Report, fitting: list[str]) -> Iterator[Match]:
 
 def explain(report: Report, name: str) -> Explanation:
     """Everything about the node called `name`."""
-    places = tuple(place for phase in report.phases for place in places_in(report, phase, name))
+    places = tuple(place for phase in report.phases for place in _places_in(report, phase, name))
     runs_in = {place.node for place in places} | {name}
     # A reason for the phase that only the stand-in of another phase has is none of this node's.
     fallbacks = tuple(
@@ -220,7 +220,7 @@ def explain(report: Report, name: str) -> Explanation:
         places=places,
         fallbacks=fallbacks,
         rejected=tuple(part for part in report.rejected if runs_in & set(part.nodes)),
-        graph_capture=tuple(dict.fromkeys(entry for entry in blocking(report) if entry.node in runs_in)),
+        graph_capture=tuple(dict.fromkeys(entry for entry in _blocking(report) if entry.node in runs_in)),
         disagreements=tuple(entry for entry in report.disagreements if entry.node in runs_in),
         notes=tuple(notes(report, runs_in)),
     )
@@ -235,26 +235,26 @@ def notes(report: Report, runs_in: set[str]) -> Iterator[str]:
         yield f"a dry run as {report.dry_run.device_name}: there are no times"
 
 
-def places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
+def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     """The node in one phase: in the plan, or what stands for it, or where else it is named."""
     there = [(at, node) for at, node in enumerate(phase.nodes) if node.name == name or name in node.replaces]
     if there:
-        yield from (in_plan(report, phase, node, position, name) for position, node in there)
+        yield from (_in_plan(report, phase, node, position, name) for position, node in there)
         return
     for copy in phase.copies:
         if copy.name == name:
-            yield outside(phase, name, "border", copy=copy)
+            yield _outside(phase, name, "border", copy=copy)
             return
     for inner in phase.bodies.on_cpu if phase.bodies else ():
         if inner.name == name:
-            yield outside(phase, name, "body", op_type=inner.op_type, provider=CPU)
+            yield _outside(phase, name, "body", op_type=inner.op_type, provider=CPU)
             return
     listed = [entry for entry in report.fallbacks if entry.phase == phase.name and entry.node == name]
     if listed:
-        yield outside(phase, name, "listed", op_type=listed[0].op_type, provider=listed[0].provider)
+        yield _outside(phase, name, "listed", op_type=listed[0].op_type, provider=listed[0].provider)
 
 
-def outside(
+def _outside(
     phase: Phase,
     name: str,
     role: Role,
@@ -288,7 +288,7 @@ def outside(
     )
 
 
-def in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
+def _in_plan(report: Report, phase: Phase, node: NodePlacement, position: int, name: str) -> Place:
     """The place of a node of the plan, which is the node that was asked for or stands for it."""
     made = next((copy for copy in phase.copies if copy.kind == "memcpy_node" and copy.name == node.name), None)
     caused = tuple(copy for copy in phase.copies if node.name in copy.caused_by)

@@ -36,39 +36,39 @@ INDENT = 2
 def show_section(page: Page, section: Section) -> None:
     """A section under its title."""
     page.heading(f"{section.title}: {section.about}" if section.about else section.title)
-    show_blocks(page, section.blocks, INDENT)
+    _show_blocks(page, section.blocks, INDENT)
 
 
-def show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
+def _show_blocks(page: Page, blocks: Sequence[Block], indent: int) -> None:
     """Blocks below each other, as far as a terminal shows them."""
     shown = shown_blocks(blocks, "; explain and html show them")
     for number, block in enumerate(shown):
         apart = number > 0 and (
             isinstance(block, Table) or isinstance(shown[number - 1], Table) and not isinstance(block, Line)
         )
-        show_block(page, block, indent, apart=apart)
+        _show_block(page, block, indent, apart=apart)
 
 
-def show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
+def _show_block(page: Page, block: Block, indent: int, *, apart: bool) -> None:
     """One block. `apart`: after an empty line."""
     if apart:
         page.blank()
     if isinstance(block, Line):
-        show_line(page, block, indent)
+        _show_line(page, block, indent)
     elif isinstance(block, Command):
         show_command(page, block, indent)
     elif isinstance(block, Pairs):
         rows = [(name if n == 0 else "", value) for name, values in block.rows for n, value in enumerate(values)]
         page.pairs(rows)
     elif isinstance(block, Table):
-        show_table(page, block)
+        _show_table(page, block)
     elif isinstance(block, Group):
         if block.title:
             page.line(block.title, indent=indent, hang=INDENT, style=BOLD)
-        show_blocks(page, block.blocks, indent + INDENT if block.title else indent)
+        _show_blocks(page, block.blocks, indent + INDENT if block.title else indent)
 
 
-def show_line(page: Page, line: Line, indent: int) -> None:
+def _show_line(page: Page, line: Line, indent: int) -> None:
     """A sentence, with its label in front."""
     text = text_of(line.text)
     page.line(text, indent=indent, hang=INDENT if line.label else 0, label=line.label, style=TONES[line.tone])
@@ -82,7 +82,7 @@ def show_command(page: Page, command: Command, indent: int) -> None:
         page.line(command.does, indent=indent + INDENT, style=DIM)
 
 
-def show_table(page: Page, table: Table) -> None:
+def _show_table(page: Page, table: Table) -> None:
     """The first rows of a table, and what the others come to."""
     rows, rest = shown_rows(table)
     if not table.obvious:

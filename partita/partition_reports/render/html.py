@@ -25,7 +25,7 @@ POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-u
 def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
     """A page from the `template` of a folder of views, which is given as a package."""
     style, script = read_part("page.css"), read_part("page.js")
-    policy = POLICY.format(style=digest(style), script=digest(script))
+    policy = POLICY.format(style=_digest(style), script=_digest(script))
     shared = {"style": Markup(style), "script": Markup(script), "policy": policy}
     source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
     return environment({template: source}).get_template(template).render(**shared, **contents)
@@ -42,11 +42,11 @@ def environment(own: Mapping[str, str]) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.globals.update(shape_of=table_shape.shape_of, kind_of=kind_of)
+    made.globals.update(shape_of=table_shape.shape_of, kind_of=_kind_of)
     return made
 
 
-def kind_of(block: object) -> str:
+def _kind_of(block: object) -> str:
     """`table`, `line`, `command`, …: what the templates tell blocks apart by."""
     return type(block).__name__.lower()
 
@@ -63,6 +63,6 @@ def read_part(name: str) -> str:
     return PARTS.joinpath(name).read_text(encoding="utf-8")
 
 
-def digest(text: str) -> str:
+def _digest(text: str) -> str:
     """How a content security policy names a style or script that stands in the page."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

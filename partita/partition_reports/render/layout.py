@@ -48,22 +48,22 @@ def fold(text: str, width: int) -> list[str]:
             continue
         if line.strip():
             lines.append(line)
-        *whole, line = pieces(word, max(width, LEAST))
+        *whole, line = _pieces(word, max(width, LEAST))
         lines += whole
     return [each.replace(JOINT, " ").rstrip() for each in (*lines, line)]
 
 
-def pieces(word: str, width: int) -> list[str]:
+def _pieces(word: str, width: int) -> list[str]:
     """A word in parts of at most `width` cells."""
     parts = []
     while cell_len(word) > width:
-        end = cut(word, width)
+        end = _cut(word, width)
         parts.append(word[:end])
         word = word[end:]
     return [*parts, word]
 
 
-def cut(word: str, width: int) -> int:
+def _cut(word: str, width: int) -> int:
     """Where the first part ends of a word that is wider than `width`."""
     end = 1
     while end < len(word) and cell_len(word[: end + 1]) <= width:
@@ -71,13 +71,13 @@ def cut(word: str, width: int) -> int:
     for atom in (NUMBERS, NUMBER):
         inside = {at for found in atom.finditer(word) for at in range(found.start() + 1, found.end())}
         whole = [at for at in range(end, 0, -1) if at not in inside]
-        marked = next((at for at in whole if is_joint(word[at - 1], word[at])), 0)
+        marked = next((at for at in whole if _is_joint(word[at - 1], word[at])), 0)
         if marked > end // 3:
             return marked
     return whole[0] if whole else end
 
 
-def is_joint(before: str, after: str) -> bool:
+def _is_joint(before: str, after: str) -> bool:
     """Whether a long word is broken between these two rather than elsewhere."""
     return before in BREAK_AFTER or after in BREAK_BEFORE or (before.islower() and after.isupper())
 
@@ -119,12 +119,12 @@ def pairs(rows: Sequence[tuple[str, str]], width: int, *, indent: int = 2) -> li
             lines += paragraph(value, width, indent=indent + GAP)
         else:
             first, *rest = fold(value, room)
-            lines += [" " * indent + pad(name, names + GAP) + first]
+            lines += [" " * indent + _pad(name, names + GAP) + first]
             lines += [" " * (indent + names + GAP) + line for line in rest]
     return [line.rstrip() for line in lines]
 
 
-def pad(text: str, width: int, *, right: bool = False) -> str:
+def _pad(text: str, width: int, *, right: bool = False) -> str:
     """`text` with blanks around it to `width` cells."""
     space = " " * (width - cell_len(text))
     return space + text if right else text + space
@@ -139,28 +139,28 @@ def table(
     natural = [max(map(cell_len, (column.title, *(row[n] for row in rows)))) for n, column in enumerate(columns)]
     below = [n for n, column in enumerate(columns) if column.below and total(natural) > room]
     least = [
-        narrowest(column, [row[n] for row in rows], min(READABLE if n else READABLE_NAME, room // 2))
+        _narrowest(column, [row[n] for row in rows], min(READABLE if n else READABLE_NAME, room // 2))
         for n, column in enumerate(columns)
     ]
     parts = split([n for n in range(1, len(columns)) if n not in below], columns, least, room)
     if parts is None:
-        lines += stacked(columns, rows, room)
+        lines += _stacked(columns, rows, room)
     for number, part in enumerate(parts or ()):
         lines += [("row", "")] if number else []
         last = below if number == len(parts or ()) - 1 else []
-        lines += grid(columns, rows, part, last, least, room, rule)
+        lines += _grid(columns, rows, part, last, least, room, rule)
     return [(kind, (" " * indent + line).rstrip()) for kind, line in lines]
 
 
-def narrowest(column: Column, cells: Sequence[str], readable: int) -> int:
+def _narrowest(column: Column, cells: Sequence[str], readable: int) -> int:
     """The least width of a column: whole words of its heading, whole numbers, and `readable` cells of a text."""
-    words = [word for text in (column.title, *(cells if column.number else ())) for word in whole_words(text)]
+    words = [word for text in (column.title, *(cells if column.number else ())) for word in _whole_words(text)]
     numbers = [found[0] for cell in cells for found in NUMBERS.finditer(cell)]
     text = 0 if column.number else min(max(map(cell_len, cells), default=0), readable)
     return max(text, *map(cell_len, (*words, *numbers)), 0)
 
 
-def whole_words(text: str) -> list[str]:
+def _whole_words(text: str) -> list[str]:
     """What stands between spaces, a number with its unit together."""
     return UNIT.sub(JOINT, text).split(" ")
 
@@ -188,7 +188,7 @@ def total(widths: Sequence[int]) -> int:
     return sum(widths) + GAP * (len(widths) - 1)
 
 
-def grid(
+def _grid(
     columns: Sequence[Column],
     rows: Sequence[Sequence[str]],
     part: Sequence[int],
@@ -205,27 +205,27 @@ def grid(
         # The widest gives way, texts before numbers: a heading or a number of several words is folded last.
         can = [at for at, n in enumerate(part) if widths[at] > least[n]]
         widths[max([at for at in can if not chosen[at].number] or can, key=widths.__getitem__)] -= 1
-    for line in side_by_side(titles, chosen, widths):
+    for line in _side_by_side(titles, chosen, widths):
         yield "head", line
     yield "rule", rule * total(widths)
     for whole, row in zip(rows, cells, strict=True):
-        for line in side_by_side(row, chosen, widths):
+        for line in _side_by_side(row, chosen, widths):
             yield "row", line
         for n in below:
             for line in paragraph(f"{columns[n].title}: {whole[n]}", room, indent=GAP) if whole[n] else ():
                 yield "row", line
 
 
-def side_by_side(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> Iterator[str]:
+def _side_by_side(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> Iterator[str]:
     """The lines of one row."""
     folded = [fold(cell, width) for cell, width in zip(cells, widths, strict=True)]
     for number in range(max(map(len, folded))):
         texts = [lines[number] if number < len(lines) else "" for lines in folded]
         parts = zip(texts, columns, widths, strict=True)
-        yield (" " * GAP).join(pad(text, width, right=column.number) for text, column, width in parts)
+        yield (" " * GAP).join(_pad(text, width, right=column.number) for text, column, width in parts)
 
 
-def stacked(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> Iterator[tuple[Kind, str]]:
+def _stacked(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int) -> Iterator[tuple[Kind, str]]:
     """Every row as its name, and below it heading and value of each other cell."""
     for row in rows:
         for line in fold(row[0], room):

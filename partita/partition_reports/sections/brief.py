@@ -22,7 +22,7 @@ MOST_PLACEMENTS = 2
 def brief(report: Report) -> list[tuple[str, str]]:
     """Labels and sentences, most important first; the first has no label."""
     top = glance(report)
-    lines = [("", f"{top.name}: {top.state.headline}"), *where(report), *why(report), *what_to_do(top)]
+    lines = [("", f"{top.name}: {top.state.headline}"), *where(report), *why(report), *_what_to_do(top)]
     lines += [("copies", copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
         lines.append(("cache", say_cache(report.cache)))
@@ -53,12 +53,12 @@ def why(report: Report) -> Iterator[tuple[str, str]]:
     if missing:  # said above, once
         groups = [group for group in groups if group[1][0].wanted in active_of(report)]
     if groups:
-        told.append(say_reason(report, groups))
+        told.append(_say_reason(report, groups))
     if told:
         yield "fallbacks", "; ".join(told)
 
 
-def say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
+def _say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallback]]]) -> str:
     """The first of these reasons, with its nodes and their cost."""
     (reason, provider), entries = groups[0]
     last = entries[-1].phase
@@ -70,7 +70,7 @@ def say_reason(report: Report, groups: Sequence[tuple[GroupKey, Sequence[Fallbac
     return f"{nodes} on {short_provider(provider)}: {reason_title(reason)}{cost}{others}"
 
 
-def what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
+def _what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
     """A command, or the remedy where there is none."""
     first = top.answers[-1].lines[0]
     if top.state.name not in ("all", "nearly"):

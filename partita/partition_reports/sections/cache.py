@@ -19,7 +19,7 @@ def section(report: Report) -> Section | None:
     blocks += (
         [Line("No step was observed, so nothing shows whether it stayed in place.")]
         if cache.checked_steps == 0
-        else say_in_place(cache)
+        else _say_in_place(cache)
     )
     rows = [
         (entry.name, entry.kind, entry.memory, human_bytes(entry.size_bytes), "yes" if entry.in_place else "NO")
@@ -30,7 +30,7 @@ def section(report: Report) -> Section | None:
     return Section("cache", "KV cache", tuple(blocks))
 
 
-def say_in_place(cache: Cache) -> list[Block]:
+def _say_in_place(cache: Cache) -> list[Block]:
     """How many states stayed where they were, and which did not."""
     steps = (
         "every observed step"

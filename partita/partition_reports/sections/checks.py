@@ -20,11 +20,11 @@ def section(report: Report) -> Section:
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
     blocks += disagreements(report)
     if report.checks:
-        blocks.append(Fold("All checks", (all_checks(report),)))
+        blocks.append(Fold("All checks", (_all_checks(report),)))
     return Section("checks", "Checks", tuple(blocks))
 
 
-def all_checks(report: Report) -> Table:
+def _all_checks(report: Report) -> Table:
     """Every check, failed ones first."""
     ranked = sorted(report.checks, key=lambda check: check.passed)
     rows = [(check.name, "passed" if check.passed else "FAILED", check.detail) for check in ranked]

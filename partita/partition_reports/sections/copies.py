@@ -47,15 +47,15 @@ def section(report: Report) -> Section | None:
         return None
     copying = tuple(phase for phases in placed for phase in phases if phase.copies)
     if not copying:
-        return Section("copies", "Copies", (Line(say_none(report)),))
+        return Section("copies", "Copies", (Line(_say_none(report)),))
     blocks: list[Block] = []
     for phases in merge_phases(copying):
-        blocks += [family_table(report, phases), Fold(f"All copies{where(phases)}", (copy_table(report, phases),))]
+        blocks += [_family_table(report, phases), Fold(f"All copies{where(phases)}", (_copy_table(report, phases),))]
     blocks.append(Line(TIMED if is_timed(report) else UNTIMED, tone="quiet"))
     return Section("copies", "Copies", tuple(blocks))
 
 
-def say_none(report: Report) -> str:
+def _say_none(report: Report) -> str:
     """That there is no copy, as far as anybody can know."""
     known = any(entry.source == "memory_info" and entry.available for entry in report.sources)
     bound = "every session input and output is bound where ONNX Runtime wants it"
@@ -67,10 +67,10 @@ def where(phases: Sequence[Phase]) -> str:
     return in_phases(phase.name for phase in phases)
 
 
-def family_table(report: Report, phases: Sequence[Phase]) -> Table:
+def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
     """Copies that are alike in every layer in one row: direction, tensor and cause differ in numbers only."""
     phase, timed = best_observed(phases), is_timed(report)
-    alike = find_families(phase.copies)
+    alike = _find_families(phase.copies)
 
     def rest(shown: int) -> str:
         left = [copy for copies in list(alike.values())[shown:] for copy in copies]
@@ -88,31 +88,31 @@ def family_table(report: Report, phases: Sequence[Phase]) -> Table:
     return table(caption, [*heads, words("caused by", below=True)], rows, rest=rest)
 
 
-def find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
+def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Copy]]:
     """Copies by tensor, cause and direction, names that differ in numbers only taken together."""
-    names = families(tensor_of(copy) for copy in copies)
+    names = families(_tensor_of(copy) for copy in copies)
     family_of = {member: name for name, members in names.items() for member in members}
-    causes = families(say_cause(copy) for copy in copies)
+    causes = families(_say_cause(copy) for copy in copies)
     cause_of = {member: name for name, members in causes.items() for member in members}
     alike: dict[tuple[str, str, str], list[Copy]] = {}
     for copy in copies:
-        key = (family_of[tensor_of(copy)], cause_of[say_cause(copy)], way_of(copy))
+        key = (family_of[_tensor_of(copy)], cause_of[_say_cause(copy)], _way_of(copy))
         alike.setdefault(key, []).append(copy)
     return alike
 
 
-def tensor_of(copy: Copy) -> str:
+def _tensor_of(copy: Copy) -> str:
     """What is copied."""
     return copy.name if copy.kind != "memcpy_node" else copy.tensor or NOT_KNOWN
 
 
-def way_of(copy: Copy) -> str:
+def _way_of(copy: Copy) -> str:
     """Where it goes, and at which border of the session."""
     way = "unknown" if copy.direction == "unknown" else f"to {copy.direction.rpartition('_to_')[2]}"
     return way if copy.kind == "memcpy_node" else f"{copy.kind.replace('_', ' ')}, {way}"
 
 
-def say_cause(copy: Copy) -> str:
+def _say_cause(copy: Copy) -> str:
     """The nodes that make a copy necessary, or why none is named."""
     if not copy.caused_by:
         return f"not known: {copy.cause_unknown}" if copy.cause_unknown else "the session's border"
@@ -120,7 +120,7 @@ def say_cause(copy: Copy) -> str:
     return f"{first} and {plural(len(others), 'more node')}" if others else first
 
 
-def copy_table(report: Report, phases: Sequence[Phase]) -> Table:
+def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
     """Every copy of phases that share a placement."""
     phase, anchors = best_observed(phases), node_anchors(report)
     targets = {node.name: anchors[phase.name, node.position] for node in phase.nodes}
@@ -128,18 +128,18 @@ def copy_table(report: Report, phases: Sequence[Phase]) -> Table:
     heads = [words("tensor"), words("direction"), Column("bytes"), *([Column("wait and copy, ms")] if timed else [])]
     heads += [words("made by"), words("caused by")]
     caption = f"Copies{where(phases)}, in execution order"
-    return table(caption, heads, [copy_row(copy, targets, timed=timed) for copy in phase.copies])
+    return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
 
 
-def copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
+def _copy_row(copy: Copy, targets: Mapping[str, str], *, timed: bool) -> Row:
     """One copy. `targets`: rows of nodes."""
-    made_by: Cell = "the session" if copy.kind != "memcpy_node" else linked(copy.name, copy.name, targets)
-    cause = linked(say_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
-    cells: list[Cell] = [tensor_of(copy), way_of(copy), human_bytes(copy.bytes_per_run)]
+    made_by: Cell = "the session" if copy.kind != "memcpy_node" else _linked(copy.name, copy.name, targets)
+    cause = _linked(_say_cause(copy), copy.caused_by[0] if copy.caused_by else "", targets)
+    cells: list[Cell] = [_tensor_of(copy), _way_of(copy), human_bytes(copy.bytes_per_run)]
     cells += [decimals(copy.host_us_per_run, 1e-3)] if timed else []
     return Row((*cells, made_by, cause))
 
 
-def linked(text: str, node: str, targets: Mapping[str, str]) -> Cell:
+def _linked(text: str, node: str, targets: Mapping[str, str]) -> Cell:
     """Text that leads to the row of a node, where that has one."""
     return Link(text, targets[node]) if node in targets else text

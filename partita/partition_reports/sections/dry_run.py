@@ -16,7 +16,7 @@ def section(report: Report) -> Section | None:
     played = report.dry_run
     if played is None:
         return None
-    captures = [capture(verdict) for verdict in played.graph_capture or ()]
+    captures = [_capture(verdict) for verdict in played.graph_capture or ()]
     return Section("dry_run", "Dry run", (Pairs("The device", device(played)), *captures))
 
 
@@ -34,7 +34,7 @@ def device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
     )
 
 
-def capture(verdict: GraphCapture) -> Group:
+def _capture(verdict: GraphCapture) -> Group:
     """Whether a session would be captured, and what stands in the way."""
     answer = "would be accepted" if verdict.accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]

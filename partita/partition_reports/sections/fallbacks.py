@@ -61,15 +61,15 @@ def section(report: Report) -> Section:
     blocks: list[Block] = [*unavailable(report), *rejected(report)]
     blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
     if not report.fallbacks:
-        blocks.append(Line(say_none(report)))
+        blocks.append(Line(_say_none(report)))
     if report.probing is not None:
-        blocks.append(Line(say_probing(report.probing), "experiments", "quiet"))
+        blocks.append(Line(_say_probing(report.probing), "experiments", "quiet"))
     nodes = len({entry.node for entry in report.fallbacks})
     about = f"{plural(nodes, 'node')} not on {wanted}" if nodes else ""
     return Section("fallbacks", "Fallbacks", tuple(blocks), about)
 
 
-def say_none(report: Report) -> str:
+def _say_none(report: Report) -> str:
     """A report without a fallback."""
     if used_phases(report):
         return f"None: every node is on {wanted_of(report)}, the first provider of the chain."
@@ -85,7 +85,7 @@ def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
         groups.setdefault((entry.reason, entry.provider), []).append(entry)
     return sorted(
         groups.items(),
-        key=lambda item: (is_harmless(item[1]), item[0][0] == "unexplained", *weight(item[1]), item[0]),
+        key=lambda item: (_is_harmless(item[1]), item[0][0] == "unexplained", *weight(item[1]), item[0]),
     )
 
 
@@ -96,7 +96,7 @@ def weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
     return -time, -len({name for cost in costs for name in cost.copies}), -len(entries)
 
 
-def is_harmless(entries: Iterable[Fallback]) -> bool:
+def _is_harmless(entries: Iterable[Fallback]) -> bool:
     """Whether each is known to cost next to nothing."""
     return all(entry.cost is not None and entry.cost.harmless is True for entry in entries)
 
@@ -137,7 +137,7 @@ def rejected(report: Report) -> Iterator[Table]:
         )
 
 
-def say_probing(taken: Probing) -> str:
+def _say_probing(taken: Probing) -> str:
     """What the experiments took."""
     said = (
         f"{taken.experiments + taken.cached:,}: {taken.experiments:,} made in this run, in {decimals(taken.seconds)} s "
@@ -172,7 +172,7 @@ class Writer:
         (reason, provider), entries = group
         findings: dict[tuple[str, str, str, str, tuple[Aside, ...]], list[Fallback]] = {}
         for entry in entries:
-            key = (entry.evidence_kind, without_name(entry), entry.remedy, entry.unprobed, asides(entry))
+            key = (entry.evidence_kind, _without_name(entry), entry.remedy, entry.unprobed, _asides(entry))
             findings.setdefault(key, []).append(entry)
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
@@ -186,7 +186,7 @@ class Writer:
         else:
             blocks += made
             blocks += commands(for_reason(self.report, reason, entries))
-        title = f"{reason_title(reason)}: {count_in_phases(entries)}, on {short_provider(provider)}"
+        title = f"{reason_title(reason)}: {_count_in_phases(entries)}, on {short_provider(provider)}"
         return Group(title, tuple(blocks), reason_anchor(number))
 
     def remedy(self, reason: str, entries: Sequence[Fallback]) -> list[Block]:
@@ -217,7 +217,7 @@ class Writer:
         for entry in members:
             by_node.setdefault(entry.node, []).append(entry)
         shown = members[0].evidence if len(by_node) == 1 else evidence
-        blocks: list[Block] = [Line(told, "nodes") for told in say_nodes(by_node)]
+        blocks: list[Block] = [Line(told, "nodes") for told in _say_nodes(by_node)]
         blocks.append(Line(shown, f"evidence ({kind})"))
         if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == members[0].reason}) > 1:
             blocks.append(Line(remedy, "remedy", "good"))
@@ -253,12 +253,12 @@ class Writer:
             last.op_type or "unknown",
             listing(dict.fromkeys(entry.phase for entry in entries)),
             last.source_line or NOT_KNOWN,
-            *per_phase([(entry.phase, cost_cells(entry.cost)) for entry in entries]),
+            *_per_phase([(entry.phase, _cost_cells(entry.cost)) for entry in entries]),
         )
         return Row(cells, anchor if first_use else "")
 
 
-def count_in_phases(entries: Sequence[Fallback]) -> str:
+def _count_in_phases(entries: Sequence[Fallback]) -> str:
     """`4 nodes in prefill and decode`; phases with another count apart."""
     phases: dict[int, list[str]] = {}
     for phase, count in Counter(entry.phase for entry in entries).items():
@@ -266,7 +266,7 @@ def count_in_phases(entries: Sequence[Fallback]) -> str:
     return listing(f"{plural(count, 'node')}{in_phases(names)}" for count, names in phases.items())
 
 
-def say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
+def _say_nodes(by_node: Mapping[str, Sequence[Fallback]]) -> Iterator[str]:
     """Names of the nodes, those of one source line together."""
     lines: dict[str, list[str]] = {}
     for name, entries in by_node.items():
@@ -307,7 +307,7 @@ def say_harm(costs: Sequence[FallbackCost]) -> str:
     return listing(text for count, text in parts if count)
 
 
-def asides(entry: Fallback) -> tuple[Aside, ...]:
+def _asides(entry: Fallback) -> tuple[Aside, ...]:
     """Why a node is not on the other providers that were preferred to the one it is on."""
     return tuple(
         (
@@ -320,7 +320,7 @@ def asides(entry: Fallback) -> tuple[Aside, ...]:
     )
 
 
-def without_name(entry: Fallback) -> str:
+def _without_name(entry: Fallback) -> str:
     """The evidence with the node's own name taken out."""
     return unnamed(entry.evidence, entry.node)
 
@@ -334,7 +334,7 @@ def unnamed(text: str, node: str) -> str:
     return re.sub(rf"(?<![\w./]){re.escape(node)}(?![\w/]|\.\w)", lambda _: NODE, text)
 
 
-def per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
+def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
     """Cells of several phases in one: a value that they share stands alone, sentences name their phase."""
     numbers = 3  # time, copies, bytes
     cells = []
@@ -345,7 +345,7 @@ def per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
     return cells
 
 
-def cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
+def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     """Time, copies, bytes, and whether it is harmless."""
     if cost is None:
         return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not in the figures of a phase")

@@ -117,9 +117,9 @@ def glance(report: Report) -> Glance:
         name=name_of(report),
         state=find_state(report),
         verdict=give_verdict(report),
-        asked=say_asked(report),
+        asked=_say_asked(report),
         flags=tuple(find_flags(report)),
-        answers=answer_questions(report),
+        answers=_answer_questions(report),
     )
 
 
@@ -130,7 +130,7 @@ def name_of(report: Report) -> str:
     return report.model.file if report.model is not None else "unknown model"
 
 
-def say_asked(report: Report) -> str:
+def _say_asked(report: Report) -> str:
     """`generate on WebGpu, then CPU (command line); onnxruntime-webgpu 1.27.0; 2026-11-22T10:14:55+00:00`."""
     request = report.request
     chain = ", then ".join(map(short_provider, request.chain)) or "no provider"
@@ -140,10 +140,10 @@ def say_asked(report: Report) -> str:
 def find_state(report: Report) -> State:
     """Where it ran, and what of that is the news."""
     name = state_name(report)
-    return State(name, TONES[name], SIGNS[name], say_headline(report, name))
+    return State(name, TONES[name], SIGNS[name], _say_headline(report, name))
 
 
-def say_headline(report: Report, name: StateName) -> str:
+def _say_headline(report: Report, name: StateName) -> str:
     """What happened, in time where that is known."""
     wanted = short_provider(wanted_of(report))
     ran = "ran" if is_timed(report) else "would run"
@@ -168,10 +168,10 @@ def say_headline(report: Report, name: StateName) -> str:
         return (
             f"All but {plural(len(away), harmless)} {ran} on {wanted}{copies}" if away else f"On {wanted}; {elsewhere}"
         )
-    return say_time(report) or f"Partly on {wanted}: {elsewhere}{say_copying(report)}"
+    return _say_time(report) or f"Partly on {wanted}: {elsewhere}{_say_copying(report)}"
 
 
-def say_copying(report: Report) -> str:
+def _say_copying(report: Report) -> str:
     """How many copies the fallbacks make necessary in a run of the main phase; empty when none is known."""
     main = main_phase(report)
     entries = [entry for entry in report.fallbacks if main is not None and entry.phase == main.name]
@@ -181,7 +181,7 @@ def say_copying(report: Report) -> str:
     return f" cause {plural(len(copies), 'copy')} in every {'run' if main.name == 'run' else f'{main.name} run'}"
 
 
-def say_time(report: Report) -> str:
+def _say_time(report: Report) -> str:
     """The part of the time that copies, or nodes elsewhere, take; empty where no time is known."""
     phase = main_phase(report)
     split = split_time(phase, wanted_of(report)) if phase is not None and is_timed(report) else None
@@ -224,12 +224,12 @@ def find_flags(report: Report) -> Iterator[Flag]:
         yield Flag("The run ended early", report.totals.finish_reason, told=True)
 
 
-def answer_questions(report: Report) -> tuple[Answer, ...]:
+def _answer_questions(report: Report) -> tuple[Answer, ...]:
     """The five questions."""
-    return (answer_where(report), answer_what(report), answer_why(report), answer_cost(report), answer_do(report))
+    return (_answer_where(report), _answer_what(report), _answer_why(report), _answer_cost(report), _answer_do(report))
 
 
-def answer_where(report: Report) -> Answer:
+def _answer_where(report: Report) -> Answer:
     """Nodes on the preferred provider, per placement."""
     wanted, phase = wanted_of(report), main_phase(report)
     lines = []
@@ -239,19 +239,19 @@ def answer_where(report: Report) -> Answer:
         lines.append(f"{on:,} of {plural(total, 'node')} on {short_provider(wanted)}{where}")
     share = None if phase is None or not phase.nodes else 1 - len(strays(report, phase)) / len(phase.nodes)
     if share is None:
-        return no_node(report, "Did it run where I asked?", "layers")
+        return _no_node(report, "Did it run where I asked?", "layers")
     figure = {1.0: "all of it", 0.0: "none of it"}.get(share, percent(share))
     return Answer("Did it run where I asked?", figure, tuple(lines), "layers")
 
 
-def no_node(report: Report, question: str, more: str) -> Answer:
+def _no_node(report: Report, question: str, more: str) -> Answer:
     """The answer where no node runs, or none is known to."""
     if is_folded(report):
         return Answer(question, "nothing left", ("No node is left to run.",), more)
     return Answer(question, "not known", ("No node is known.",), more)
 
 
-def answer_what(report: Report) -> Answer:
+def _answer_what(report: Report) -> Answer:
     """Nodes elsewhere by provider and operator, and those in control flow."""
     lines = []
     for phases in placements(report):
@@ -272,14 +272,14 @@ def answer_what(report: Report) -> Answer:
         told = say_harm(costs)
         lines.append(f"{told[0].upper()}{told[1:]}{in_phases([main.name])}")
     if not used_phases(report):
-        return no_node(report, "What did not?", "layers")
+        return _no_node(report, "What did not?", "layers")
     figure = plural(len(away), "node") if away else "nothing" if not lines else "control flow"
     return Answer(
         "What did not?", figure, tuple(lines) or (f"Every node is on {short_provider(wanted_of(report))}.",), "layers"
     )
 
 
-def answer_why(report: Report) -> Answer:
+def _answer_why(report: Report) -> Answer:
     """Reasons, those that cost something first, and providers that are not there."""
     lines: list[Cell] = [
         f"{short_provider(entry.provider)} is not available ({entry.reason or 'no reason known'}): "
@@ -299,12 +299,12 @@ def answer_why(report: Report) -> Answer:
     return Answer("Why?", figure, tuple(lines), "fallbacks")
 
 
-def answer_cost(report: Report) -> Answer:
+def _answer_cost(report: Report) -> Answer:
     """Speed, waits, copies and partitions of the phase that is run for every token, and what of it is harmless."""
     phase = main_phase(report)
     if phase is None or not phase.nodes:
-        return no_node(report, "What does it cost?", "phases")
-    lines = [*say_step(phase), *say_waits(phase), say_moves(phase)]
+        return _no_node(report, "What does it cost?", "phases")
+    lines = [*_say_step(phase), *_say_waits(phase), _say_moves(phase)]
     speed = phase.tokens_per_second
     if speed is not None:
         figure = f"{decimals(speed)} tokens/s"
@@ -315,13 +315,13 @@ def answer_cost(report: Report) -> Answer:
     return Answer("What does it cost?", figure, tuple(lines), "phases")
 
 
-def say_step(phase: Phase) -> Iterator[str]:
+def _say_step(phase: Phase) -> Iterator[str]:
     """The time of a step, where the speed is the figure."""
     if phase.tokens_per_second is not None and phase.step_p50_ms is not None:
         yield f"{decimals(phase.step_p50_ms)} ms a {phase.name} step"
 
 
-def say_waits(phase: Phase) -> Iterator[str]:
+def _say_waits(phase: Phase) -> Iterator[str]:
     """Host time in Memcpy nodes."""
     cost = phase.cost
     if cost is None or not cost.host_wait_us_per_run:
@@ -334,7 +334,7 @@ def say_waits(phase: Phase) -> Iterator[str]:
     yield f"{decimals(wait, 1e-3)} ms host wait in copies per {per}{part}"
 
 
-def say_moves(phase: Phase) -> str:
+def _say_moves(phase: Phase) -> str:
     """Copies and partitions."""
     cost, run = phase.cost, "run" if phase.name == "run" else f"{phase.name} run"
     parts = plural(len(phase.partitions), "partition")
@@ -344,7 +344,7 @@ def say_moves(phase: Phase) -> str:
     return f"{plural(cost.copies, 'copy')} per {run}{size}; {parts}"
 
 
-def remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
+def _remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
     """What helps a provider that is not there: commands by themselves, where the report has them."""
     for remedy in entry.remedies:
         words = shell(remedy.options)
@@ -353,7 +353,7 @@ def remedy_lines(entry: ChainEntry) -> Iterator[Cell | Command]:
         yield entry.remedy
 
 
-def answer_do(report: Report) -> Answer:
+def _answer_do(report: Report) -> Answer:
     """The first remedy, and the command for it."""
     question, more = "What can I do?", "fallbacks"
     state, groups = state_name(report), by_reason(report)
@@ -365,7 +365,7 @@ def answer_do(report: Report) -> Answer:
     if not missing and state == "nearly":
         return Answer(question, "nothing", ("What ran elsewhere costs next to nothing.",), more)
     action = next(top_actions(report, groups), None)
-    remedies: list[Cell | Command] = [line for entry in missing for line in remedy_lines(entry)]
+    remedies: list[Cell | Command] = [line for entry in missing for line in _remedy_lines(entry)]
     # A missing provider is no reason to leave out what helps the nodes that those which are there do not run.
     asked = [entries[0] for _, entries in groups if entries[0].wanted in active_of(report)]
     if action is None or missing:

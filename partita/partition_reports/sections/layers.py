@@ -36,16 +36,16 @@ class LayerRow:
 
 def layer_rows(phases: Sequence[Phase]) -> list[LayerRow]:
     """Every node of the phases once, by row."""
-    split = [split_rows(phase) for phase in phases]
+    split = [_split_rows(phase) for phase in phases]
     keys = sorted({key for rows in split for key in rows})
     return [
-        LayerRow(row_title(key, keys), row_modules(key, members), tuple(map(tuple, members)))
+        LayerRow(_row_title(key, keys), _row_modules(key, members), tuple(map(tuple, members)))
         for key in keys
         if (members := [rows.get(key, []) for rows in split])
     ]
 
 
-def split_rows(phase: Phase) -> dict[RowKey, list[NodePlacement]]:
+def _split_rows(phase: Phase) -> dict[RowKey, list[NodePlacement]]:
     """The nodes of a phase by row."""
     inside = [node.position for node in phase.nodes if node.layer is not None]
     first, last = (inside[0], inside[-1]) if inside else (len(phase.nodes), len(phase.nodes))
@@ -56,14 +56,14 @@ def split_rows(phase: Phase) -> dict[RowKey, list[NodePlacement]]:
     return rows
 
 
-def row_title(key: RowKey, keys: Sequence[RowKey]) -> str:
+def _row_title(key: RowKey, keys: Sequence[RowKey]) -> str:
     """What a row is called."""
     if key[0] == 1:
         return f"layer {key[1]}"
     return WHOLE if len(keys) == 1 else {0: BEFORE, 2: BESIDE, 3: AFTER}[key[0]]
 
 
-def row_modules(key: RowKey, members: Sequence[Sequence[NodePlacement]]) -> str:
+def _row_modules(key: RowKey, members: Sequence[Sequence[NodePlacement]]) -> str:
     """The modules in a row outside the layers."""
     if key[0] == 1:
         return ""
@@ -82,7 +82,7 @@ def section(report: Report) -> Section | None:
     number = {phase.name: at for at, phase in enumerate(phases)}
 
     def shares(phase: Phase) -> list[GroupShare]:
-        return [layer_share(row, row.nodes[number[phase.name]], phase) for row in rows]
+        return [_layer_share(row, row.nodes[number[phase.name]], phase) for row in rows]
 
     wanted = wanted_of(report) if mixed else None
     blocks: list[Block] = [group_table("layer", phases, shares, wanted, timed=is_timed(report))]
@@ -90,7 +90,7 @@ def section(report: Report) -> Section | None:
     return Section("layers", "Layers", tuple(blocks))
 
 
-def layer_share(row: LayerRow, nodes: Sequence[NodePlacement], phase: Phase) -> GroupShare:
+def _layer_share(row: LayerRow, nodes: Sequence[NodePlacement], phase: Phase) -> GroupShare:
     """Nodes and time of one row in one phase."""
     return GroupShare(
         name=row.title,

@@ -13,12 +13,12 @@ Pair = tuple[str, tuple[str, ...]]
 
 def section(report: Report) -> Section:
     """Memory and environment."""
-    memory = say_memory(report.memory, of_package=report.cache is not None)
-    rows = (*memory, *say_environment(report.environment, report))
+    memory = _say_memory(report.memory, of_package=report.cache is not None)
+    rows = (*memory, *_say_environment(report.environment, report))
     return Section("machine", "Machine", (Pairs("Memory and machine", rows),))
 
 
-def say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
+def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     """Memory of the weights, the cache and the process."""
     held = f"weights {human_bytes(memory.weight_bytes)}"
     if of_package:
@@ -31,7 +31,7 @@ def say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
     return (("memory", tuple(told)),)
 
 
-def say_environment(env: Environment, report: Report) -> tuple[Pair, ...]:
+def _say_environment(env: Environment, report: Report) -> tuple[Pair, ...]:
     """Machine and software."""
     cores = plural(env.logical_cores, "logical core")
     return (

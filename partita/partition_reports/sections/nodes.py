@@ -22,14 +22,14 @@ def section(report: Report) -> Section | None:
     folds = tuple(
         Fold(
             f"All {len(phases[-1].nodes):,} nodes{in_phases(phase.name for phase in phases)}",
-            (node_table(report, phases),),
+            (_node_table(report, phases),),
         )
         for phases in placements(report)
     )
     return Section("nodes", "Nodes", folds) if folds else None
 
 
-def node_table(report: Report, phases: Sequence[Phase]) -> Table:
+def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases that share a placement."""
     anchors, stray = node_anchors(report), stray_anchors(report)
     reasons = {(entry.phase, entry.node): entry.reason for entry in fallbacks_of(report)}
@@ -50,7 +50,7 @@ def node_table(report: Report, phases: Sequence[Phase]) -> Table:
             *(decimals(known.get(node.name), 1e-3) for known in times),
             human_bytes(node.output_bytes),
             why,
-            say_replaced(node),
+            _say_replaced(node),
         )
         rows.append(Row(cells, anchors[last.name, node.position]))
     heads = [Column("position"), words("node"), words("operator"), words("on"), Column("layer"), words("module")]
@@ -60,7 +60,7 @@ def node_table(report: Report, phases: Sequence[Phase]) -> Table:
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
 
 
-def say_replaced(node: NodePlacement) -> str:
+def _say_replaced(node: NodePlacement) -> str:
     """The exported nodes that one took the place of."""
     made = "compiled from " if node.op_type == COMPILED and node.replaces else ""
     return made + some(node.replaces, NAMED)

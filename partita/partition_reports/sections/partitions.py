@@ -24,16 +24,16 @@ def section(report: Report) -> Section | None:
     for phases in placements(report):
         phase = best_observed(phases)
         where = in_phases(phase.name for phase in phases)
-        blocks.append(partition_table(phase, where))
-        blocks += crossing_blocks(phase, where)
+        blocks.append(_partition_table(phase, where))
+        blocks += _crossing_blocks(phase, where)
         if phase.cost is not None and (phase.cost.partitions > 1 or phase.cost.copies):
-            blocks.append(Line(say_cost(phase.cost), f"cost {per_run(phase.name)}"))
+            blocks.append(Line(_say_cost(phase.cost), f"cost {per_run(phase.name)}"))
     if any(phase.partitions for phase in report.phases):
         blocks.append(Line("other: other partitions; session: inputs and outputs of the model.", tone="quiet"))
     return Section("partitions", "Partitions", tuple(blocks)) if blocks else None
 
 
-def partition_table(phase: Phase, where: str) -> Table:
+def _partition_table(phase: Phase, where: str) -> Table:
     """One row per partition."""
     heads = (Column("#"), words("provider"), Column("nodes"), Column("positions"))
     parts = phase.partitions
@@ -43,28 +43,28 @@ def partition_table(phase: Phase, where: str) -> Table:
         return f"and {plural(len(left), 'more partition')}: {plural(sum(part.nodes for part in left), 'node')}"
 
     caption = f"{plural(len(parts), 'partition')}{where}, in execution order; bytes {per_run(phase.name)}"
-    rows = [partition_row(part) for part in parts]
+    rows = [_partition_row(part) for part in parts]
     return table(caption, (*heads, words("tensors in"), words("tensors out")), rows, rest=rest)
 
 
-def partition_row(part: Partition) -> tuple[str, ...]:
+def _partition_row(part: Partition) -> tuple[str, ...]:
     """One partition."""
     ways = ("in", "out")
-    borders = [say_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
+    borders = [_say_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
     where = span(part.first_position, part.nodes)
     return (str(part.index), short_provider(part.provider), f"{part.nodes:,}", where, *borders)
 
 
-def say_border(tensors: Sequence[BoundaryTensor]) -> str:
+def _say_border(tensors: Sequence[BoundaryTensor]) -> str:
     """How many tensors cross, from or to the session or other partitions, and their bytes."""
     if not tensors:
         return "none"
     session = sum(tensor.other_side == "session" for tensor in tensors)
     sides = [(session, "session"), (len(tensors) - session, "other")]
-    return ", ".join(f"{count} {side}" for count, side in sides if count) + f", {total_bytes(tensors)}"
+    return ", ".join(f"{count} {side}" for count, side in sides if count) + f", {_total_bytes(tensors)}"
 
 
-def total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
+def _total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
     """Sum of the known sizes, marked when some are not known."""
     sizes = [tensor.size_bytes for tensor in tensors]
     known = [size for size in sizes if size is not None]
@@ -73,7 +73,7 @@ def total_bytes(tensors: Iterable[BoundaryTensor]) -> str:
     return human_bytes(sum(known)) + (" or more" if len(known) < len(sizes) else "")
 
 
-def crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
+def _crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
     """Tensors that one partition hands to another, largest first; those that are alike in every layer in one row."""
     crossing = [
         (tensor, part.index)
@@ -92,10 +92,10 @@ def crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
 
     def rest(shown: int) -> str:
         left = [tensor for tensors in list(groups.values())[shown:] for tensor in tensors]
-        return f"and {plural(len(left), 'more tensor')}: {total_bytes(left)}"
+        return f"and {plural(len(left), 'more tensor')}: {_total_bytes(left)}"
 
     caption = f"{plural(len(crossing), 'tensor')} between partitions{where}; bytes {per_run(phase.name)}"
-    rows = [(name, f"{len(tensors):,}", total_bytes(tensors)) for name, tensors in groups.items()]
+    rows = [(name, f"{len(tensors):,}", _total_bytes(tensors)) for name, tensors in groups.items()]
     yield table(caption, (words("tensor"), Column("tensors"), Column("bytes")), rows, rest=rest)
     names = {str(part.index): f"{part.index} ({short_provider(part.provider)})" for part in phase.partitions}
     each = [
@@ -111,7 +111,7 @@ def crossing_blocks(phase: Phase, where: str) -> Iterator[Block]:
     yield Fold(f"All tensors between partitions{where}", (table(caption, heads, each),))
 
 
-def say_cost(cost: PhaseCost) -> str:
+def _say_cost(cost: PhaseCost) -> str:
     """What the partitions cost in one run, and per token."""
     crossing = in_bytes(cost.crossing_bytes_per_run) if cost.crossings else ""
     parts = [f"{plural(cost.crossings, 'tensor')} between partitions{crossing}"]

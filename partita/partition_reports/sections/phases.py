@@ -21,7 +21,7 @@ def section(report: Report) -> Section:
     blocks: list[Block] = [figures(report)] if report.phases else [Line("No phase was run.")]
     blocks += [Line(f"{phase.name}: {note(report, phase)}.", tone="quiet") for phase in report.phases]
     if report.totals is not None:
-        blocks.append(Pairs("The whole run", tuple(totals(report.totals))))
+        blocks.append(Pairs("The whole run", tuple(_totals(report.totals))))
     return Section("phases", "Phases", tuple(blocks))
 
 
@@ -33,40 +33,40 @@ def note(report: Report, phase: Phase) -> str:
 def figures(report: Report) -> Table:
     """One column per phase."""
     phases = report.phases
-    rows = [*node_figures(phases), *cost_figures(phases, timed=is_timed(report))]
+    rows = [*_node_figures(phases), *_cost_figures(phases, timed=is_timed(report))]
     if is_timed(report):
         rows += speed_figures(phases)
     if report.cache is not None and report.cache.states:
-        rows.append(("KV cache", *(say_in_place(report.cache) for _ in phases)))
+        rows.append(("KV cache", *(_say_in_place(report.cache) for _ in phases)))
     return table(
         "The phases in figures", [words("figure"), *(Column(phase.name) for phase in phases)], rows, obvious=True
     )
 
 
-def node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
+def _node_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
     """Nodes per provider, with their part of the node time."""
     for provider in dict.fromkeys(entry.provider for phase in phases for entry in phase.providers):
         shares = [next((entry for entry in phase.providers if entry.provider == provider), None) for phase in phases]
         timed = any(entry is not None and entry.time_share is not None for entry in shares)
         yield (
             f"nodes on {short_provider(provider)}{' (node time)' if timed else ''}",
-            *(say_nodes(entry) for entry in shares),
+            *(_say_nodes(entry) for entry in shares),
         )
 
 
-def say_nodes(entry: ProviderShare | None) -> str:
+def _say_nodes(entry: ProviderShare | None) -> str:
     """A count, and its part of the node time."""
     if entry is None:
         return "0"
     return f"{entry.nodes:,}" + ("" if entry.time_share is None else f" ({percent(entry.time_share)})")
 
 
-def cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
+def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
     """Partitions, crossings, copies, bytes and waits, all of one run. Figures per token only where there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield "tensors between partitions", *each(costs, say_crossings)
-    yield "copies between devices", *each(costs, say_copies)
+    yield "tensors between partitions", *each(costs, _say_crossings)
+    yield "copies between devices", *each(costs, _say_copies)
     if timed:
         yield "wait in copies, ms", *each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
     if any(cost is not None and cost.tokens_per_run for cost in costs):
@@ -80,12 +80,12 @@ def each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> 
     return [NOT_KNOWN if cost is None else say(cost) for cost in costs]
 
 
-def say_crossings(cost: PhaseCost) -> str:
+def _say_crossings(cost: PhaseCost) -> str:
     """Tensors that partitions hand over."""
     return count_and_bytes(cost.crossings, cost.crossing_bytes_per_run)
 
 
-def say_copies(cost: PhaseCost) -> str:
+def _say_copies(cost: PhaseCost) -> str:
     """Copies and their bytes."""
     return count_and_bytes(cost.copies, cost.copy_bytes_per_run, cost.copy_bytes_at_least)
 
@@ -107,7 +107,7 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
     yield "outside the session p50, ms", *(decimals(phase.overhead_p50_ms) for phase in phases)
 
 
-def say_in_place(cache: Cache) -> str:
+def _say_in_place(cache: Cache) -> str:
     """Whether the cache stays in place."""
     if cache.checked_steps == 0:
         return "not checked"
@@ -116,7 +116,7 @@ def say_in_place(cache: Cache) -> str:
     return f"NO: {plural(cache.address_changes, 'address change')}" if cache.address_changes else "in place"
 
 
-def totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Loading, first token, and how a generation ended."""
     session, tokenizer = decimals(found.session_load_seconds), decimals(found.tokenizer_load_seconds)
     yield "load", (f"session {session} s, tokenizer {tokenizer} s",)

@@ -35,7 +35,7 @@ def section(report: Report) -> Section | None:
     timed = is_timed(report)
     wanted = wanted_of(report) if mixed else None
     blocks: list[Block] = [group_table("provider", phases, by_provider, None, timed=timed)]
-    blocks += about_providers(report)
+    blocks += _about_providers(report)
     blocks += [
         group_table("operator", phases, lambda phase: phase.by_op_type, wanted, timed=timed),
         group_table("module", phases, lambda phase: phase.by_module, wanted, timed=timed),
@@ -65,23 +65,23 @@ def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str |
     """One row per group; `timed` adds time and share per phase, `wanted` a column of what is not on that provider."""
     by_phase = [{entry.name: entry for entry in pick(phase)} for phase in phases]
     names = list(dict.fromkeys(entry.name for phase in reversed(phases) for entry in pick(phase)))
-    rows = [group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
+    rows = [_group_row(name, [groups.get(name) for groups in by_phase], wanted, timed=timed) for name in names]
     heads = [words(title), Column("nodes"), *([words("elsewhere")] if wanted else [])]
     for phase in phases if timed else ():
         heads += [Column(f"{phase.name} ms", group=phase.name), Column("share", group=phase.name)]
 
     def rest(shown: int) -> str:
-        return sum_up(title, names[shown:], phases, by_phase)
+        return _sum_up(title, names[shown:], phases, by_phase)
 
     return table(f"By {title}", heads, rows, rest=rest, obvious=True)
 
 
-def group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, timed: bool) -> tuple[str, ...]:
+def _group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, timed: bool) -> tuple[str, ...]:
     """One group in every phase."""
     counts = dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries)
     cells = [name, " / ".join(counts)]
     if wanted:
-        found = (away(entry, wanted) for entry in entries if entry)
+        found = (_away(entry, wanted) for entry in entries if entry)
         cells.append(" / ".join(dict.fromkeys(text for text in found if text)))
     for entry in entries if timed else ():
         cells.append(decimals(entry.host_us_per_run, 1e-3) if entry else NOT_KNOWN)
@@ -89,12 +89,14 @@ def group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | Non
     return tuple(cells)
 
 
-def away(entry: GroupShare, wanted: str) -> str:
+def _away(entry: GroupShare, wanted: str) -> str:
     """Nodes that are not on the preferred provider."""
     return on_providers({name: count for name, count in entry.nodes_by_provider.items() if name != wanted})
 
 
-def sum_up(title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]) -> str:
+def _sum_up(
+    title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: Sequence[dict[str, GroupShare]]
+) -> str:
     """One line on groups that have no row: their nodes and the part of the time they take, per phase."""
     parts: dict[str, list[str]] = {}
     for phase, groups in zip(phases, by_phase, strict=True):
@@ -112,20 +114,20 @@ def sum_up(title: str, names: Sequence[str], phases: Sequence[Phase], by_phase: 
     return f"and {plural(len(names), f'more {title}')}: {told}"
 
 
-def about_providers(report: Report) -> Iterator[Line]:
+def _about_providers(report: Report) -> Iterator[Line]:
     """Operators of each provider once there are several, what nodes stand for, and what is in control flow."""
     for phases in placements(report):
         phase, where = phases[0], in_phases(phase.name for phase in phases)
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
             for entry in phase.providers:
-                yield Line(f"{say_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
+                yield Line(f"{_say_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
         for line in stand_ins(phase):
             yield Line(line, tone="quiet")
         if phase.bodies is not None:
-            yield Line(say_bodies(phase.bodies), f"Control-flow subgraphs{where}, in no other figure")
+            yield Line(_say_bodies(phase.bodies), f"Control-flow subgraphs{where}, in no other figure")
 
 
-def say_behind(entry: ProviderShare) -> str:
+def _say_behind(entry: ProviderShare) -> str:
     """How many nodes of the file stand behind a provider's, where it is another number."""
     if entry.exported_nodes is None or entry.exported_nodes == entry.nodes:
         return ""
@@ -141,7 +143,7 @@ def stand_ins(phase: Phase) -> list[str]:
             made_of = f"{plural(len(node.replaces), 'node')} of {node.module or 'several modules'}"
             compiled.setdefault(made_of, []).append(node.name)
         elif node.replaces:
-            alike.setdefault((op_type_of(node), replaced_kinds(node)), []).append(node)
+            alike.setdefault((op_type_of(node), _replaced_kinds(node)), []).append(node)
     lines = [
         f"{name_families(names, NAMED)}: {'each ' if len(names) > 1 else ''}compiled from {made_of}"
         for made_of, names in compiled.items()
@@ -154,12 +156,12 @@ def stand_ins(phase: Phase) -> list[str]:
     return [*lines[:NAMED], *([f"and {plural(left, 'more kind')}"] if left > 0 else [])]
 
 
-def replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
+def _replaced_kinds(node: NodePlacement) -> tuple[str, ...]:
     """Operators of the nodes that one took the place of; how many there were, in a report that does not have them."""
     return node.replaces_op_types or (plural(len(node.replaces), "node"),)
 
 
-def say_bodies(bodies: Bodies) -> str:
+def _say_bodies(bodies: Bodies) -> str:
     """What is in the bodies of If, Loop and Scan."""
     on_cpu = plural(len(bodies.on_cpu), "node") + " on CPU"
     listed = ", ".join(f"{node.name} ({node.op_type})" if node.op_type else node.name for node in bodies.on_cpu)

@@ -22,14 +22,14 @@ def pairs(report: Report) -> Iterator[Pair]:
     """Package or model, then the request, then the chain."""
     request = report.request
     if report.package is not None:
-        yield from describe_package(report.package)
+        yield from _describe_package(report.package)
     if report.model is not None:
-        yield from describe_model(report.model)
+        yield from _describe_model(report.model)
     if request.path is not None:
         yield "path", (request.path,)
-    yield "verb", (describe_verb(request),)
+    yield "verb", (_describe_verb(request),)
     chain = f"{', '.join(request.chain) or 'none'} ({request.chain_source})"
-    yield "chain", (chain, *(told for entry in report.chain for told in describe_entry(entry)))
+    yield "chain", (chain, *(told for entry in report.chain for told in _describe_entry(entry)))
     yield "threads", ("ONNX Runtime's choice" if request.threads is None else str(request.threads),)
     if request.prefill_chunk_tokens is not None:
         yield "prefill", (f"in chunks of {plural(request.prefill_chunk_tokens, 'token')}",)
@@ -39,7 +39,7 @@ def pairs(report: Report) -> Iterator[Pair]:
         yield "limits", (", ".join(f"{name} {value:,}" for name, value in request.limits.items()),)
 
 
-def describe_package(package: PackageFacts) -> Iterator[Pair]:
+def _describe_package(package: PackageFacts) -> Iterator[Pair]:
     """The package that was run."""
     yield (
         "package",
@@ -51,15 +51,15 @@ def describe_package(package: PackageFacts) -> Iterator[Pair]:
     yield "package is", (f"{package.verification}: {package.verification_detail}",)
 
 
-def describe_model(model: ModelFacts) -> Iterator[Pair]:
+def _describe_model(model: ModelFacts) -> Iterator[Pair]:
     """The ONNX file that was run, and what its inputs were given."""
     opsets = ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in model.opsets.items())
     about = f"{model.file}: {plural(model.nodes, 'node')}, opset {opsets}, sha256 {model.sha256[:12]}"
     yield "model", (about, *([f"weights in {', '.join(model.data_files)}"] if model.data_files else []))
-    yield "inputs", tuple(describe_inputs(model.inputs)) or ("none",)
+    yield "inputs", tuple(_describe_inputs(model.inputs)) or ("none",)
 
 
-def describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
+def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
     """Inputs as they were given; those of one type and shape whose names differ in numbers only share a line."""
     alike: dict[str, list[str]] = {}
     for port in ports:
@@ -72,7 +72,7 @@ def describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
     yield from (found[port.name] for port in ports if port.name in found)
 
 
-def describe_verb(request: Request) -> str:
+def _describe_verb(request: Request) -> str:
     """The verb, and how much it was asked to do."""
     parts = [request.verb]
     if request.prompt_tokens is not None:
@@ -84,7 +84,7 @@ def describe_verb(request: Request) -> str:
     return ", ".join(parts)
 
 
-def describe_entry(entry: ChainEntry) -> Iterator[str]:
+def _describe_entry(entry: ChainEntry) -> Iterator[str]:
     """What became of a provider, and what to do when it is not there."""
     if entry.status == "active":
         yield f"{entry.provider} active"

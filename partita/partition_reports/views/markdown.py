@@ -38,7 +38,7 @@ def to_text(report: Report) -> str:
     parts = [*head(top)]
     for section in sections(report):
         if section.key not in LEFT_OUT:
-            parts += write_section(section)
+            parts += _write_section(section)
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -73,22 +73,22 @@ def say(line: object) -> str:
     return safe(line if isinstance(line, str) else getattr(line, "text", ""))
 
 
-def write_section(section: Section) -> Iterator[str]:
+def _write_section(section: Section) -> Iterator[str]:
     """A section, open or folded."""
     title = safe(f"{section.title}: {section.about}" if section.about else section.title)
     if section.key in SHOWN:
         yield f"#### {title}"
         yield ""
-        yield from write_blocks(section.blocks)
+        yield from _write_blocks(section.blocks)
         return
     yield f"<details><summary>{title}</summary>"
     yield ""
-    yield from write_blocks(section.blocks)
+    yield from _write_blocks(section.blocks)
     yield "</details>"
     yield ""
 
 
-def write_blocks(blocks: Sequence[Block]) -> Iterator[str]:
+def _write_blocks(blocks: Sequence[Block]) -> Iterator[str]:
     """Blocks below each other, as far as a comment shows them."""
     for block in shown_blocks(blocks):
         yield from write_block(block)
@@ -106,24 +106,24 @@ def write_block(block: Block) -> Iterator[str]:
         yield "```"
     elif isinstance(block, Pairs):
         rows = ((name, "<br>".join(map(safe, values))) for name, values in block.rows)
-        yield from write_rows(("what", "value"), (True, True), ((safe(name), values) for name, values in rows))
+        yield from _write_rows(("what", "value"), (True, True), ((safe(name), values) for name, values in rows))
     elif isinstance(block, Table):
-        yield from write_table(block)
+        yield from _write_table(block)
     elif isinstance(block, Group):
         if block.title:
             yield f"**{safe(block.title)}**"
             yield ""
-        yield from write_blocks(block.blocks)
+        yield from _write_blocks(block.blocks)
 
 
-def write_table(table: Table) -> Iterator[str]:
+def _write_table(table: Table) -> Iterator[str]:
     """The first rows, and what the others come to."""
     shown, rest = shown_rows(table)
     if not table.obvious:
         yield safe(table.caption)
         yield ""
     cells = ([safe(text_of(cell)) for cell in row.cells] for row in shown)
-    yield from write_rows(
+    yield from _write_rows(
         [safe(column.title) for column in table.columns], [not column.number for column in table.columns], cells
     )
     if rest:
@@ -131,7 +131,7 @@ def write_table(table: Table) -> Iterator[str]:
         yield safe(rest)
 
 
-def write_rows(heads: Sequence[str], left: Sequence[bool], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _write_rows(heads: Sequence[str], left: Sequence[bool], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """A table of cells that are safe. `left`: which columns are set left."""
     yield f"| {' | '.join(heads)} |"
     yield f"| {' | '.join(':---' if each else '---:' for each in left)} |"

@@ -17,13 +17,13 @@ from partita.partition_reports.sections.report import sections
 def render(report: Report, console: Console) -> None:
     """Print the report to `console`, at its width; readable at 80 columns and without colour."""
     page = Page(console)
-    show_top(page, glance(report))
+    _show_top(page, glance(report))
     for section in sections(report):
         if section.key not in LEFT_OUT:
             show_section(page, section)
 
 
-def show_top(page: Page, top: Glance) -> None:
+def _show_top(page: Page, top: Glance) -> None:
     """What no reader may overlook, the verdict, what it means in time, and what can be done."""
     for flag in top.flags:
         if not flag.told:

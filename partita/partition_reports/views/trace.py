@@ -28,19 +28,19 @@ Event = dict[str, Any]
 
 def to_text(report: Report) -> str:
     """The trace as JSON in plain ASCII, one event a line. Raises ReportError when the report has no timeline."""
-    trace = make_trace(report)
+    trace = _make_trace(report)
     # One event a line can be read, searched and compared; indented, it would be ten times as long.
     events = ",\n".join(json.dumps(event) for event in trace.pop("traceEvents"))
     head = json.dumps(trace)[:-1]
     return f'{head}, "traceEvents": [\n{events}\n]}}\n'
 
 
-def make_trace(report: Report) -> dict[str, Any]:
+def _make_trace(report: Report) -> dict[str, Any]:
     """The trace as the format wants it."""
     if not report.timeline:
         raise ReportError(f"the report has no timeline to make a trace of: {why_none(report)}")
     files = list(dict.fromkeys(run.file for run in report.timeline))
-    events = [event for number, file in enumerate(files, 1) for event in file_events(report, file, number)]
+    events = [event for number, file in enumerate(files, 1) for event in _file_events(report, file, number)]
     return {
         "displayTimeUnit": "ms",
         "otherData": {
@@ -80,34 +80,34 @@ class Lanes:
         return len(self.ends) - 1
 
 
-def file_events(report: Report, file: str, pid: int) -> Iterator[Event]:
+def _file_events(report: Report, file: str, pid: int) -> Iterator[Event]:
     """Metadata, then the slices of all runs of one file in the order in which they start."""
-    tracks = {name: Lanes(name, rank) for rank, name in enumerate(track_names(report))}
+    tracks = {name: Lanes(name, rank) for rank, name in enumerate(_track_names(report))}
     slices = []
     for run in report.timeline:
         if run.file == file:
-            slices += [run_slice(run), *node_slices(report, run)]
+            slices += [_run_slice(run), *_node_slices(report, run)]
     slices.sort(key=lambda event: (event["ts"], -event["dur"]))
     for event in slices:
         name = event.pop("track")
         lanes = tracks.setdefault(name, Lanes(name, len(tracks)))
-        event["pid"], event["tid"] = pid, track_id(lanes.rank, lanes.take(event["ts"], event["ts"] + event["dur"]))
+        event["pid"], event["tid"] = pid, _track_id(lanes.rank, lanes.take(event["ts"], event["ts"] + event["dur"]))
     yield metadata("process_name", pid, 0, name=file)
     yield metadata("process_sort_index", pid, 0, sort_index=pid)
     for lanes in tracks.values():
         for lane in range(len(lanes.ends)):
-            tid = track_id(lanes.rank, lane)
+            tid = _track_id(lanes.rank, lane)
             yield metadata("thread_name", pid, tid, name=lanes.name if not lane else f"{lanes.name} ({lane + 1})")
             yield metadata("thread_sort_index", pid, tid, sort_index=tid)
     yield from slices
 
 
-def track_names(report: Report) -> list[str]:
+def _track_names(report: Report) -> list[str]:
     """Tracks from top to bottom: runs, providers in the order of the chain, copies."""
     return [RUNS, *dict.fromkeys(short_provider(entry.provider) for entry in report.chain), COPIES]
 
 
-def track_id(rank: int, lane: int) -> int:
+def _track_id(rank: int, lane: int) -> int:
     """Thread id of a lane; 0 is left for the process."""
     return 1000 * rank + lane + 1
 
@@ -117,7 +117,7 @@ def metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
 
-def run_slice(run: TimelineRun) -> Event:
+def _run_slice(run: TimelineRun) -> Event:
     """One session run. `track` is taken out before it is written."""
     tokens = f", {run.tokens} new token{'s' if run.tokens != 1 else ''} per row" if run.tokens else ""
     return {
@@ -131,7 +131,7 @@ def run_slice(run: TimelineRun) -> Event:
     }
 
 
-def node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
+def _node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
     """The nodes of one run."""
     phase = next((phase for phase in report.phases if phase.name == run.phase), None)
     nodes = {node.position: node for node in phase.nodes} if phase is not None else {}
@@ -141,21 +141,21 @@ def node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
         node = nodes.get(position)
         yield {
             "name": (node.op_type or node.name) if node is not None else f"node {position}",
-            "cat": category(node),
+            "cat": _category(node),
             "ph": "X",
             "ts": run.start_us + start_us,
             "dur": max(host_us, 0),
             "args": {"position": position, "phase": run.phase, "run": run.run, **about(node, reasons, copies)},
-            "track": track_of(node),
+            "track": _track_of(node),
         }
 
 
-def category(node: NodePlacement | None) -> str:
+def _category(node: NodePlacement | None) -> str:
     """What a slice can be filtered by."""
     return "copy" if node is not None and is_memcpy(node) else "node"
 
 
-def track_of(node: NodePlacement | None) -> str:
+def _track_of(node: NodePlacement | None) -> str:
     """Copies have their own track; everything else is on its provider's."""
     if node is None or node.provider is None:
         return UNKNOWN

@@ -88,39 +88,39 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
-    sources = {library.soname: c_source(library) for library in LIBRARIES}
-    build = build_name(provider_library, sources)
-    folder = loadable(cache or default_cache()) / build
-    found = stored(folder)
+    sources = {library.soname: _c_source(library) for library in LIBRARIES}
+    build = _build_name(provider_library, sources)
+    folder = _loadable(cache or default_cache()) / build
+    found = _stored(folder)
     if found:
         return found
     label = f"{provider_library} (ONNX Runtime {runtime_version(provider_library)})"
     wanted = exports(read_wanted(provider_library), label)
-    compiler = find_compiler()
+    compiler = _find_compiler()
     try:
-        build_all(folder, wanted, sources, compiler)
+        _build_all(folder, wanted, sources, compiler)
     except OSError as error:
         raise ProviderError(
             f"{folder.parent}: cannot be written ({error}); set {CACHE_VARIABLE} to a folder that can"
         ) from error
-    result = stored(folder, built=True)
+    result = _stored(folder, built=True)
     if result is None:
         raise ProviderError(f"{folder}: damaged while it was written; delete it and try again")
     return result
 
 
-def build_all(
+def _build_all(
     folder: Path, wanted: Mapping[str, Mapping[str, str | None]], sources: Mapping[str, str], compiler: list[str]
 ) -> None:
     """Build every stand-in in a folder beside `folder`, and give that its name when all are there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(folder.parent)
+    _remove_unfinished(folder.parent)
     unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
     try:
         for soname, symbols in wanted.items():
-            compile_library(unfinished, soname, sources[soname], symbols, folder.name, compiler)
+            _compile_library(unfinished, soname, sources[soname], symbols, folder.name, compiler)
         write_record(unfinished, folder.name, sum(map(len, wanted.values())))
-        publish(unfinished, folder)
+        _publish(unfinished, folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -152,7 +152,7 @@ def ensure_child() -> str:
         raise ProviderError(f"this process was not started as a dry run: {BUILD_VARIABLE} is not set")
     for library in LIBRARIES:
         try:
-            loaded = marker(ctypes.CDLL(library.soname))
+            loaded = _marker(ctypes.CDLL(library.soname))
         except OSError as error:
             raise ProviderError(f"dry run: the stub of {library.soname} cannot be loaded: {error}") from error
         if loaded != expected:
@@ -168,7 +168,7 @@ def ensure_real() -> None:
 
     For a run on a real GPU, after its session was opened. Raises ProviderError.
     """
-    loaded = [library.soname for library in LIBRARIES if marker_if_loaded(library.soname)]
+    loaded = [library.soname for library in LIBRARIES if _marker_if_loaded(library.soname)]
     if loaded:
         raise ProviderError(f"{', '.join(loaded)} in this process is a stub of the dry run; unset LD_LIBRARY_PATH")
     if os.environ.get(BUILD_VARIABLE):
@@ -177,7 +177,7 @@ def ensure_real() -> None:
         )
 
 
-def marker(library: ctypes.CDLL) -> str | None:
+def _marker(library: ctypes.CDLL) -> str | None:
     """Name of the build of a loaded library; None when it is not a stand-in."""
     try:
         function = getattr(library, MARKER)
@@ -187,10 +187,10 @@ def marker(library: ctypes.CDLL) -> str | None:
     return str(function().decode())
 
 
-def marker_if_loaded(soname: str) -> str | None:
+def _marker_if_loaded(soname: str) -> str | None:
     """Name of the build of `soname` as this process has loaded it; None when it has not, or it is not a stand-in."""
     try:
-        return marker(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+        return _marker(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
     except OSError:
         return None
 
@@ -201,7 +201,7 @@ def default_cache() -> Path:
     Raises ProviderError when there is no place for them.
     """
     kept = cache_folder(KIND)
-    if kept is not None and can_be_written(kept):
+    if kept is not None and _can_be_written(kept):
         return kept
     try:
         return Path(_of_this_process().name)
@@ -211,7 +211,7 @@ def default_cache() -> Path:
         ) from error
 
 
-def can_be_written(folder: Path) -> bool:
+def _can_be_written(folder: Path) -> bool:
     """Whether the folder is there, or can be made, and takes files. A cache that does not is no reason to fail."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -226,7 +226,7 @@ def _of_this_process() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="partita-", ignore_cleanup_errors=True)
 
 
-def loadable(cache: Path) -> Path:
+def _loadable(cache: Path) -> Path:
     """The absolute path of `cache`. Raises ProviderError when the loader would take its name for something else."""
     path = cache.absolute()
     if any(mark in str(path) for mark in ":;$"):  # separators and variables of LD_LIBRARY_PATH
@@ -236,7 +236,7 @@ def loadable(cache: Path) -> Path:
     return path
 
 
-def c_source(library: Library) -> str:
+def _c_source(library: Library) -> str:
     """Complete C text of one stand-in."""
     parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
     if library.source:
@@ -244,7 +244,7 @@ def c_source(library: Library) -> str:
     return "\n".join([*parts, *(f"HARMLESS({name})" for name in library.harmless_names()), ""])
 
 
-def build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
+def _build_name(provider_library: Path, sources: Mapping[str, str]) -> str:
     """Name of the build for these bytes and this source. Raises ProviderError when the library cannot be read."""
     try:
         with provider_library.open("rb") as stream:
@@ -265,7 +265,7 @@ def runtime_version(provider_library: Path) -> str:
     )
 
 
-def find_compiler() -> list[str]:
+def _find_compiler() -> list[str]:
     """Command of the C compiler: the variable CC, or the first of cc, gcc and clang. Raises ProviderError."""
     try:
         chosen = shlex.split(os.environ.get("CC", ""))
@@ -281,13 +281,13 @@ def find_compiler() -> list[str]:
     raise ProviderError(f"the dry run needs a C compiler, and {missing}; install gcc or clang, or set CC")
 
 
-def compile_library(
+def _compile_library(
     folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], build: str, compiler: list[str]
 ) -> None:
     """Build one stand-in in `folder`. Raises ProviderError with the compiler's first complaint."""
     text, script = folder / "source.c", folder / "versions.map"
     text.write_text(source, encoding="utf-8")
-    script.write_text(version_script(symbols), encoding="utf-8")
+    script.write_text(_version_script(symbols), encoding="utf-8")
     command = [
         *compiler,
         *FLAGS,
@@ -322,7 +322,7 @@ def compile_library(
         )
 
 
-def version_script(symbols: Mapping[str, str | None]) -> str:
+def _version_script(symbols: Mapping[str, str | None]) -> str:
     """Linker script that exports `symbols` with their versions, the marker, and nothing else.
 
     A library in which only some symbols have a version gives the others the first one; the loader accepts that.
@@ -345,7 +345,7 @@ def write_record(folder: Path, build: str, symbols: int) -> None:
     (folder / RECORD).write_text(json.dumps({"build": build, "symbols": symbols, "files": files}), encoding="utf-8")
 
 
-def stored(folder: Path, *, built: bool = False) -> StandIns | None:
+def _stored(folder: Path, *, built: bool = False) -> StandIns | None:
     """The stand-ins in `folder`; None when it is missing, or not as it was written."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -359,20 +359,20 @@ def stored(folder: Path, *, built: bool = False) -> StandIns | None:
     return StandIns(folder, folder.name, version, tuple(files), symbols, built) if whole and files else None
 
 
-def publish(unfinished: Path, folder: Path) -> None:
+def _publish(unfinished: Path, folder: Path) -> None:
     """Give a finished build its name. What another process built meanwhile stays; a damaged build is replaced."""
-    if stored(folder):
+    if _stored(folder):
         return
     try:
         if folder.exists():
             folder.rename(Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent)) / "damaged")
         unfinished.rename(folder)
     except OSError:
-        if not stored(folder):  # otherwise another process was faster
+        if not _stored(folder):  # otherwise another process was faster
             raise
 
 
-def remove_unfinished(cache: Path) -> None:
+def _remove_unfinished(cache: Path) -> None:
     """Delete what interrupted builds left behind."""
     for path in cache.glob(f"{UNFINISHED}*"):
         try:

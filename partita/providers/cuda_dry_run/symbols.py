@@ -214,12 +214,12 @@ def read_wanted(library: Path) -> Wanted:
                 for tag in section(file, library, ".dynamic").iter_tags("DT_NEEDED")
                 if OF_CUDA.match(tag.needed)
             )
-            return Wanted(needed, tuple(undefined_symbols(file, library)))
+            return Wanted(needed, tuple(_undefined_symbols(file, library)))
     except ELFError as error:
         raise ProviderError(f"{library}: not a shared library ({error}); reinstall onnxruntime-gpu") from error
 
 
-def undefined_symbols(file: Any, library: Path) -> Iterator[tuple[str, str | None, str | None]]:
+def _undefined_symbols(file: Any, library: Path) -> Iterator[tuple[str, str | None, str | None]]:
     """Name, version and library of every undefined symbol of CUDA."""
     by_index = {
         version["vna_other"]: (version.name, origin.name)
@@ -252,7 +252,7 @@ def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
     by_soname = {library.soname: library for library in LIBRARIES}
     strangers = [soname for soname in wanted.sonames if soname not in by_soname]
     if strangers:
-        raise ProviderError(unknown_libraries(strangers, build))
+        raise ProviderError(_unknown_libraries(strangers, build))
     result: dict[str, dict[str, str | None]] = {
         library.soname: dict.fromkeys(sorted(library.names())) if library.lazy else {} for library in LIBRARIES
     }
@@ -272,7 +272,7 @@ def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
     return result
 
 
-def unknown_libraries(sonames: list[str], build: str) -> str:
+def _unknown_libraries(sonames: list[str], build: str) -> str:
     """One line on CUDA libraries that have no stand-in."""
     stems = {library.stem for library in LIBRARIES}
     if any(soname.partition(".so")[0] in stems for soname in sonames):

@@ -53,7 +53,7 @@ class Outcome:
     """The ONNX file that ran."""
 
 
-def cursor_writer(role: str, new_tokens: int) -> Cursor | None:
+def _cursor_writer(role: str, new_tokens: int) -> Cursor | None:
     """How an input of `role` follows from the starts when S = `new_tokens`; None for inputs that are no cursor."""
     steps, last = np.arange(new_tokens), new_tokens - 1
     writers: dict[str, Cursor] = {
@@ -81,16 +81,16 @@ class BoundGraph:
         self.binding = session.binding()
         cache.bind(self.binding)
         self.rows = rows
-        shapes = port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size)
+        shapes = _port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size)
         inputs = bound(graph.inputs, shapes, self.binding.bind_input)
         outputs = bound(graph.outputs, shapes, self.binding.bind_output)
-        self.tokens = required(inputs, "tokens", graph.file).host
-        self._logits = required(outputs, "logits", graph.file)
+        self.tokens = _required(inputs, "tokens", graph.file).host
+        self._logits = _required(outputs, "logits", graph.file)
         self._wide = np.empty((contract.batch_size, contract.vocab_size), np.float32)
         self._chosen = inputs["logits_rows"].host if "logits_rows" in inputs else None
         self._columns = {position: position for position in range(rows)}
         self._cursors = [
-            (writer, buffer.host) for role, buffer in inputs.items() if (writer := cursor_writer(role, new_tokens))
+            (writer, buffer.host) for role, buffer in inputs.items() if (writer := _cursor_writer(role, new_tokens))
         ]
         self._rope = inputs["rope_length"].host if "rope_length" in inputs else None
         self._moving = moving(self.binding, session.wanted_memory, [port.name for port in graph.inputs], cache)
@@ -237,7 +237,7 @@ def bound(
     return buffers
 
 
-def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+def _port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
     """Shape of a buffer by role, for B = `batch`, S = `new_tokens`, K = `rows`."""
     return {
         "tokens": (batch, new_tokens),
@@ -252,7 +252,7 @@ def port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict
     }
 
 
-def required(buffers: dict[str, Buffer], role: str, file: str) -> Buffer:
+def _required(buffers: dict[str, Buffer], role: str, file: str) -> Buffer:
     """The buffer of a role that no graph can do without."""
     if role not in buffers:
         raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)

@@ -68,7 +68,9 @@ class Engine:
 
         Raises GenerationError when there is none, for a bad prompt, and where a row cannot begin beside the others.
         """
-        check_prompt(request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt")
+        _check_prompt(
+            request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt"
+        )
         if None not in self.rows:
             raise GenerationError(
                 f"no row of the batch is free; wait for one to finish, or export with a larger {spelled('batch_size')}"
@@ -78,7 +80,7 @@ class Engine:
         if not cache.begins_rows_apart and any(
             filled or other.known != len(request.prompt) for other, filled in others
         ):
-            raise not_apart("a prompt that begins beside others")
+            raise _not_apart("a prompt that begins beside others")
         cache.release_row(row)
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
         return row
@@ -93,7 +95,7 @@ class Engine:
         budget, also when it had finished. Raises GenerationError for tokens that it cannot take.
         """
         entry, contract = self.row(row), self.executor.contract
-        check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
+        _check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
         if entry.known + len(tokens) > contract.max_length:
             raise GenerationError(
                 f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
@@ -133,12 +135,12 @@ class Engine:
         """
         self.reread_if_outgrown()
         graphs, filled = self.executor.graphs, self.executor.cache.filled
-        views = [row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
+        views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
         plan = plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
         if plan is None:
             return None
         graph = self.executor.prepare(plan)
-        write_tokens(graph.tokens, plan, self.rows, filled)
+        _write_tokens(graph.tokens, plan, self.rows, filled)
         again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))
         if self.executor.takes_rope_length:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
@@ -224,12 +226,12 @@ class Engine:
         return max(asked, max(going, default=0) if plan.reads else self.next_length())
 
 
-def row_view(row: Row | None, filled: int) -> RowView:
+def _row_view(row: Row | None, filled: int) -> RowView:
     """A row for the planner; a free one has nothing to do and nothing to lose."""
     return RowView(0, 0, live=False) if row is None else row.view(filled)
 
 
-def write_tokens(
+def _write_tokens(
     tokens: npt.NDArray[np.int64], plan: StepPlan, rows: Sequence[Row | None], filled: Sequence[int]
 ) -> None:
     """Fill [B, S] with the rows' own tokens, and padding after them."""
@@ -296,12 +298,12 @@ def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
             f"{spelled('batch_size', max(len(prompts), 1))}"
         )
     for row, prompt in enumerate(prompts):
-        check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
+        _check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
     if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
-        raise not_apart("prompts of different lengths")
+        raise _not_apart("prompts of different lengths")
 
 
-def not_apart(what: str) -> GenerationError:
+def _not_apart(what: str) -> GenerationError:
     """Rows that cannot begin at different steps."""
     return GenerationError(
         f"{what}: one row's part of a bfloat16 state on this device cannot be zeroed; give prompts of equal length "
@@ -309,7 +311,7 @@ def not_apart(what: str) -> GenerationError:
     )
 
 
-def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
+def _check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
     """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it."""
     if not len(prompt):
         raise GenerationError(f"{where} is empty; give at least one token to begin with")

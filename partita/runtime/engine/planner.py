@@ -88,10 +88,10 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
     if not most:
         return None
     if most == 1 and not any(row.reads for row in rows):
-        return decode_step(rows, ready, graphs)
-    turn = ready if graphs.padding_is_safe else aligned(rows)
+        return _decode_step(rows, ready, graphs)
+    turn = ready if graphs.padding_is_safe else _aligned(rows)
     reads = any(row.reads and count for row, count in zip(rows, turn, strict=True))
-    graph, size = choose_graph(rows, turn, graphs, most_tokens, reads=reads)
+    graph, size = _choose_graph(rows, turn, graphs, most_tokens, reads=reads)
     take = tuple(min(count, size) for count in turn)
     ends = tuple((row, take[row] - 1) for row, view in enumerate(rows) if 0 < view.pending == take[row])
     return StepPlan(
@@ -101,14 +101,14 @@ def plan_step(rows: Sequence[RowView], graphs: Graphs, most_tokens: int) -> Step
         # What is written over the last token of a full row is never read: it is fed nothing more, and a row that goes
         # back is fed its last known token once more (`Engine.rewind`).
         starts=tuple(min(row.filled, graphs.max_length - size) for row in rows),
-        positions=wanted_positions(rows, take, ends, graphs.logits_rows if graph == "prefill" else None),
+        positions=_wanted_positions(rows, take, ends, graphs.logits_rows if graph == "prefill" else None),
         ends=ends,
         begins=tuple(index for index, row in enumerate(rows) if take[index] and not row.filled),
         reads=reads,
     )
 
 
-def decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) -> StepPlan:
+def _decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) -> StepPlan:
     """One token of each row that has one: what nearly every step of a generation is."""
     last = graphs.max_length - 1
     return StepPlan(
@@ -122,7 +122,7 @@ def decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) -
     )
 
 
-def aligned(rows: Sequence[RowView]) -> list[int]:
+def _aligned(rows: Sequence[RowView]) -> list[int]:
     """[B]: tokens that each row may be fed where padding would spoil a state: one number, or 0 for a row that waits."""
     begun = [row.pending for row in rows if row.pending and row.filled]
     longest = max(begun) if begun else max(row.pending for row in rows)
@@ -133,7 +133,7 @@ def aligned(rows: Sequence[RowView]) -> list[int]:
     return [count if go else 0 for go in goes]
 
 
-def choose_graph(
+def _choose_graph(
     rows: Sequence[RowView], turn: Sequence[int], graphs: Graphs, most_tokens: int, *, reads: bool
 ) -> tuple[GraphName, int]:
     """The graph, and S. `turn` [B]: tokens that each row may be fed."""
@@ -152,7 +152,7 @@ def choose_graph(
     return ("prefill", fixed) if usable else ("decode", 1)
 
 
-def wanted_positions(
+def _wanted_positions(
     rows: Sequence[RowView], take: Sequence[int], ends: Sequence[tuple[int, int]], most: int | None
 ) -> tuple[int, ...]:
     """Positions whose logits somebody wants: the last ones, where the graph gives fewer. At least one."""

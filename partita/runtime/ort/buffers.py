@@ -149,7 +149,7 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
             buffer = Buffer(value, None, dtype, memory, size)
             buffer.clear()
             return buffer
-        value, session = kept(keeper, host_buffer(shape, dtype), device_id)
+        value, session = _kept(keeper, host_buffer(shape, dtype), device_id)
         return Buffer(value, None, dtype, memory, size, keeps=session)
     except NATIVE_ERRORS as error:
         # The frames hold what is left of the keeper; it has to go before its device does.
@@ -157,7 +157,7 @@ def device_buffer(shape: Sequence[int], dtype: str, memory: str, device_id: int,
         raise buffer_error(size, memory, error) from error.with_traceback(None)
 
 
-def kept(keeper: Callable[[], Any], zeros: Buffer, device_id: int) -> tuple[Any, Any]:
+def _kept(keeper: Callable[[], Any], zeros: Buffer, device_id: int) -> tuple[Any, Any]:
     """A device tensor of the shape and dtype of `zeros`, and the session that keeps its memory."""
     session = keeper()
     binding = session.io_binding()

@@ -49,29 +49,29 @@ def parse_profile(text: str, runs: Sequence[tuple[str, int]]) -> tuple[tuple[Nod
     Both empty when it cannot be read. `runs` says phase and new tokens per row of each session run, in the order of the
     `model_run` events. A run that the profile has and `runs` has not (one that failed) is left out, with its nodes.
     """
-    entries = profile_entries(text)
+    entries = _profile_entries(text)
     timed = sorted((e for e in entries if e.get("name") == "model_run"), key=lambda e: int(e["ts"]))
     windows = tuple(
         RunWindow(run=index, phase=phase, tokens=tokens, start_us=int(entry["ts"]), host_us=int(entry["dur"]))
         for index, (entry, (phase, tokens)) in enumerate(zip(timed, runs, strict=False))
     )
     nodes = [e for e in entries if e.get("cat") == "Node" and str(e.get("name", "")).endswith(NODE_SUFFIX)]
-    return node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows), windows
+    return _node_events(sorted(nodes, key=lambda e: int(e["ts"])), windows), windows
 
 
-def profile_entries(text: str) -> list[dict[str, Any]]:
+def _profile_entries(text: str) -> list[dict[str, Any]]:
     """Events of a profile; none when it is not one.
 
     ONNX Runtime 1.27 and older writes names as they are, with their quotes, backslashes and newlines. A backslash can
     look like an escape then, but a node that is opened has no control character in its name.
     """
-    entries = json_list(text)
+    entries = _json_list(text)
     if entries is None or any(CONTROL.search(str(entry.get("name"))) for entry in entries):
-        entries = json_list(EVENT_NAME.sub(escaped, text)) or entries
+        entries = _json_list(EVENT_NAME.sub(_escaped, text)) or entries
     return entries or []
 
 
-def json_list(text: str) -> list[dict[str, Any]] | None:
+def _json_list(text: str) -> list[dict[str, Any]] | None:
     """The objects in a JSON list; None when the text is none."""
     try:
         entries = json.loads(text)
@@ -80,7 +80,7 @@ def json_list(text: str) -> list[dict[str, Any]] | None:
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else None
 
 
-def escaped(event: re.Match[str]) -> str:
+def _escaped(event: re.Match[str]) -> str:
     """The name of an event as JSON writes it."""
     return f"{event[1]}{json.dumps(event[2])[1:-1]}{event[3]}"
 
@@ -92,7 +92,7 @@ def unread_profile(steps: int, windows: Sequence[RunWindow]) -> tuple[str, ...]:
     return ("the profile that ONNX Runtime wrote cannot be read, so times and copies between nodes are unknown",)
 
 
-def node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -> tuple[NodeEvent, ...]:
+def _node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -> tuple[NodeEvent, ...]:
     """Events in order of time, each in the run during which it began."""
     starts = [window.start_us for window in windows]
     orders = [count() for _ in windows]
@@ -100,11 +100,11 @@ def node_events(nodes: Sequence[dict[str, Any]], windows: Sequence[RunWindow]) -
     for entry in nodes:
         run = bisect_right(starts, int(entry["ts"])) - 1
         if run >= 0 and int(entry["ts"]) <= windows[run].start_us + windows[run].host_us:
-            events.append(node_event(entry, run, next(orders[run])))
+            events.append(_node_event(entry, run, next(orders[run])))
     return tuple(events)
 
 
-def node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
+def _node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
     """One profile entry as a fact."""
     arguments = entry["args"]
     return NodeEvent(
@@ -116,11 +116,11 @@ def node_event(entry: Mapping[str, Any], run: int, order: int) -> NodeEvent:
         start_us=int(entry["ts"]),
         host_us=int(entry["dur"]),
         output_bytes=int(arguments.get("output_size", 0)),
-        output_shapes=tuple(shape_text(tensor) for tensor in arguments.get("output_type_shape", ())),
+        output_shapes=tuple(_shape_text(tensor) for tensor in arguments.get("output_type_shape", ())),
     )
 
 
-def shape_text(tensor: Mapping[str, Sequence[int]]) -> str:
+def _shape_text(tensor: Mapping[str, Sequence[int]]) -> str:
     """`{"float": [1, 12]}` as float32[1,12]."""
     parts = ((dtypes.usual(dtype), ",".join(str(size) for size in shape)) for dtype, shape in tensor.items())
     return ", ".join(f"{dtype}[{shape}]" for dtype, shape in parts)

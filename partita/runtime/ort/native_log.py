@@ -43,16 +43,16 @@ def captured_output() -> Iterator[Captured]:
 
 def _captured() -> Iterator[Captured]:
     captured = Captured()
-    fill_missing()
+    _fill_missing()
     saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
     with tempfile.TemporaryFile() as sink:
         try:
-            flush_python_output()
+            _flush_python_output()
             for descriptor in saved:
                 os.dup2(sink.fileno(), descriptor)
             yield captured
         finally:
-            flush_python_output()
+            _flush_python_output()
             for descriptor, copy in saved.items():
                 os.dup2(copy, descriptor)
                 os.close(copy)
@@ -60,7 +60,7 @@ def _captured() -> Iterator[Captured]:
             captured.lines = clean_lines(sink.read().decode("utf-8", errors="replace"))
 
 
-def fill_missing() -> None:
+def _fill_missing() -> None:
     """Open the descriptors 1 and 2 to nowhere where the process lacks them: the next file would get their numbers."""
     for descriptor in (1, 2):
         try:
@@ -72,7 +72,7 @@ def fill_missing() -> None:
                 os.close(null)
 
 
-def flush_python_output() -> None:
+def _flush_python_output() -> None:
     """Python's own lines belong on the side of the redirection on which they were written."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

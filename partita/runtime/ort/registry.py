@@ -77,10 +77,10 @@ def available_ort_names() -> tuple[str, ...]:
 
 def ep_devices() -> tuple[EpDevice, ...]:
     """Devices of all providers, plugins that were registered included; empty where ONNX Runtime cannot list them."""
-    return tuple(describe_device(device) for device in native_devices())
+    return tuple(_describe_device(device) for device in _native_devices())
 
 
-def native_devices() -> tuple[Any, ...]:
+def _native_devices() -> tuple[Any, ...]:
     """ONNX Runtime's own device objects; versions before 1.22 have none."""
     return tuple(ort.get_ep_devices()) if hasattr(ort, "get_ep_devices") else ()
 
@@ -88,22 +88,22 @@ def native_devices() -> tuple[Any, ...]:
 def hardware_kinds() -> tuple[str, ...]:
     """CPU, GPU or NPU for each device that ONNX Runtime finds by itself, whatever provider could use it."""
     listing = getattr(NATIVE, "get_hardware_devices", None)  # since 1.24
-    return tuple(kind_of(device) for device in listing()) if listing else ()
+    return tuple(_kind_of(device) for device in listing()) if listing else ()
 
 
-def kind_of(hardware: Any) -> str:
+def _kind_of(hardware: Any) -> str:
     """CPU, GPU or NPU."""
     return str(hardware.type).rpartition(".")[2]
 
 
-def describe_device(device: Any) -> EpDevice:
+def _describe_device(device: Any) -> EpDevice:
     """One device as plain data."""
     hardware = device.device
     about = {f"ep.{key}": str(value) for key, value in dict(device.ep_metadata).items()}
     return EpDevice(
         ort_name=str(device.ep_name),
         ep_vendor=str(device.ep_vendor),
-        kind=kind_of(hardware),
+        kind=_kind_of(hardware),
         vendor=str(hardware.vendor),
         vendor_id=int(hardware.vendor_id),
         device_id=int(hardware.device_id),
@@ -118,9 +118,9 @@ def register_library(name: str, path: Path) -> tuple[str, ...]:
     what ONNX Runtime raises when the library cannot be loaded.
     """
     if path not in OFFERED:
-        before = len(native_devices())
+        before = len(_native_devices())
         ort.register_execution_provider_library(name, str(path))
-        OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in native_devices()[before:]))
+        OFFERED[path] = tuple(dict.fromkeys(str(device.ep_name) for device in _native_devices()[before:]))
     return OFFERED[path]
 
 
@@ -154,7 +154,7 @@ def provider_options(options: Any, ort_name: str, given: Mapping[str, str], pref
     provider comes from a registered library.
     """
     if plugin:
-        options.add_provider_for_devices([d for d in native_devices() if d.ep_name == ort_name], dict(given))
+        options.add_provider_for_devices([d for d in _native_devices() if d.ep_name == ort_name], dict(given))
         return []
     if prefix:
         for name, value in given.items():

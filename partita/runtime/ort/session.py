@@ -105,23 +105,23 @@ class Session:
         self.profiling = opening.observe
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
-        self._assigned = assigned_nodes(native)
-        self._inputs_in = places(native.get_inputs(), native.get_input_memory_infos())
-        self._outputs_in = places(native.get_outputs(), native.get_output_memory_infos())
-        self.plan = read_plan(plan_path(folder))
-        self.plan_devices = read_devices(plan_path(folder))
+        self._assigned = _assigned_nodes(native)
+        self._inputs_in = _places(native.get_inputs(), native.get_input_memory_infos())
+        self._outputs_in = _places(native.get_outputs(), native.get_output_memory_infos())
+        self.plan = _read_plan(_plan_path(folder))
+        self.plan_devices = _read_devices(_plan_path(folder))
         if not opening.observe:
             folder.cleanup()
 
     @property
     def inputs(self) -> tuple[PortInfo, ...]:
         """Inputs that a run has to be given, in the order of the file."""
-        return tuple(port_info(port) for port in self._native.get_inputs())
+        return tuple(_port_info(port) for port in self._native.get_inputs())
 
     @property
     def outputs(self) -> tuple[PortInfo, ...]:
         """Outputs, in the order of the file."""
-        return tuple(port_info(port) for port in self._native.get_outputs())
+        return tuple(_port_info(port) for port in self._native.get_outputs())
 
     @property
     def wanted_memory(self) -> dict[str, str]:
@@ -143,7 +143,7 @@ class Session:
         if (dtype, rank) not in self._keepers:
             options = ort.SessionOptions()
             options.log_severity_level = FATAL
-            providers = chosen_providers(options, [owner])
+            providers = _chosen_providers(options, [owner])
             self._keepers[dtype, rank] = ort.InferenceSession(
                 keeper_model(dtype, rank), options, providers=providers, enable_fallback=0
             )
@@ -189,7 +189,7 @@ class Session:
             self.close()
 
 
-def assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
+def _assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
     """Nodes by provider, from ONNX Runtime's assignment list; None when this build has none."""
     if not hasattr(native, "get_provider_graph_assignment_info"):
         return None
@@ -200,7 +200,7 @@ def assigned_nodes(native: Any) -> tuple[AssignedNode, ...] | None:
     )
 
 
-def port_info(port: Any) -> PortInfo:
+def _port_info(port: Any) -> PortInfo:
     """One input or output as plain data."""
     return PortInfo(str(port.name), str(port.type), tuple(port.shape or ()))
 
@@ -213,7 +213,7 @@ class Place:
     device_id: int
 
 
-def places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
+def _places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
     """The memory of each port."""
     return {str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)}
 
@@ -286,22 +286,22 @@ def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> S
     retries on the CPU provider that the Python package makes by itself are off.
     """
     with held():  # a signal cannot end native code, and behind it there must be a session that can be closed
-        return open_held(path, active, opening)
+        return _open_held(path, active, opening)
 
 
-def open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
+def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:
     """The same, while signals are held."""
     folder = temporary_directory()
     captured, began = Captured(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stand-ins
-        options = session_options(folder, active, opening, path.parent)
+        options = _session_options(folder, active, opening, path.parent)
         with captured_output() as captured:
             try:
-                ort.set_default_logger_severity(log_level(opening))
+                ort.set_default_logger_severity(_log_level(opening))
                 native = ort.InferenceSession(
-                    opening.model or path, options, providers=chosen_providers(options, active), enable_fallback=0
+                    opening.model or path, options, providers=_chosen_providers(options, active), enable_fallback=0
                 )
             except NATIVE_ERRORS as error:
                 # The frames hold the half-open session. It logs when it goes, which must be while that is captured.
@@ -319,14 +319,14 @@ def open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Ses
         raise
 
 
-def log_level(opening: Opening) -> int:
+def _log_level(opening: Opening) -> int:
     """Severity from which ONNX Runtime's log is kept."""
     if opening.verbose:
         return VERBOSE
     return INFO if opening.explain or (opening.observe and not opening.quiet) else WARNING
 
 
-def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
+def _chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | None:
     """Providers and their options as ONNX Runtime takes them. With a plugin among them all go into `options`."""
     plugins = any(resolution.library is not None for resolution in active)
     listed: list[Any] = []
@@ -343,17 +343,17 @@ def chosen_providers(options: Any, active: Sequence[Resolution]) -> list[Any] | 
     return None if plugins else listed
 
 
-def session_options(
+def _session_options(
     folder: tempfile.TemporaryDirectory[str], active: Sequence[Resolution], opening: Opening, weights: Path
 ) -> Any:
     """Options of one session; `weights` is where the model's external data lies."""
     options = ort.SessionOptions()
-    options.log_severity_level = log_level(opening)
+    options.log_severity_level = _log_level(opening)
     options.intra_op_num_threads = opening.threads or 0
     if not opening.optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     config = {
-        "session.node_partition_config_file": str(plan_path(folder)),
+        "session.node_partition_config_file": str(_plan_path(folder)),
         "session.record_ep_graph_assignment_info": "1",
         **opening.config,
     }
@@ -373,16 +373,16 @@ def session_options(
     return options
 
 
-def plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
+def _plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
     """Where ONNX Runtime writes its plan. It must not exist: ONNX Runtime would obey it instead."""
     return Path(folder.name) / "plan.json"
 
 
-def read_devices(path: Path) -> tuple[str, ...] | None:
+def _read_devices(path: Path) -> tuple[str, ...] | None:
     """Kind of device per stream; None when ONNX Runtime wrote no plan."""
     return parse_plan_devices(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def read_plan(path: Path) -> tuple[tuple[str, ...], ...] | None:
+def _read_plan(path: Path) -> tuple[tuple[str, ...], ...] | None:
     """Node names per stream; None when ONNX Runtime wrote no plan."""
     return parse_plan(path.read_text(encoding="utf-8")) if path.is_file() else None

@@ -65,11 +65,11 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
             left.update(operators)
         elif answer is None or answer.outcome != "taken":
             unasked += len(operators)
-    fails = "" if left else failure_over(graph, lab)
+    fails = "" if left else _failure_over(graph, lab)
     return Asked(len(graph.nodes), dict(left), fails, unasked)
 
 
-def failure_over(graph: Graph, lab: Lab) -> str:
+def _failure_over(graph: Graph, lab: Lab) -> str:
     """What the provider says when it fails over the whole graph; empty when it does not, or the graph is too large."""
     try:
         model = part_model(graph, tuple(graph.nodes))

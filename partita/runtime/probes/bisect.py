@@ -65,9 +65,9 @@ def find_rejected(search: Search) -> RejectedPart | None:
     try:
         if not search.fails(best):
             return None
-        best = shortest_beginning(search, best)
-        best = latest_start(search, best)
-        best = without_others(search, best)
+        best = _shortest_beginning(search, best)
+        best = _latest_start(search, best)
+        best = _without_others(search, best)
         minimal = True
     except OutOfTimeError:
         if not search.said:
@@ -77,7 +77,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
     return RejectedPart(best, search.said[best], minimal, search.tries, company=company, untried=search.untried)
 
 
-def shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+def _shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
     """The shortest beginning of `names`, which fail, that fails too."""
     low, high = 0, len(names)
     while high - low > 1:
@@ -89,7 +89,7 @@ def shortest_beginning(search: Search, names: tuple[str, ...]) -> tuple[str, ...
     return names[:high]
 
 
-def latest_start(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+def _latest_start(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
     """The shortest end of `names`, which fail, that fails too."""
     low, high = 0, len(names)
     while high - low > 1:
@@ -101,7 +101,7 @@ def latest_start(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
     return names[low:]
 
 
-def without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
+def _without_others(search: Search, names: tuple[str, ...]) -> tuple[str, ...]:
     """`names` without everything that can go while they still fail, in pieces that get smaller."""
     size = max(len(names) // 2, 1)
     while len(names) > 1:

@@ -100,14 +100,14 @@ def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[
         "build": build,
         "provider": provider.ort_name,
         "options": resolution.provider_options,
-        "library": stamp(resolution.library),
+        "library": _stamp(resolution.library),
         "devices": [asdict(entry) for entry in ep_devices()],
         "hardware": list(hardware_kinds()),
         "variables": {name: value for name, value in environment.items() if name in chosen or name.startswith(PREFIX)},
     }
 
 
-def stamp(library: Path | None) -> list[Any]:
+def _stamp(library: Path | None) -> list[Any]:
     """Path, size and time of a plugin library."""
     if library is None:
         return []

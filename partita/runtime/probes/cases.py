@@ -78,7 +78,7 @@ class Graph:
 
         Sizes that only the run has shown are sizes of the run: in the file they stay unknown.
         """
-        seen = dict(seen_types(self, outputs))
+        seen = dict(_seen_types(self, outputs))
         sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
         return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes})
 
@@ -127,7 +127,7 @@ def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
 
 def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
     """The same for a model without a file. `folder`: where weights outside the model lie."""
-    proto, defaults = without_defaults(one_meaning(inlined(proto)))
+    proto, defaults = without_defaults(one_meaning(_inlined(proto)))
     fixed = tensor_types(proto, sizes)
     constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
     return Graph(
@@ -142,7 +142,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
     )
 
 
-def seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
+def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
     """Types of tensors from what their nodes were seen to make, written as float32[1,12]."""
     for name, texts in outputs.items():
         node = graph.nodes.get(name)
@@ -164,7 +164,7 @@ def read_type(text: str) -> onnx.TypeProto | None:
     return tensor_type(element.number, [int(part) for part in sizes])
 
 
-def inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them."""
     import onnx
     import onnx.inliner
@@ -192,10 +192,10 @@ def node_case(graph: Graph, name: str) -> Case:
     outputs = dict(zip(filter(None, original.output), free_names("o", inside), strict=False))
     for position, old in enumerate(original.output):
         node.output[position] = outputs.get(old, "")
-    feeds = tuple(make_feed(graph, old, new) for old, new in plain.items())
+    feeds = tuple(_make_feed(graph, old, new) for old, new in plain.items())
     fixed = {new: graph.fixed[old] for old, new in plain.items() if is_fixed(graph.fixed.get(old))}
     folded, given = (
-        {new: light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
+        {new: _light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
         for known in (graph.folded, graph.given)
     )
     return Case(
@@ -216,18 +216,18 @@ def plain_domain(domain: str) -> str:
     return "" if domain == "ai.onnx" else domain
 
 
-def make_feed(graph: Graph, old: str, new: str) -> Feed:
+def _make_feed(graph: Graph, old: str, new: str) -> Feed:
     """The feed that stands for the tensor `old` of the graph. Raises CannotProbeError."""
     constant = graph.constants.get(old)
     if constant is not None:
-        return Feed(new, tensor_type(constant.data_type, constant.dims), light_constant(constant, new, graph.folder))
+        return Feed(new, tensor_type(constant.data_type, constant.dims), _light_constant(constant, new, graph.folder))
     kind = graph.types.get(old) or graph.fixed.get(old)
     if kind is None:
         raise CannotProbeError(f"the type of its input {old!r} is not known")
     return Feed(new, kind)
 
 
-def light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
+def _light_constant(tensor: onnx.TensorProto, name: str, folder: Path) -> onnx.TensorProto:
     """A constant with its values when they are few, else with zeros."""
     import onnx
 
@@ -288,15 +288,15 @@ def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
 
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(case.node)
-    after = add_company(graph, case.feeds, case.signed_output) if company else ""
-    add_feeds(graph, case.feeds)
+    after = _add_company(graph, case.feeds, case.signed_output) if company else ""
+    _add_feeds(graph, case.feeds)
     for name in (*case.node.output, after):
         if name:
             graph.output.add(name=name)
     return graph
 
 
-def add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:
+def _add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:
     """Put a Neg before the only node, or after it where no input can be negated; the output that it adds, if any."""
     import onnx
 
@@ -331,13 +331,13 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, compan
     needed = dict.fromkeys(name for node in chosen for name in reads(node) if name not in made)
     feeds = []
     for name in needed:
-        feed = make_feed(graph, name, name)
+        feed = _make_feed(graph, name, name)
         if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
             feed = replace(feed, kind=graph.fixed[name])
         feeds.append(feed)
     if company and len(chosen) == 1:
-        add_company(part, feeds, "")
-    add_feeds(part, feeds)
+        _add_company(part, feeds, "")
+    _add_feeds(part, feeds)
     outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in reads(node)}
     outside |= {port.name for port in graph.proto.graph.output}
     read_inside = {name for node in chosen for name in reads(node)}
@@ -354,7 +354,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, compan
     return finish(part, opsets, graph.proto.ir_version, called(graph.proto, chosen))
 
 
-def add_feeds(graph: onnx.GraphProto, feeds: Sequence[Feed]) -> None:
+def _add_feeds(graph: onnx.GraphProto, feeds: Sequence[Feed]) -> None:
     """Constants as initializers, the others as inputs."""
     for feed in feeds:
         if feed.constant is not None:

@@ -124,14 +124,14 @@ def try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
     try:
         session = open_native(path, [resolution], opening)
     except NativeFailureError as failure:
-        return failed(failure, resolution, one_node, legal=lambda: legal_elsewhere(path))
+        return failed(failure, resolution, one_node, legal=lambda: _legal_elsewhere(path))
     try:
-        return opened(session, resolution, one_node)
+        return _opened(session, resolution, one_node)
     finally:
         session.close()
 
 
-def legal_elsewhere(path: Path) -> bool:
+def _legal_elsewhere(path: Path) -> bool:
     """Whether ONNX Runtime accepts the model without the provider, even if no kernel is found then.
 
     A provider's own complaint can read like one about the model.
@@ -155,7 +155,7 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, 
     from partita.runtime.ort.native_log import HEAD
 
     kind, text = type(failure.error).__name__, LOADING.sub("", one_line(str(failure)))
-    told = reason_in(failure.log, resolution.provider.node_patterns)
+    told = _reason_in(failure.log, resolution.provider.node_patterns)
     if kind == NOBODY:
         return Found("left", told or text)
     illegal = kind in REFUSED or (kind not in ("EPFail", "RuntimeException", "RuntimeError") and ILLEGAL.search(text))
@@ -171,20 +171,20 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, 
     return Found("failed", f"{text}; {more}" if more else text)
 
 
-def opened(session: Session, resolution: Resolution, one_node: bool) -> Found:
+def _opened(session: Session, resolution: Resolution, one_node: bool) -> Found:
     """A session that was opened: the preferred provider has every node, or some are left to the CPU provider."""
     name = resolution.provider.ort_name
     if name not in session.registered:
         return Found("failed", f"ONNX Runtime left {name} out of the session")
     if not one_node:
         return Found("taken", "")
-    said = left_to_cpu(session, resolution.provider.compiles, name)
+    said = _left_to_cpu(session, resolution.provider.compiles, name)
     if said is None:
         if unfolded(session, resolution.provider.compiles):
             return Found("taken", AS_FUNCTION, unfolded=True)
         return Found("taken", "")
     provider = resolution.provider
-    why = reason_in(session.log, provider.node_patterns) or why_in(session.log, provider.says_why)
+    why = _reason_in(session.log, provider.node_patterns) or why_in(session.log, provider.says_why)
     return Found("left", why or said)
 
 
@@ -200,7 +200,7 @@ def unfolded(session: Session, compiles: bool) -> bool:
     return bool(planned) and not any(node == NODE or node.startswith(f"{NODE}_") for node in planned)
 
 
-def left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
+def _left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     """What shows that the node is not with the provider; None when it is.
 
     The list of nodes can lack those of a provider that prefers another layout, and those for which ONNX Runtime puts
@@ -227,7 +227,7 @@ def why_in(log: Sequence[str], expressions: Sequence[str]) -> str:
     return ""
 
 
-def reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
+def _reason_in(log: Sequence[str], patterns: Sequence[LogPattern]) -> str:
     """The line in which the provider says something of the node."""
     from partita.runtime.ort.errors import one_line
     from partita.runtime.ort.native_log import HEAD

@@ -19,7 +19,7 @@ def find_constants(proto: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
     """Constants by name: initializers, dense or sparse, and what Constant nodes make."""
     found = {tensor.name: tensor for graph in all_graphs(proto.graph) for tensor in graph.initializer}
     for graph in all_graphs(proto.graph):
-        found |= {sparse.values.name: dense_zeros(sparse) for sparse in graph.sparse_initializer}
+        found |= {sparse.values.name: _dense_zeros(sparse) for sparse in graph.sparse_initializer}
     for node in all_nodes(proto.graph):
         value = constant_of(node)
         if value is not None:
@@ -57,7 +57,7 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
     value = onnx.helper.get_attribute_value(attribute)
     match attribute.name:
         case "value":
-            return tensor_of(attribute)
+            return _tensor_of(attribute)
         case "value_float" | "value_floats":
             return onnx.numpy_helper.from_array(np.array(value, np.float32), node.output[0])
         case "value_int" | "value_ints":
@@ -65,17 +65,17 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
         case "value_string" | "value_strings":
             return onnx.numpy_helper.from_array(np.array(value, object), node.output[0])
         case "sparse_value":
-            return dense_zeros(attribute.sparse_tensor)
+            return _dense_zeros(attribute.sparse_tensor)
     return None
 
 
-def tensor_of(attribute: onnx.AttributeProto) -> onnx.TensorProto:
+def _tensor_of(attribute: onnx.AttributeProto) -> onnx.TensorProto:
     """The tensor in an attribute."""
     tensor: onnx.TensorProto = attribute.t
     return tensor
 
 
-def dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
+def _dense_zeros(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     """A sparse constant as a dense one of zeros: placement was not seen to depend on values."""
     import math
 

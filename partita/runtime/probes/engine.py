@@ -92,9 +92,9 @@ def probe_run(
         lab = Lab(replace(asked, status="active"), cache_for(asked), began + seconds)
         try:
             if asked.status == "active":
-                facts = probe_nodes(facts, entries, entries[number], models, sizes, lab)
+                facts = _probe_nodes(facts, entries, entries[number], models, sizes, lab)
             else:
-                facts, asked = bisect_run(facts, asked, models, sizes, lab)
+                facts, asked = _bisect_run(facts, asked, models, sizes, lab)
                 resolutions = (*resolutions[:number], asked, *resolutions[number + 1 :])
         finally:
             lab.cache.save()  # also what was found before somebody interrupted it
@@ -157,7 +157,7 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     (session,) = probed.sessions
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
-    answers = [answer_of(session, was, now) for was, now in zip(error.chain, chain, strict=True)]
+    answers = [_answer_of(session, was, now) for was, now in zip(error.chain, chain, strict=True)]
     return refused(error, answers) if any(answer.news for answer in answers) else error
 
 
@@ -174,14 +174,14 @@ class Refusal:
     """Experiments told something."""
 
 
-def answer_of(session: SessionFacts, was: Resolution, now: Resolution) -> Refusal:
+def _answer_of(session: SessionFacts, was: Resolution, now: Resolution) -> Refusal:
     """What came of one provider of the chain, before and after the experiments."""
     entry = chain_entry(now)
     if session.of(entry.provider).rejected is None:
         return Refusal(
             now.provider.name, entry, entry.reason or "", entry.evidence or "", news=entry.reason != was.reason
         )
-    told = explained(session, entry)
+    told = _explained(session, entry)
     return Refusal(now.provider.name, entry, told.reason, told.evidence, news=True)
 
 
@@ -224,14 +224,14 @@ def probe_missing_kernel(
     return NoKernelError(error.what, error.path, error.node, remedy=remedy)
 
 
-def explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
+def _explained(session: SessionFacts, wanted: ChainEntry) -> Skipped:
     """What is to be said of the part that is rejected."""
     part = session.of(wanted.provider).rejected
     assert part is not None
     return why(index_session(session), part.nodes[0], None, UNKNOWN, wanted)
 
 
-def probe_nodes(
+def _probe_nodes(
     facts: RunFacts,
     chain: Sequence[ChainEntry],
     asked: ChainEntry,
@@ -247,11 +247,11 @@ def probe_nodes(
         names = nodes_to_probe(index, chain, asked)
         if not names or session.file not in models:
             continue
-        graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
+        graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
         functions = Functions(graph)
         for name in names:
             try:
-                case = part_case(functions, index, name) if name in index.parts else node_case(graph, name)
+                case = _part_case(functions, index, name) if name in index.parts else node_case(graph, name)
                 key = fingerprint(case_model(case))
             except CannotProbeError as error:
                 found[number][name] = NodeProbe(name, (), str(error))
@@ -268,32 +268,32 @@ def probe_nodes(
     return replace(facts, sessions=sessions)
 
 
-def part_case(functions: Functions, index: SessionIndex, name: str) -> Case:
+def _part_case(functions: Functions, index: SessionIndex, name: str) -> Case:
     """The case of a node without a name. Raises CannotProbeError."""
     ran = index.ran.get(name)
     return functions.case(index.parts[name], index.op_type(name), ran.output_shapes if ran else ())
 
 
-def session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
+def _session_graph(session: SessionFacts, model: OnnxModel, sizes: Sizes) -> Graph:
     """The graph of a session, with types that only its run has shown."""
     return cut_graph(model, sizes).with_seen({event.name: event.output_shapes for event in session.events})
 
 
-def bisect_run(
+def _bisect_run(
     facts: RunFacts, failed: Resolution, models: Mapping[str, OnnxModel], sizes: Mapping[str, Sizes], lab: Lab
 ) -> tuple[RunFacts, Resolution]:
     """The smallest part over which a provider failed, where it does start for other graphs; and what became of it."""
     sessions = []
     for session in facts.sessions:
         if session.file in models:
-            graph = session_graph(session, models[session.file], sizes.get(session.file, {}))
+            graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
             if not lab.starts():
                 return facts, failed
-            if opens_when_fixed(graph, lab):
-                return facts, replace(failed, reason="dynamic_shape", evidence=with_sizes(failed), remedy=FIX)
+            if _opens_when_fixed(graph, lab):
+                return facts, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
             search = Search(graph, lab)
-            part = find_rejected(search) or whole_graph(search, failed)
-            probes = probe_part(graph, part, lab)
+            part = find_rejected(search) or _whole_graph(search, failed)
+            probes = _probe_part(graph, part, lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         sessions.append(session)
     if tuple(sessions) == facts.sessions:
@@ -302,14 +302,14 @@ def bisect_run(
     return replace(facts, sessions=tuple(sessions)), rejected
 
 
-def whole_graph(search: Search, failed: Resolution) -> RejectedPart:
+def _whole_graph(search: Search, failed: Resolution) -> RejectedPart:
     """All nodes, for a provider that opens other graphs and fails over this one only as the file has it."""
     names = tuple(node.name for node in search.graph.proto.graph.node)
     said = failed.evidence or ""
     return RejectedPart(names, said, minimal=False, tries=search.tries, whole=True, untried=search.untried)
 
 
-def opens_when_fixed(graph: Graph, lab: Lab) -> bool:
+def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     """Whether the provider opens the graph once its sizes are fixed, and fails over it as the file has them."""
     names = tuple(node.name for node in graph.proto.graph.node)
     try:
@@ -322,12 +322,12 @@ def opens_when_fixed(graph: Graph, lab: Lab) -> bool:
     return as_it_is is not None and fixed is not None and as_it_is.outcome in FAILED and fixed.outcome == "taken"
 
 
-def with_sizes(resolution: Resolution) -> str:
+def _with_sizes(resolution: Resolution) -> str:
     """The evidence of a provider that needs fixed sizes."""
     return f"with all shapes static the provider loads this graph; unchanged, it fails on it ({resolution.evidence})"
 
 
-def probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
+def _probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
     """Experiments on the nodes that are rejected, when they are few: what about them the provider cannot do.
 
     A node that is rejected only together with others is taken when it is alone.

@@ -77,13 +77,13 @@ def known_values(proto: onnx.ModelProto, fixed: Mapping[str, onnx.TypeProto]) ->
     for node in proto.graph.node:
         if node.domain:
             continue
-        made = evaluate(proto, node, values, fixed)
+        made = _evaluate(proto, node, values, fixed)
         values.update(zip(node.output, made, strict=False))
     kept = {name: value for name, value in values.items() if name and name not in given}
     return {name: onnx.numpy_helper.from_array(value, name) for name, value in kept.items()}
 
 
-def evaluate(
+def _evaluate(
     proto: onnx.ModelProto, node: onnx.NodeProto, values: Mapping[str, Any], fixed: Mapping[str, onnx.TypeProto]
 ) -> tuple[Any, ...]:
     """The outputs of a node when they are known; empty otherwise."""
@@ -96,7 +96,7 @@ def evaluate(
         if kind is None or not is_fixed(kind):
             return ()
         sizes = [size.dim_value for size in kind.tensor_type.shape.dim]
-        return (np.array(slice_of(node, sizes) if node.op_type == "Shape" else math.prod(sizes), np.int64),)
+        return (np.array(_slice_of(node, sizes) if node.op_type == "Shape" else math.prod(sizes), np.int64),)
     if node.op_type == "Constant":
         value = constant_of(node)
         small = value is not None and is_small(value) and value.data_type != onnx.TensorProto.STRING
@@ -111,7 +111,7 @@ def evaluate(
     return tuple(np.asarray(value) for value in made) if all(np.size(value) <= MOST_ELEMENTS for value in made) else ()
 
 
-def slice_of(node: onnx.NodeProto, sizes: list[int]) -> list[int]:
+def _slice_of(node: onnx.NodeProto, sizes: list[int]) -> list[int]:
     """The sizes from attribute start to attribute end of a Shape."""
     limits = {entry.name: entry.i for entry in node.attribute}
     return sizes[limits.get("start", 0) : limits.get("end", len(sizes))]

@@ -97,13 +97,13 @@ class Lab:
             files = written = write_models(folder, waiting)
             while files and self.seconds_left > LEAST_SECONDS and not self.unusable:
                 outcome = self.run_child(folder, tuple(files), one_node)
-                found, begun = read_answers(folder / "answers", files)
+                found, begun = _read_answers(folder / "answers", files)
                 for key, answer in found.items():
                     self.keep(key, answer, answers)
                 ended_over = begun if begun in files and files[begun] not in found else None
                 if outcome.late:
                     break  # the budget is spent, which says nothing of the model that was being tried, or of the start
-                if ended_over is not None and late_with_one(outcome):
+                if ended_over is not None and _late_with_one(outcome):
                     late[ended_over] = crash(outcome, START_SECONDS if not found else MODEL_SECONDS)
                 elif ended_over is not None and not found:
                     self.keep(files[ended_over], crash(outcome, START_SECONDS), answers)
@@ -112,7 +112,7 @@ class Lab:
                     # A model that came before may have left damage behind: only a fresh child shows whose crash it is.
                     files = {ended_over: files[ended_over], **files}
                 if not found and ended_over is None:
-                    self.unusable = why_unusable(outcome, folder / "answers")
+                    self.unusable = _why_unusable(outcome, folder / "answers")
             for file, verdict in late.items():
                 self.keep(written[file], self.try_late(folder, file, one_node) or verdict, answers)
 
@@ -125,7 +125,7 @@ class Lab:
             return None
         (folder / START_FILE).write_bytes(PROBE_MODEL)
         outcome = self.run_child(folder, (START_FILE, file), one_node, patience=PATIENCE)
-        found, begun = read_answers(folder / "answers", {START_FILE: START_FILE, file: file})
+        found, begun = _read_answers(folder / "answers", {START_FILE: START_FILE, file: file})
         if file in found:
             return found[file]
         if begun != file or outcome.late:
@@ -179,11 +179,11 @@ def write_models(folder: Path, models: Mapping[str, onnx.ModelProto]) -> dict[st
     return files
 
 
-def read_answers(path: Path, files: Mapping[str, str]) -> tuple[dict[str, Answer], str]:
+def _read_answers(path: Path, files: Mapping[str, str]) -> tuple[dict[str, Answer], str]:
     """Answers by key, and the model that was begun last."""
     found: dict[str, Answer] = {}
     begun = ""
-    for line in read_lines(path):
+    for line in _read_lines(path):
         if "begun" in line:
             begun = str(line["begun"])
         elif "model" in line:
@@ -192,7 +192,7 @@ def read_answers(path: Path, files: Mapping[str, str]) -> tuple[dict[str, Answer
     return found, begun
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
     """Whole lines of JSON; one that a crash cut off is left out."""
     lines = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
@@ -203,7 +203,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def late_with_one(outcome: ChildOutcome) -> bool:
+def _late_with_one(outcome: ChildOutcome) -> bool:
     """Whether the child was ended by its own alarm, over the model that it was at."""
     return outcome.signal is not None and outcome.signal == getattr(signal, "SIGALRM", None)
 
@@ -212,15 +212,15 @@ def crash(outcome: ChildOutcome, seconds: float) -> Answer:
     """What a child's end says of the model that it was at, which had so many seconds."""
     last = f"; its last output: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     ended = outcome.ended or "ended"
-    if late_with_one(outcome):
+    if _late_with_one(outcome):
         return Answer("timed_out", f"no answer within {seconds:g} s{last}")
     return Answer("crashed", f"its process {ended}{last}")
 
 
-def why_unusable(outcome: ChildOutcome, path: Path) -> str:
+def _why_unusable(outcome: ChildOutcome, path: Path) -> str:
     """Why a child could not try anything."""
-    told = next((str(line["unusable"]) for line in read_lines(path) if "unusable" in line), "")
-    if not told and late_with_one(outcome):
+    told = next((str(line["unusable"]) for line in _read_lines(path) if "unusable" in line), "")
+    if not told and _late_with_one(outcome):
         told = f"the provider did not start within {START_SECONDS:g} s in the process of the experiments"
     last = f"; its last output: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
     return told or f"the process of the experiments {outcome.ended or 'said nothing'} while it started{last}"

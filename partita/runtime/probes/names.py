@@ -18,12 +18,12 @@ OwnNames = Callable[[Collection[str]], Mapping[str, str]]
 """What the tensors that a body defines are to be called."""
 
 
-def unchanged(own: Collection[str]) -> Mapping[str, str]:
+def _unchanged(own: Collection[str]) -> Mapping[str, str]:
     """The names that they have."""
     return {name: name for name in own}
 
 
-def rename(node: onnx.NodeProto, names: Mapping[str, str], own_names: OwnNames = unchanged) -> None:
+def rename(node: onnx.NodeProto, names: Mapping[str, str], own_names: OwnNames = _unchanged) -> None:
     """Give what a node reads other names, in its bodies too, but for what these define; that is `own_names`' matter."""
     node.input[:] = [names.get(name, name) for name in node.input]
     for body in bodies(node):

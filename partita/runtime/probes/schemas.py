@@ -94,14 +94,14 @@ def read(schema: Any) -> Schema:
     attributes = dict(schema.attributes)
     return Schema(
         since=int(schema.since_version),
-        inputs=tuple(read_slot(entry, allowed) for entry in schema.inputs),
-        outputs=tuple(read_slot(entry, allowed) for entry in schema.outputs),
+        inputs=tuple(_read_slot(entry, allowed) for entry in schema.inputs),
+        outputs=tuple(_read_slot(entry, allowed) for entry in schema.outputs),
         attributes={name: bool(entry.required) for name, entry in attributes.items()},
-        defaults={name: raw for name, entry in attributes.items() if (raw := default_of(entry))},
+        defaults={name: raw for name, entry in attributes.items() if (raw := _default_of(entry))},
     )
 
 
-def read_slot(entry: Any, allowed: Mapping[str, tuple[int, ...]]) -> Slot:
+def _read_slot(entry: Any, allowed: Mapping[str, tuple[int, ...]]) -> Slot:
     """One formal parameter."""
     variable = str(getattr(entry, "type_str", None) or getattr(entry, "typeStr", ""))
     option = str(entry.option).rpartition(".")[2].lower()
@@ -114,7 +114,7 @@ def read_slot(entry: Any, allowed: Mapping[str, tuple[int, ...]]) -> Slot:
     )
 
 
-def default_of(attribute: Any) -> bytes:
+def _default_of(attribute: Any) -> bytes:
     """The default of an attribute, serialised; empty when it has none."""
     raw = getattr(attribute, "_default_value", None)
     if isinstance(raw, bytes):

@@ -56,12 +56,12 @@ def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """The node as it is, then single changes, then several at once; each round only where the last left it open."""
-    run_round([(subject, (as_it_is(subject.case),)) for subject in subjects], lab)
-    run_round([(subject, single(subject.case)) for subject in subjects if subject.open], lab)
+    _run_round([(subject, (as_it_is(subject.case),)) for subject in subjects], lab)
+    _run_round([(subject, single(subject.case)) for subject in subjects if subject.open], lab)
     plans = [(subject, combined(subject.case)) for subject in subjects if subject.open]
     for subject, found in plans:
         subject.left_out = max(len(found) - MOST_COMBINED, 0)
-    run_round([(subject, found[:MOST_COMBINED]) for subject, found in plans], lab)
+    _run_round([(subject, found[:MOST_COMBINED]) for subject, found in plans], lab)
     for subject in subjects:
         subject.unprobed = subject.unprobed or lateness(subject.trials)
 
@@ -74,7 +74,7 @@ def lateness(trials: Sequence[Trial]) -> str:
     return f"{len(late)} of {plural(len(trials), 'experiment')} did not finish in time: {late[-1].said}"
 
 
-def run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:
+def _run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:
     """Try variations of several subjects in one go."""
     listed = [(subject, variation) for subject, variations in plans for variation in variations]
     company = lab.resolution.provider.compiles

@@ -45,7 +45,7 @@ class Functions:
             for owner in owners:
                 body = self.body(owner, deep)
                 for node in body.nodes.values() if body is not None else ():
-                    if body is not None and node.op_type == op_type and fits(body, node, made):
+                    if body is not None and node.op_type == op_type and _fits(body, node, made):
                         return node_case(body, node.name)
         raise CannotProbeError(NO_FUNCTION)
 
@@ -53,18 +53,18 @@ class Functions:
         """The nodes of one node's function as a graph; None when it has none."""
         key = owner, deep
         if key not in self.bodies:
-            self.bodies[key] = unfold(self.graph, owner, deep=deep)
+            self.bodies[key] = _unfold(self.graph, owner, deep=deep)
         return self.bodies[key]
 
 
-def unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
+def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
     """The function of one node. `deep`: functions in it are unfolded as well."""
     node = graph.nodes.get(owner)
     opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
     if node is None or not has_function(node, opsets):
         return None
     try:
-        body = inline(part_model(graph, [owner], fixed=False), plain_domain(node.domain), node.op_type, deep=deep)
+        body = _inline(part_model(graph, [owner], fixed=False), plain_domain(node.domain), node.op_type, deep=deep)
     except Exception:  # noqa: BLE001 - native code that raises anything; such a node cannot be tried, others can
         return None
     fixed = {port.name: sizes_of(graph.fixed.get(port.name)) for port in body.graph.input}
@@ -83,7 +83,7 @@ def has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
     return any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
 
 
-def inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:
+def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> onnx.ModelProto:
     """The model of one node with its function in its place: nodes have names, and constants are initializers."""
     import onnx
     import onnx.inliner
@@ -105,15 +105,15 @@ def inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) -> 
     return made
 
 
-def fits(body: Graph, node: onnx.NodeProto, made: Sequence[str]) -> bool:
+def _fits(body: Graph, node: onnx.NodeProto, made: Sequence[str]) -> bool:
     """Whether a node makes what the one that ran made, as far as both are known."""
     outputs = [name for name in node.output if name]
     if made and len(outputs) != len(made):
         return False
-    return all(same_type(body.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
+    return all(_same_type(body.fixed.get(name), read_type(text)) for name, text in zip(outputs, made, strict=False))
 
 
-def same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
+def _same_type(kind: onnx.TypeProto | None, seen: onnx.TypeProto | None) -> bool:
     """Whether two types are one; what is not known does not differ."""
     if kind is None or seen is None:
         return True

@@ -88,19 +88,19 @@ def vary(case: Case, change: Change) -> Case | None:
     attributes = {**{entry.name: entry for entry in case.node.attribute}, **change.attributes}
     del node.attribute[:]
     node.attribute.extend(entry for entry in attributes.values() if entry is not None)
-    leave_out(node.input, change.inputs_left_out)
-    leave_out(node.output, change.outputs_left_out)
+    _leave_out(node.input, change.inputs_left_out)
+    _leave_out(node.output, change.outputs_left_out)
     if not node.output:
         return None
     left = set(reads(node))  # bodies read, too
-    feeds = tuple(vary_feed(case, feed, change) for feed in case.feeds if feed.name in left)
+    feeds = tuple(_vary_feed(case, feed, change) for feed in case.feeds if feed.name in left)
     varied = replace(case, node=node, feeds=feeds)
     if change.elements or change.attributes or change.outputs_left_out:
-        varied = replace(varied, signed_output=signed_output(varied))
-    return varied if change.opset is None else at_opset(varied, change.opset)
+        varied = replace(varied, signed_output=_signed_output(varied))
+    return varied if change.opset is None else _at_opset(varied, change.opset)
 
 
-def leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[int]) -> None:
+def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[int]) -> None:
     """Leave out inputs or outputs: none at the end, and an empty name where others follow."""
     for position in positions:
         names[position] = ""
@@ -108,10 +108,10 @@ def leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[in
         names.pop()
 
 
-def vary_feed(case: Case, feed: Feed, change: Change) -> Feed:
+def _vary_feed(case: Case, feed: Feed, change: Change) -> Feed:
     """One input of a variant."""
     if change.fixed:
-        feed = fixed_feed(case, feed)
+        feed = _fixed_feed(case, feed)
     element = change.elements.get(feed.name)
     if element is not None and element_of(feed.kind) not in (None, element):
         value = cast(feed.constant, element) if feed.constant is not None else None
@@ -125,7 +125,7 @@ def vary_feed(case: Case, feed: Feed, change: Change) -> Feed:
     return constant(case, feed, change.constants[feed.name]) if feed.name in change.constants else feed
 
 
-def fixed_feed(case: Case, feed: Feed) -> Feed:
+def _fixed_feed(case: Case, feed: Feed) -> Feed:
     """The feed with the sizes of the run; as a constant when its values follow from them."""
     folded = case.folded.get(feed.name)
     if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
@@ -185,7 +185,7 @@ def copy_attribute(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
     return copy
 
 
-def signed_output(case: Case) -> str:
+def _signed_output(case: Case) -> str:
     """An output that can be negated, by the types that follow from those of the inputs; empty when none is known to."""
     types = tensor_types(case_model(case))
     return next((name for name in case.node.output if name in types and is_signed(types[name])), "")
@@ -212,12 +212,12 @@ def optional_outputs(case: Case, schema: Schema | None) -> dict[int, str]:
     return {position: slot.name for position, (name, slot) in enumerate(slots) if name and slot.optional}
 
 
-def at_opset(case: Case, opset: int) -> Case | None:
+def _at_opset(case: Case, opset: int) -> Case | None:
     """The case in another operator set: as it is if that is legal there, else converted; None where neither works."""
     import onnx
 
     moved = replace(case, opsets={**case.opsets, case.node.domain: opset})
-    if legal(moved):
+    if _legal(moved):
         return moved
     model = case_model(case)
     del model.functions[:]
@@ -238,10 +238,10 @@ def at_opset(case: Case, opset: int) -> Case | None:
         for name in names
     )
     changed = replace(moved, node=node, feeds=feeds)
-    return changed if legal(changed) else None
+    return changed if _legal(changed) else None
 
 
-def legal(case: Case) -> bool:
+def _legal(case: Case) -> bool:
     """Whether the node's attributes and number of inputs fit its operator set, and the types its inputs have."""
     schema = schema_of(case)
     if schema is None or any(attribute.name not in schema.attributes for attribute in case.node.attribute):
@@ -253,10 +253,10 @@ def legal(case: Case) -> bool:
     slots = [schema.slot(position) for position in range(len(case.node.input))]
     if len(case.node.input) < needed or any(slot is None for slot in slots):
         return False
-    return all(allowed(case, slot, name) for slot, name in zip(slots, case.node.input, strict=True))
+    return all(_allowed(case, slot, name) for slot, name in zip(slots, case.node.input, strict=True))
 
 
-def allowed(case: Case, slot: Slot | None, name: str) -> bool:
+def _allowed(case: Case, slot: Slot | None, name: str) -> bool:
     """Whether an input has a type that its slot takes; what is left out, or is no tensor, does."""
     feed = case.feed(name)
     element = element_of(feed.kind) if feed is not None else None
@@ -301,10 +301,10 @@ def sheets(cases: Sequence[Case], *, company: bool = False) -> tuple[Sheet, ...]
     for place, case in enumerate(cases):
         functions = tuple(function.SerializeToString(deterministic=True) for function in case.functions)
         groups.setdefault((tuple(sorted(case.opsets.items())), case.ir_version, functions), []).append(place)
-    return tuple(write_sheet({place: cases[place] for place in places}, company) for places in groups.values())
+    return tuple(_write_sheet({place: cases[place] for place in places}, company) for places in groups.values())
 
 
-def write_sheet(cases: Mapping[int, Case], company: bool) -> Sheet:
+def _write_sheet(cases: Mapping[int, Case], company: bool) -> Sheet:
     """One model of cases with the same operator sets."""
     import onnx
 
@@ -315,7 +315,7 @@ def write_sheet(cases: Mapping[int, Case], company: bool) -> Sheet:
         mark += "v"
     for place, case in cases.items():
         graph = case_graph(case, company=company)
-        give_names(graph, f"{mark}{place}.", str(place))
+        _give_names(graph, f"{mark}{place}.", str(place))
         whole.MergeFrom(graph)
     whole.name = NODE
     first = next(iter(cases.values()))
@@ -323,7 +323,7 @@ def write_sheet(cases: Mapping[int, Case], company: bool) -> Sheet:
     return Sheet(model, {place: f"{NODE}{place}" for place in cases})
 
 
-def give_names(graph: onnx.GraphProto, before: str, after: str) -> None:
+def _give_names(graph: onnx.GraphProto, before: str, after: str) -> None:
     """Put `before` in front of the names of all tensors of a case's graph, and `after` behind those of its nodes."""
     ports = (*graph.input, *graph.initializer, *graph.output)
     made = [name for node in graph.node for name in node.output if name]

@@ -176,7 +176,7 @@ class Child:
 
     def outcome(self, timeout_seconds: float) -> ChildOutcome:
         """What became of it; only when it is over."""
-        lines = json_lines(read_end(self.paths[1]))
+        lines = _json_lines(read_end(self.paths[1]))
         result = next((line["result"] for line in lines if isinstance(line.get("result"), dict)), None)
         stages = [str(line["stage"]) for line in lines if "stage" in line]
         why = f"gave no answer within {timeout_seconds:g} s" if self.timed_out else how_ended(self.process.returncode)
@@ -218,7 +218,7 @@ def how_ended(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def json_lines(text: str) -> list[dict[str, Any]]:
+def _json_lines(text: str) -> list[dict[str, Any]]:
     """The lines of `text` that are JSON objects; a line that was cut off by a crash is none."""
     found = []
     for line in text.splitlines():

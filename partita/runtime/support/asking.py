@@ -62,7 +62,7 @@ class Asker:
             if found or (alone and rest):
                 waiting += [rest] if rest else []
             else:
-                waiting += halves(rest)
+                waiting += _halves(rest)
 
     def open(self, names: Sequence[str], model: bytes) -> tuple[dict[str, Verdict], list[str]]:
         """What one session tells, and who has to be asked alone; the rest has to be asked again together."""
@@ -186,7 +186,7 @@ class Places:
         return Verdict("taken", AS_FUNCTION)
 
 
-def halves(names: Sequence[str]) -> list[list[str]]:
+def _halves(names: Sequence[str]) -> list[list[str]]:
     """Two parts, or one variant after the other where there are few."""
     if len(names) <= 4:
         return [[name] for name in names]

@@ -87,7 +87,7 @@ class Examiner:
         cpu = wanted_provider({"name": "cpu", "ort_name": CPU, "own": None, "library": None, "options": {}})
         from partita.runtime.support.wanted import all_wanted, name_of, newest_of
 
-        found = all_wanted(self.request["what"], lambda opset: legal_opset(cpu, opset, self.folder))
+        found = all_wanted(self.request["what"], lambda opset: _legal_opset(cpu, opset, self.folder))
         say(self.out, {"opset": found.opset, "needs": [asdict(need) for need in found.needs]})
         plan = Plan(found.versions, newest_of(found), self.answers)
         lacking = [name_of(entry.operator) for entry in found.versions if not plan.forms[entry.operator]]
@@ -129,12 +129,12 @@ class Examiner:
         for key, variant in waiting.items():
             if key not in self.planned:
                 self.planned.add(key)
-                say(self.out, {"plan": described(variant), "id": key})
+                say(self.out, {"plan": _described(variant), "id": key})
         suspects = {key: variant for key, variant in waiting.items() if key in self.suspects}
         for key, variant in suspects.items():
             self.settle({key: variant}, asker, judge)
         rest = {key: variant for key, variant in waiting.items() if key not in self.answers}
-        for part in chunks(rest, COMPILED_CHUNK if asker.compiles else CHUNK):
+        for part in _chunks(rest, COMPILED_CHUNK if asker.compiles else CHUNK):
             self.settle(part, asker, judge)
 
     def settle(self, variants: Mapping[str, Variant], asker: Asker, judge: Asker | None) -> None:
@@ -172,7 +172,7 @@ class Examiner:
         say(self.out, {"id": key, "outcome": verdict.outcome, "said": verdict.said})
 
 
-def described(variant: Variant) -> dict[str, Any]:
+def _described(variant: Variant) -> dict[str, Any]:
     """A variant as the parent reads it."""
     form, operator = variant.form, variant.form.operator
     return {
@@ -187,7 +187,7 @@ def described(variant: Variant) -> dict[str, Any]:
     }
 
 
-def chunks(variants: Mapping[str, Variant], size: int) -> Iterator[dict[str, Variant]]:
+def _chunks(variants: Mapping[str, Variant], size: int) -> Iterator[dict[str, Variant]]:
     """Variants that can be in one session, so many at a time."""
     groups: dict[tuple[str, int], dict[str, Variant]] = {}
     for key, variant in variants.items():
@@ -199,7 +199,7 @@ def chunks(variants: Mapping[str, Variant], size: int) -> Iterator[dict[str, Var
             yield {key: group[key] for key in keys[start : start + size]}
 
 
-def legal_opset(cpu: Resolution, opset: int, folder: Path) -> bool:
+def _legal_opset(cpu: Resolution, opset: int, folder: Path) -> bool:
     """Whether ONNX Runtime opens a model of this version of ONNX's operator set."""
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
     from partita.runtime.support.wanted import opset_model

@@ -68,14 +68,14 @@ def read(raw: Mapping[str, Any]) -> Example:
         domain=raw["domain"],
         name=raw["op"],
         since=raw["since"],
-        inputs=tuple(None if port is None else read_port(port) for port in raw["inputs"]),
+        inputs=tuple(None if port is None else _read_port(port) for port in raw["inputs"]),
         outputs=tuple(map(bool, raw["outputs"])),
         attributes=raw.get("attributes", {}),
         node=raw.get("node", ""),
     )
 
 
-def read_port(raw: Mapping[str, Any]) -> Port:
+def _read_port(raw: Mapping[str, Any]) -> Port:
     """One input."""
     values = raw.get("values")
     return Port(raw["type"], tuple(raw["shape"]), None if values is None else tuple(values))

@@ -54,14 +54,14 @@ class Form:
 def forms(operator: Operator) -> tuple[Form, ...]:
     """Every form of a version, the plainest first; none where there is no example of the operator."""
     found = [
-        form for example in examples().get((operator.domain, operator.name), ()) for form in adapted(operator, example)
+        form for example in examples().get((operator.domain, operator.name), ()) for form in _adapted(operator, example)
     ]
     own = [form for form in found if form.native]
     chosen = own or found[:OLDER_FORMS]
     if not chosen:
         return ()
     base = chosen[0]
-    return tuple(with_factors(form) for form in (*chosen[:1], *constants(base), *chosen[1:]))
+    return tuple(_with_factors(form) for form in (*chosen[:1], *constants(base), *chosen[1:]))
 
 
 def ranks(base: Form) -> Iterator[Form]:
@@ -77,7 +77,7 @@ def ranks(base: Form) -> Iterator[Form]:
                 replace(port, shape=(2,) * rank, values=None) if port is not None and index in moving else port
                 for index, port in enumerate(base.inputs)
             )
-            yield with_factors(replace(base, inputs=inputs, kind="rank", note=f"rank {rank}"))
+            yield _with_factors(replace(base, inputs=inputs, kind="rank", note=f"rank {rank}"))
 
 
 def constants(base: Form) -> Iterator[Form]:
@@ -91,11 +91,11 @@ def constants(base: Form) -> Iterator[Form]:
         yield replace(base, constant=after, kind="constants", note=f"{names} constant")
 
 
-def adapted(operator: Operator, example: Example) -> Iterator[Form]:
+def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
     """The example as this version writes it; nothing where that cannot be said."""
-    newer = version_of(operator, example.since)
+    newer = _version_of(operator, example.since)
     inputs = (
-        list(example.inputs) if newer is None or example.since == operator.since else by_name(operator, newer, example)
+        list(example.inputs) if newer is None or example.since == operator.since else _by_name(operator, newer, example)
     )
     while inputs and inputs[-1] is None:
         inputs.pop()
@@ -109,7 +109,7 @@ def adapted(operator: Operator, example: Example) -> Iterator[Form]:
     attributes = {name: value for name, value in example.attributes.items() if name in operator.attributes}
     if example.since != operator.since:
         attributes |= moved(operator, newer, example)
-        attributes = {name: as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
+        attributes = {name: _as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
     missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
     if (missing and not example.node) or None in attributes.values():
         return
@@ -119,10 +119,10 @@ def adapted(operator: Operator, example: Example) -> Iterator[Form]:
     form = Form(
         operator, tuple(inputs), outputs, attributes, example.node, frozenset(), native=example.since == operator.since
     )
-    yield replace(form, constant=frozenset(side_inputs(form)))
+    yield replace(form, constant=frozenset(_side_inputs(form)))
 
 
-def side_inputs(form: Form) -> Iterator[int]:
+def _side_inputs(form: Form) -> Iterator[int]:
     """Inputs that exporters write as constants: small ones after the first that say how, and are no data."""
     first = form.operator.input(0)
     for index, port in enumerate(form.inputs):
@@ -133,7 +133,7 @@ def side_inputs(form: Form) -> Iterator[int]:
                 yield index
 
 
-def by_name(operator: Operator, newer: Operator, example: Example) -> list[Port | None]:
+def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port | None]:
     """The inputs of an example of another version, in the order of this one's: by their names, else by their places."""
     if operator.inputs and operator.inputs[-1].variadic:
         return list(example.inputs)
@@ -160,7 +160,7 @@ def moved(operator: Operator, newer: Operator | None, example: Example) -> dict[
     return found
 
 
-def version_of(operator: Operator, since: int) -> Operator | None:
+def _version_of(operator: Operator, since: int) -> Operator | None:
     """Another version of the same operator."""
     return next((entry for entry in versions(operator) if entry.since == since), None)
 
@@ -179,7 +179,7 @@ def versions(operator: Operator) -> tuple[Operator, ...]:
     return all_versions().get((operator.domain, operator.name), ())
 
 
-def as_kind(value: Any, kind: str) -> Any:
+def _as_kind(value: Any, kind: str) -> Any:
     """A value as an attribute of another kind holds it; None where it cannot."""
     if isinstance(value, dict):
         return value if kind == "tensor" else None
@@ -199,12 +199,12 @@ def convert(value: Any, kind: str) -> Any:
     return None
 
 
-def with_factors(form: Form) -> Form:
+def _with_factors(form: Form) -> Form:
     """The form with what might decide over it."""
-    return replace(form, factors=frozenset(factors_of(form)))
+    return replace(form, factors=frozenset(_factors_of(form)))
 
 
-def factors_of(form: Form) -> Iterator[str]:
+def _factors_of(form: Form) -> Iterator[str]:
     """Attributes and their values; which inputs are there, constant or not, and of which rank."""
     for name in form.operator.attributes:
         if name in TYPE_ATTRIBUTES:

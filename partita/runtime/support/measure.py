@@ -39,16 +39,16 @@ def measure(
     with temporary_directory() as name:
         folder = Path(name)
         path = folder / "answers.jsonl"
-        request = request_of(resolution, what, folder, path)
+        request = _request_of(resolution, what, folder, path)
         unusable = ""
         try:
-            unusable = ask_until_done(request, path, began + seconds, environment)
+            unusable = _ask_until_done(request, path, began + seconds, environment)
         except KeyboardInterrupt:
             interrupted = True
         return read_measured(read_lines(path), time.monotonic() - began, unusable, interrupted=interrupted)
 
 
-def request_of(resolution: Resolution, what: Mapping[str, Any], folder: Path, path: Path) -> dict[str, Any]:
+def _request_of(resolution: Resolution, what: Mapping[str, Any], folder: Path, path: Path) -> dict[str, Any]:
     """What the child is told, but for the time."""
     provider = resolution.provider
     return {
@@ -67,7 +67,7 @@ def request_of(resolution: Resolution, what: Mapping[str, Any], folder: Path, pa
     }
 
 
-def ask_until_done(
+def _ask_until_done(
     request: Mapping[str, Any], path: Path, deadline: float, environment: Mapping[str, str] | None
 ) -> str:
     """Run children until everything is asked or the time is up; why the provider cannot be asked, else empty."""
@@ -121,7 +121,7 @@ def read_measured(lines: Sequence[Mapping[str, Any]], seconds: float, unusable: 
     """The facts in the child's file."""
     outcomes = {line["id"]: line for line in lines if "outcome" in line}
     planned = {line["id"]: line["plan"] for line in lines if "plan" in line}
-    answers = tuple(read_answer(plan, outcomes.get(key, {})) for key, plan in planned.items())
+    answers = tuple(_read_answer(plan, outcomes.get(key, {})) for key, plan in planned.items())
     last: dict[str, Any] = {}
     for line in lines:
         if not {"plan", "outcome", "begun"} & set(line):
@@ -129,7 +129,7 @@ def read_measured(lines: Sequence[Mapping[str, Any]], seconds: float, unusable: 
     done = any("done" in line for line in lines)
     return Measured(
         answers=answers,
-        needs=tuple(map(read_need, last.get("needs", ()))),
+        needs=tuple(map(_read_need, last.get("needs", ()))),
         without_example=tuple(last.get("without_example", ())),
         beyond=tuple({tuple(line["operator"]): line["left_out"] for line in lines if "left_out" in line}.items()),
         newest_opset=last.get("opset"),
@@ -142,7 +142,7 @@ def read_measured(lines: Sequence[Mapping[str, Any]], seconds: float, unusable: 
     )
 
 
-def read_answer(plan: Mapping[str, Any], line: Mapping[str, Any]) -> Answer:
+def _read_answer(plan: Mapping[str, Any], line: Mapping[str, Any]) -> Answer:
     """One variant; untried where there is no answer."""
     return Answer(
         domain=plan["domain"],
@@ -158,7 +158,7 @@ def read_answer(plan: Mapping[str, Any], line: Mapping[str, Any]) -> Answer:
     )
 
 
-def read_need(raw: Mapping[str, Any]) -> Need:
+def _read_need(raw: Mapping[str, Any]) -> Need:
     """What a model needs."""
     return Need(
         raw["domain"], raw["operator"], raw["since"], tuple((name, kind) for name, kind in raw["types"]), raw["nodes"]

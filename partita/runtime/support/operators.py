@@ -100,7 +100,7 @@ def operators() -> tuple[Operator, ...]:
         operator
         for (domain, _), versions in sorted(histories.items())
         if not domain.startswith(INTERNAL)
-        for operator in read_history(versions)
+        for operator in _read_history(versions)
     )
 
 
@@ -109,7 +109,7 @@ def plain(domain: str) -> str:
     return "" if domain == ONNX_NAME else domain
 
 
-def read_history(versions: Mapping[int, Any]) -> Iterator[Operator]:
+def _read_history(versions: Mapping[int, Any]) -> Iterator[Operator]:
     """The versions of one operator that are no mere note that it is gone."""
     order = sorted(versions)
     for since, after in zip(order, [*order[1:], None], strict=True):
@@ -125,23 +125,23 @@ def read(schema: Any, until: int | None) -> Operator:
         name=str(schema.name),
         since=int(schema.since_version),
         until=until,
-        inputs=tuple(read_slot(entry, allowed) for entry in schema.inputs),
-        outputs=tuple(read_slot(entry, allowed) for entry in schema.outputs),
+        inputs=tuple(_read_slot(entry, allowed) for entry in schema.inputs),
+        outputs=tuple(_read_slot(entry, allowed) for entry in schema.outputs),
         attributes={
-            name: Attribute(word(entry.type), bool(entry.required)) for name, entry in schema.attributes.items()
+            name: Attribute(_word(entry.type), bool(entry.required)) for name, entry in schema.attributes.items()
         },
     )
 
 
-def read_slot(entry: Any, allowed: Mapping[str, tuple[str, ...]]) -> Slot:
+def _read_slot(entry: Any, allowed: Mapping[str, tuple[str, ...]]) -> Slot:
     """One formal parameter."""
     variable = str(getattr(entry, "type_str", None) or getattr(entry, "typeStr", ""))
-    option = word(entry.option)
+    option = _word(entry.option)
     return Slot(
         str(entry.name), variable, allowed.get(variable, (variable,)), option == "optional", option == "variadic"
     )
 
 
-def word(value: Any) -> str:
+def _word(value: Any) -> str:
     """The last word of a native enumeration's value, in small letters."""
     return str(value).rpartition(".")[2].lower()

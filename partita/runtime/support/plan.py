@@ -71,7 +71,7 @@ class Plan:
         if more:
             self.left_out[operator] = more
         wanted = self.types[operator]
-        for types in listed if wanted is None else [types for types in listed if fits(types, wanted)]:
+        for types in listed if wanted is None else [types for types in listed if _fits(types, wanted)]:
             yield Variant(best, types, "types")
 
     def any_type(self, operator: Operator) -> bool:
@@ -90,7 +90,7 @@ class Plan:
             yield from (as_example(form) for form in ranks(best))
 
 
-def fits(types: Types, wanted: Collection[Types]) -> bool:
+def _fits(types: Types, wanted: Collection[Types]) -> bool:
     """Whether an assignment is one of those that are wanted, which may say nothing of some variables."""
     given = dict(types)
     return any(all(given.get(name, kind) == kind for name, kind in entry) for entry in wanted)

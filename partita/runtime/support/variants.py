@@ -44,41 +44,43 @@ class Variant:
         """Its name for who asks and who answers."""
         operator = self.form.operator
         told = ",".join(f"{variable}={kind}" for variable, kind in self.types)
-        return hash_of(f"{operator.domain}:{operator.name}:{operator.since}|{identity(self.form)}|{told}|{self.kind}")
+        return _hash_of(f"{operator.domain}:{operator.name}:{operator.since}|{identity(self.form)}|{told}|{self.kind}")
 
 
 def identity(form: Form) -> str:
     """What tells forms of one version apart."""
     ports = [None if port is None else (len(port.shape), port.values) for port in form.inputs]
-    return f"{sorted(form.attributes.items(), key=str)}{ports}{sorted(form.constant)}{form.outputs}{hash_of(form.node)}"
+    return (
+        f"{sorted(form.attributes.items(), key=str)}{ports}{sorted(form.constant)}{form.outputs}{_hash_of(form.node)}"
+    )
 
 
-def hash_of(text: str) -> str:
+def _hash_of(text: str) -> str:
     """A few characters that stand for a long text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
 def as_example(form: Form) -> Variant:
     """The form with the types of its example."""
-    return Variant(form, example_types(form), form.kind)
+    return Variant(form, _example_types(form), form.kind)
 
 
-def example_types(form: Form) -> Types:
+def _example_types(form: Form) -> Types:
     """What the example has for each type variable."""
     found: dict[str, str] = {}
     for index, port in enumerate(form.inputs):
         slot = form.operator.input(index)
         if port is not None and slot is not None and slot.variable not in found:
-            found[slot.variable] = port.kind if port.kind in slot.types else first_of(slot.types, port.kind)
-    chooser = type_attribute(form)
+            found[slot.variable] = port.kind if port.kind in slot.types else _first_of(slot.types, port.kind)
+    chooser = _type_attribute(form)
     if chooser is not None and form.operator.attributes[chooser].kind == "string":
         # Nothing infers a type from a text: it has to be declared.
-        chosen = output_variable(form, found)
+        chosen = _output_variable(form, found)
         return tuple((found | ({chosen: "tensor(float)"} if chosen is not None else {})).items())
     return tuple(found.items())
 
 
-def first_of(allowed: Sequence[str], wanted: str) -> str:
+def _first_of(allowed: Sequence[str], wanted: str) -> str:
     """A type that an older version allows: float32 where it does, else the first."""
     return "tensor(float)" if "tensor(float)" in allowed else allowed[0] if allowed else wanted
 
@@ -90,7 +92,7 @@ def assignments(form: Form) -> tuple[list[Types], int]:
     All of them, unless there are too many: then those in which one variable has another type than in the example, and
     those in which all variables that can have another type have that one.
     """
-    base = example_types(form)
+    base = _example_types(form)
     if form.node:  # bodies are written for their types
         return [base], 0
     allowed: dict[str, tuple[str, ...]] = {}
@@ -98,59 +100,59 @@ def assignments(form: Form) -> tuple[list[Types], int]:
         slot = form.operator.input(index)
         if port is not None and slot is not None:
             allowed.setdefault(slot.variable, slot.types)
-    chosen = output_variable(form, allowed)
+    chosen = _output_variable(form, allowed)
     if chosen is not None:
-        allowed[chosen] = output_types(form, chosen)
-        base = (*dict(base).items(), *(() if chosen in dict(base) else ((chosen, first_of(allowed[chosen], "")),)))
+        allowed[chosen] = _output_types(form, chosen)
+        base = (*dict(base).items(), *(() if chosen in dict(base) else ((chosen, _first_of(allowed[chosen], "")),)))
     names = tuple(allowed)
     total = math.prod(len(allowed[name]) for name in names)
     if total > (MOST_PAIRS if len(names) < 3 else MOST_TRIPLES):
-        few = near(dict(base), allowed)
+        few = _near(dict(base), allowed)
         return few, total - len(few)
-    listed = itertools.product(*(ordered(allowed[name]) for name in names))
+    listed = itertools.product(*(_ordered(allowed[name]) for name in names))
     return [tuple(zip(names, types, strict=True)) for types in listed], 0
 
 
-def near(base: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> list[Types]:
+def _near(base: Mapping[str, str], allowed: Mapping[str, Sequence[str]]) -> list[Types]:
     """The example's types, with one variable changed, and with all that can be changed alike."""
     found = {tuple(base.items()): None}
     for name, types in allowed.items():
-        found |= dict.fromkeys(tuple({**base, name: kind}.items()) for kind in ordered(types))
-    for kind in ordered({kind for types in allowed.values() for kind in types}):
+        found |= dict.fromkeys(tuple({**base, name: kind}.items()) for kind in _ordered(types))
+    for kind in _ordered({kind for types in allowed.values() for kind in types}):
         found[tuple({name: kind if kind in types else base[name] for name, types in allowed.items()}.items())] = None
     return list(found)
 
 
-def ordered(types: Iterable[str]) -> list[str]:
+def _ordered(types: Iterable[str]) -> list[str]:
     """Types in the order of ONNX's numbers; sequences and the like come last."""
 
     def place(text: str) -> tuple[int, str]:
-        found = element_of(text) if text.startswith("tensor(") else None
+        found = _element_of(text) if text.startswith("tensor(") else None
         return (found.number if found is not None else 1000, text)
 
     return sorted(types, key=place)
 
 
-def element_of(text: str) -> dtypes.ElementType | None:
+def _element_of(text: str) -> dtypes.ElementType | None:
     """The element type of the innermost tensor of a type."""
     inner = text.rpartition("tensor(")[2].rstrip(")")
     return dtypes.find(inner)
 
 
-def output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
+def _output_variable(form: Form, of_inputs: Mapping[str, Any]) -> str | None:
     """The type variable of the first output, where no input has it and an attribute chooses it."""
     slot = form.operator.output(0)
-    if slot is None or slot.variable in of_inputs or len(slot.types) < 2 or type_attribute(form) is None:
+    if slot is None or slot.variable in of_inputs or len(slot.types) < 2 or _type_attribute(form) is None:
         return None
     return slot.variable
 
 
-def output_types(form: Form, variable: str) -> tuple[str, ...]:
+def _output_types(form: Form, variable: str) -> tuple[str, ...]:
     """What the output's variable allows."""
     return next(slot.types for slot in form.operator.outputs if slot.variable == variable)
 
 
-def type_attribute(form: Form) -> str | None:
+def _type_attribute(form: Form) -> str | None:
     """The attribute that chooses the output's type: one of the well-known names, or a tensor that is the value."""
     for name in TYPE_ATTRIBUTES:
         if name in form.operator.attributes:
@@ -181,7 +183,7 @@ def fragment(name: str, variant: Variant, *, company: bool) -> bytes:
     import onnx
 
     graph = onnx.GraphProto()
-    add_variant(graph, name, variant, company=company)
+    _add_variant(graph, name, variant, company=company)
     return bytes(graph.SerializeToString())
 
 
@@ -190,7 +192,7 @@ def ir_version(opset: int) -> int:
     return IR_VERSION if opset < 19 else 9 if opset < 21 else 10 if opset < 23 else 11 if opset < 25 else 12
 
 
-def add_variant(graph: onnx.GraphProto, name: str, variant: Variant, *, company: bool) -> None:
+def _add_variant(graph: onnx.GraphProto, name: str, variant: Variant, *, company: bool) -> None:
     """One node with its inputs and outputs, all of whose names begin with its own."""
     import onnx
 
@@ -219,10 +221,10 @@ def add_variant(graph: onnx.GraphProto, name: str, variant: Variant, *, company:
         node.output.append(f"{name}_o{index}" if there else "")
         if there:
             port = graph.output.add(name=f"{name}_o{index}")
-            declared = chosen_output(form, types) if index == 0 else None
+            declared = _chosen_output(form, types) if index == 0 else None
             if (
                 declared is not None
-                and (element := element_of(declared)) is not None
+                and (element := _element_of(declared)) is not None
                 and declared.startswith("tensor(")
             ):
                 port.type.tensor_type.elem_type = element.number
@@ -233,7 +235,7 @@ def add_variant(graph: onnx.GraphProto, name: str, variant: Variant, *, company:
         node.attribute.extend(attributes(form, types))
 
 
-def chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
+def _chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
     """The type of the first output, where it is not that of an input."""
     named = {slot.variable for index in range(len(form.inputs)) if (slot := form.operator.input(index)) is not None}
     slot = form.operator.output(0)
@@ -244,12 +246,12 @@ def attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeP
     """The attributes of a form, those that choose a type as the types have it."""
     import onnx
 
-    chosen, chooser = chosen_output(form, types), type_attribute(form)
+    chosen, chooser = _chosen_output(form, types), _type_attribute(form)
     for name, value in form.attributes.items():
         if name != chooser or chosen is None:
-            yield made_attribute(name, value, form.operator.attributes[name].kind)
+            yield _made_attribute(name, value, form.operator.attributes[name].kind)
     if chooser is not None and chosen is not None:
-        element = element_of(chosen)
+        element = _element_of(chosen)
         assert element is not None
         kind = form.operator.attributes[chooser].kind
         if kind == "tensor":
@@ -260,7 +262,7 @@ def attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeP
             yield onnx.helper.make_attribute(chooser, element.onnx_name if kind == "string" else element.number)
 
 
-def made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
+def _made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
     """One attribute of the kind that the schema asks for, also where its list is empty."""
     import onnx
 
@@ -276,7 +278,7 @@ def made_attribute(name: str, value: Any, kind: str) -> onnx.AttributeProto:
 
 def constant(name: str, kind: str, port: Port) -> onnx.TensorProto:
     """An input as a constant: with the values of the example where it has some, else zeros."""
-    element = element_of(kind)
+    element = _element_of(kind)
     assert element is not None
     return tensor(name, element, port.shape, port.values)
 

@@ -33,10 +33,10 @@ def all_wanted(what: Mapping[str, Any], legal: Callable[[int], bool]) -> Asked:
     `what`: `operators`, a list of [domain, name], None for all; or `model`, a file. `legal`: whether ONNX Runtime opens
     a model of this version of the operator set.
     """
-    opset = newest_opset(legal)
+    opset = _newest_opset(legal)
     known = [entry for entry in operators() if entry.domain != "" or entry.since <= opset]
     if what.get("model"):
-        return of_model(Path(what["model"]), known, opset)
+        return _of_model(Path(what["model"]), known, opset)
     named = what.get("operators")
     chosen = known if named is None else [entry for entry in known if [entry.domain, entry.name] in named]
     return Asked(tuple(Wanted(entry) for entry in chosen), opset)
@@ -48,7 +48,7 @@ def name_of(operator: Operator) -> str:
     return f"{domain}{operator.name}-{operator.since}"
 
 
-def newest_opset(legal: Callable[[int], bool]) -> int:
+def _newest_opset(legal: Callable[[int], bool]) -> int:
     """The newest version of ONNX's operator set that this ONNX Runtime opens."""
     import onnx
 
@@ -77,9 +77,9 @@ def newest_of(asked: Asked) -> frozenset[Operator]:
     return frozenset(found.values())
 
 
-def of_model(path: Path, known: Collection[Operator], opset: int) -> Asked:
+def _of_model(path: Path, known: Collection[Operator], opset: int) -> Asked:
     """The versions that a model has, each with the types that it has them in."""
-    needed = needs_of(path, known)
+    needed = _needs_of(path, known)
     needs = tuple(
         Need(operator.domain, operator.name, operator.since, types, nodes)
         for operator, counted in needed.items()
@@ -88,7 +88,7 @@ def of_model(path: Path, known: Collection[Operator], opset: int) -> Asked:
     return Asked(tuple(Wanted(operator, frozenset(types)) for operator, types in needed.items()), opset, needs)
 
 
-def needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, dict[Types, int]]:
+def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, dict[Types, int]]:
     """How many nodes of a model have which version of an operator, in which types."""
     from partita.runtime.onnx_model import read_onnx
     from partita.runtime.probes.cases import cut_graph
@@ -104,12 +104,12 @@ def needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, dict[Typ
         fitting = [entry for entry in history.get((domain, node.op_type), ()) if entry.since <= versions.get(domain, 1)]
         if fitting:
             counted = found.setdefault(fitting[-1], {})
-            types = types_of(node, fitting[-1], {**graph.fixed, **graph.types})
+            types = _types_of(node, fitting[-1], {**graph.fixed, **graph.types})
             counted[types] = counted.get(types, 0) + 1
     return found
 
 
-def types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> Types:
+def _types_of(node: onnx.NodeProto, operator: Operator, kinds: Mapping[str, onnx.TypeProto]) -> Types:
     """The types of a node by type variable, as far as they are known."""
     found: dict[str, str] = {}
     for index, name in enumerate(node.input):

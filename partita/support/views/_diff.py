@@ -35,8 +35,8 @@ def render(found: SupportDiff, console: Console) -> None:
         rows = [
             (
                 f"{change.operator}-{change.since}",
-                some((*change.types_lost, *change.forms_lost)),
-                some((*change.types_gained, *change.forms_gained)),
+                _some((*change.types_lost, *change.forms_lost)),
+                _some((*change.types_gained, *change.forms_gained)),
             )
             for change in found.changes
         ]
@@ -46,6 +46,6 @@ def render(found: SupportDiff, console: Console) -> None:
             page.line(name_some(listed), label=name)
 
 
-def some(variants: tuple[str, ...]) -> str:
+def _some(variants: tuple[str, ...]) -> str:
     """The first variants, and how many more there are."""
     return "; ".join(variants[:MOST]) + (f"; and {len(variants) - MOST} more" if len(variants) > MOST else "")

@@ -34,18 +34,18 @@ def render(diff: ReportDiff, console: Console) -> None:
     """Print the difference to `console`, at its width; readable at 80 columns and without colour."""
     page = Page(console)
     page.line(diff.headline, indent=0, style=BOLD)
-    show_sides(page, diff)
-    show_changes(page, diff)
-    show_nodes(page, "Moved", diff.moved, lambda node: f"{provider(node.before)} -> {provider(node.after)}")
-    show_nodes(page, "Added", diff.came, lambda node: f"on {provider(node.after)}")
-    show_nodes(page, "Removed", diff.gone, lambda node: f"was on {provider(node.before)}")
-    show_other_names(page, diff)
-    show_reasons(page, diff.reasons)
-    show_copies(page, diff.copies)
-    show_cost(page, diff)
+    _show_sides(page, diff)
+    _show_changes(page, diff)
+    _show_nodes(page, "Moved", diff.moved, lambda node: f"{provider(node.before)} -> {provider(node.after)}")
+    _show_nodes(page, "Added", diff.came, lambda node: f"on {provider(node.after)}")
+    _show_nodes(page, "Removed", diff.gone, lambda node: f"was on {provider(node.before)}")
+    _show_other_names(page, diff)
+    _show_reasons(page, diff.reasons)
+    _show_copies(page, diff.copies)
+    _show_cost(page, diff)
 
 
-def show_sides(page: Page, diff: ReportDiff) -> None:
+def _show_sides(page: Page, diff: ReportDiff) -> None:
     """Which two reports these are."""
     page.heading("Reports")
     rows = []
@@ -54,7 +54,7 @@ def show_sides(page: Page, diff: ReportDiff) -> None:
     page.pairs(rows)
 
 
-def show_changes(page: Page, diff: ReportDiff) -> None:
+def _show_changes(page: Page, diff: ReportDiff) -> None:
     """Versions, options and states that are others."""
     if not diff.changes:
         return
@@ -69,7 +69,7 @@ def show_changes(page: Page, diff: ReportDiff) -> None:
     page.table([Column(title, False) for title in ("in", "what", "A", "B")], rows)
 
 
-def show_nodes(page: Page, title: str, changes: Sequence[NodeChange], say_way: Callable[[NodeChange], str]) -> None:
+def _show_nodes(page: Page, title: str, changes: Sequence[NodeChange], say_way: Callable[[NodeChange], str]) -> None:
     """Nodes in groups of one way and reason; phases with the same nodes share a group."""
     if not changes:
         return
@@ -79,18 +79,18 @@ def show_nodes(page: Page, title: str, changes: Sequence[NodeChange], say_way: C
         groups.setdefault((say_way(change), change.reason or ""), []).append(change)
     ranked = sorted(groups.items(), key=lambda item: -len(item[1]))
     for (way, reason), members in ranked[:GROUPS]:
-        show_group(page, f"{way}{f': {reason}' if reason else ''}", members)
+        _show_group(page, f"{way}{f': {reason}' if reason else ''}", members)
     if len(ranked) > GROUPS:
         left = sum(len(members) for _, members in ranked[GROUPS:])
         page.line(f"and {plural(left, 'more node')} in {len(ranked) - GROUPS} more groups; --json has all", style=DIM)
 
 
-def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
+def _show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
     """One group: phases, operators, nodes and the evidence."""
-    for phases, nodes in phases_alike(members):
+    for phases, nodes in _phases_alike(members):
         page.line(f"{head}, {plural(len(nodes), 'node')} in {phases}")
         page.line(f"operators: {tally(Counter(node.op_type or 'unknown' for node in nodes))}", indent=4)
-        page.line(f"nodes: {name_some([say_node(node) for node in nodes], NAMES)}", indent=4)
+        page.line(f"nodes: {name_some([_say_node(node) for node in nodes], NAMES)}", indent=4)
         inside = Counter(node.runs_in for node in nodes if node.runs_in)
         if inside:
             page.line(f"as part of: {tally(inside)}", indent=4)
@@ -102,12 +102,12 @@ def show_group(page: Page, head: str, members: Sequence[NodeChange]) -> None:
             page.line(f"{label}: {different[0]}{more}", indent=4)
 
 
-def say_node(change: NodeChange) -> str:
+def _say_node(change: NodeChange) -> str:
     """Its name, and the former one."""
     return f"{change.node} (was {change.name_before})" if change.name_before else change.node
 
 
-def phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChange]]]:
+def _phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChange]]]:
     """Phases that have the same nodes, together."""
     found: dict[tuple[str, ...], tuple[list[str], list[NodeChange]]] = {}
     for phase, members in groupby(changes, key=lambda change: change.phase):
@@ -116,14 +116,14 @@ def phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeChan
     return [(listing(phases), nodes) for phases, nodes in found.values()]
 
 
-def show_other_names(page: Page, diff: ReportDiff) -> None:
+def _show_other_names(page: Page, diff: ReportDiff) -> None:
     """Nodes that stayed where they were under another name, or in other company."""
     renamed = [change for change in diff.renamed if change.before == change.after]
     if not (renamed or diff.fused_otherwise):
         return
     page.heading("Same provider, renamed or fused differently")
     if renamed:
-        names = list(dict.fromkeys(say_node(change) for change in renamed))
+        names = list(dict.fromkeys(_say_node(change) for change in renamed))
         page.line(f"{plural(len(names), 'node')} matched under a different number: {name_some(names, NAMES)}")
     forms: dict[str, list[str]] = {}
     for change in diff.fused_otherwise:
@@ -133,7 +133,7 @@ def show_other_names(page: Page, diff: ReportDiff) -> None:
         page.line(f"{plural(len(nodes), 'node')} compiled or fused differently, {form}: {name_some(nodes, NAMES)}")
 
 
-def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
+def _show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
     """Reasons of nodes that did not move; those of moved nodes stand with them."""
     left = [change for change in changes if not change.moved]
     if not left:
@@ -141,7 +141,7 @@ def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
     page.heading("Reasons")
     groups: dict[tuple[str, str], list[ReasonChange]] = {}
     for change in left:
-        groups.setdefault((change.change, say_reason(change)), []).append(change)
+        groups.setdefault((change.change, _say_reason(change)), []).append(change)
     for (_, head), members in list(groups.items())[:GROUPS]:
         phases = listing(dict.fromkeys(member.phase for member in members))
         nodes = list(dict.fromkeys(member.node for member in members))
@@ -154,7 +154,7 @@ def show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
         page.line(f"and {len(groups) - GROUPS} more; --json has all", style=DIM)
 
 
-def say_reason(change: ReasonChange) -> str:
+def _say_reason(change: ReasonChange) -> str:
     """What became of a reason."""
     about = f"why not {provider(change.skipped)}: " if change.skipped else ""
     before, after = change.before or "unknown", change.after or "unknown"
@@ -165,7 +165,7 @@ def say_reason(change: ReasonChange) -> str:
     return f"{about}new: {after}, on {provider(change.provider)}"
 
 
-def show_copies(page: Page, changes: Sequence[CopyChange]) -> None:
+def _show_copies(page: Page, changes: Sequence[CopyChange]) -> None:
     """Copies that are new, gone or of another size."""
     if not changes:
         return
@@ -173,7 +173,7 @@ def show_copies(page: Page, changes: Sequence[CopyChange]) -> None:
     alike: dict[tuple[str, ...], list[CopyChange]] = {}
     for change in changes:
         alike.setdefault((change.change, change.direction, change.what, *change.caused_by), []).append(change)
-    rows = [copy_row(same) for same in list(alike.values())[:GROUPS]]
+    rows = [_copy_row(same) for same in list(alike.values())[:GROUPS]]
     left = len(alike) - GROUPS
     phases = " / ".join(dict.fromkeys(change.phase for change in changes))
     columns = (Column("", False), Column("bytes A"), Column("bytes B"), Column("way, tensor", False))
@@ -181,7 +181,7 @@ def show_copies(page: Page, changes: Sequence[CopyChange]) -> None:
     page.line(f"Bytes are per run: {phases}; - where unknown.")
 
 
-def copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
+def _copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
     """One copy in every phase that it changed in."""
     change = same[0]
     was, now = (
@@ -197,31 +197,31 @@ def copy_row(same: Sequence[CopyChange]) -> tuple[str, ...]:
     return (change.change, *cells, f"{border}{way}: {change.what}{cause}{only}")
 
 
-def show_cost(page: Page, diff: ReportDiff) -> None:
+def _show_cost(page: Page, diff: ReportDiff) -> None:
     """Counts, sizes and times of both, with what they are worth."""
     page.heading("Cost")
     rows = [
         (
             figure.phase,
             FIGURES[figure.name],
-            say_figure(figure, figure.before),
-            say_figure(figure, figure.after),
-            say_ratio(figure),
+            _say_figure(figure, figure.before),
+            _say_figure(figure, figure.after),
+            _say_ratio(figure),
         )
         for figure in diff.figures
-        if figure.before != figure.after and not said_twice(figure, diff.figures)
+        if figure.before != figure.after and not _said_twice(figure, diff.figures)
     ]
     if rows:
         page.table((Column("phase", False), Column("", False), Column("A"), Column("B"), Column("B / A")), rows)
     else:
         page.line("The same.")
-    if any(say_ratio(figure).endswith("~") for figure in diff.figures):
+    if any(_say_ratio(figure).endswith("~") for figure in diff.figures):
         page.line("~: the slower steps of each run are as slow as the median step of the other.")
     for text in diff.notes:
         page.line(f"- {text}")
 
 
-def said_twice(figure: Figure, figures: Sequence[Figure]) -> bool:
+def _said_twice(figure: Figure, figures: Sequence[Figure]) -> bool:
     """A run of one token copies per run what it copies per token."""
     if figure.name != "copy_bytes_per_run":
         return False
@@ -233,7 +233,7 @@ def said_twice(figure: Figure, figures: Sequence[Figure]) -> bool:
     )
 
 
-def say_figure(figure: Figure, value: float | None) -> str:
+def _say_figure(figure: Figure, value: float | None) -> str:
     """A figure in its unit."""
     if value is None:
         return NOT_KNOWN
@@ -244,7 +244,7 @@ def say_figure(figure: Figure, value: float | None) -> str:
     return f"{value:,.0f}" if figure.spread == "counted" else decimals(value)
 
 
-def say_ratio(figure: Figure) -> str:
+def _say_ratio(figure: Figure) -> str:
     """The ratio; marked where the spread of the steps within the runs explains it."""
     if figure.ratio is None:
         return NOT_KNOWN

@@ -26,12 +26,12 @@ def render(told: Explanation, console: Console) -> None:
     """Print all about one node to `console`, at its width; readable at 80 columns and without colour."""
     page = Page(console)
     page.line(headline(told), indent=0, style=BOLD)
-    show_identity(page, told)
-    show_places(page, told)
-    show_stand_ins(page, told)
-    show_copies(page, told)
-    show_reasons(page, told)
-    show_rejections(page, told)
+    _show_identity(page, told)
+    _show_places(page, told)
+    _show_stand_ins(page, told)
+    _show_copies(page, told)
+    _show_reasons(page, told)
+    _show_rejections(page, told)
     for entry in told.disagreements:
         page.line(f"sources disagree in {entry.phase}: {entry.detail} ({', '.join(entry.sources)})")
     for note in told.notes:
@@ -72,13 +72,13 @@ def headline(told: Explanation) -> str:
     if not told.places:
         return f"{told.node}: in no phase; {'rejected by its provider' if told.rejected else 'only named'}"
     parts: dict[str, list[str]] = {}
-    for phase, places in by_phase(told).items():
-        said = say_place(told, places[0]) if len(places) == 1 else say_parts(told, places)
+    for phase, places in _by_phase(told).items():
+        said = _say_place(told, places[0]) if len(places) == 1 else _say_parts(told, places)
         parts.setdefault(said, []).append(phase)
     return f"{told.node}: " + "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
 
 
-def by_phase(told: Explanation) -> dict[str, list[Place]]:
+def _by_phase(told: Explanation) -> dict[str, list[Place]]:
     """Its places in each phase; several where ONNX Runtime put more than one node in its place."""
     found: dict[str, list[Place]] = {}
     for place in told.places:
@@ -86,16 +86,16 @@ def by_phase(told: Explanation) -> dict[str, list[Place]]:
     return found
 
 
-def say_parts(told: Explanation, places: Sequence[Place]) -> str:
+def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
     """A node in whose place there are several."""
     on = Counter(provider_name(place.provider) for place in places)
-    why = dict.fromkeys(entry.reason for place in places if (entry := reason_in(told, place)) is not None)
+    why = dict.fromkeys(entry.reason for place in places if (entry := _reason_in(told, place)) is not None)
     where = listing(f"{count} on {provider}" for provider, count in on.items())
     reasons = f", not on {provider_name(told.wanted)}: {', '.join(why)}," if why else ""
     return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
 
 
-def say_place(told: Explanation, place: Place) -> str:
+def _say_place(told: Explanation, place: Place) -> str:
     """One phase in a few words."""
     if place.role == "border" and place.copy_made is not None:
         made = place.copy_made
@@ -108,24 +108,24 @@ def say_place(told: Explanation, place: Place) -> str:
         where = f"not in the plan; fused into {place.node}: {where}"
     if place.role == "body":
         where += " in a control-flow subgraph"
-    why = reason_in(told, place)
+    why = _reason_in(told, place)
     if why is not None:
         return f"{where}, not on {provider_name(why.wanted)}: {why.reason} ({why.evidence_kind})"
     return f"{where}, the preferred provider," if place.provider == told.wanted else where
 
 
-def reason_in(told: Explanation, place: Place) -> Fallback | None:
+def _reason_in(told: Explanation, place: Place) -> Fallback | None:
     """Why it is not on the preferred provider in one phase."""
     here = (entry for entry in told.fallbacks if entry.phase == place.phase and entry.node == place.node)
     return next(here, None)
 
 
-def show_identity(page: Page, told: Explanation) -> None:
+def _show_identity(page: Page, told: Explanation) -> None:
     """What does not depend on the phase."""
     page.console.print()
     seen = list(dict.fromkeys(source for place in told.places for source in place.sources))
     rows = [
-        ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", say_operators(told)),
+        ("runs as" if any(place.role == "replaced" for place in told.places) else "operator", _say_operators(told)),
         ("module", told.module),
         ("layer", None if told.layer is None else str(told.layer)),
         ("source line", told.source_line),
@@ -135,22 +135,22 @@ def show_identity(page: Page, told: Explanation) -> None:
     page.pairs([(name, value) for name, value in rows if value])
 
 
-def say_operators(told: Explanation) -> str | None:
+def _say_operators(told: Explanation) -> str | None:
     """Its operator, or those of the nodes in its place."""
     found = dict.fromkeys(place.op_type for place in told.places if place.op_type)
     return ", ".join(found) or told.op_type
 
 
-def show_places(page: Page, told: Explanation) -> None:
+def _show_places(page: Page, told: Explanation) -> None:
     """One column per phase; one row per node where a phase has several in its place."""
-    if any(len(places) > 1 for places in by_phase(told).values()):
-        show_parts(page, told)
+    if any(len(places) > 1 for places in _by_phase(told).values()):
+        _show_parts(page, told)
         return
     facts: tuple[tuple[str, Callable[[Place], str]], ...] = (
         ("file", lambda place: place.file),
         ("provider", lambda place: provider_name(place.provider)),
         ("position", lambda place: NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"),
-        ("partition", say_partition),
+        ("partition", _say_partition),
         ("host ms per run", lambda place: decimals(place.host_us_per_run, 1e-3)),
         ("share of node time", lambda place: percent(place.time_share)),
         ("output bytes", lambda place: human_bytes(place.output_bytes)),
@@ -164,7 +164,7 @@ def show_places(page: Page, told: Explanation) -> None:
     page.table((Column("", False), *(Column(place.phase) for place in places)), known)
 
 
-def show_parts(page: Page, told: Explanation) -> None:
+def _show_parts(page: Page, told: Explanation) -> None:
     """The nodes in its place, in every phase."""
     columns = (
         *(Column(title, False) for title in ("in its place", "phase", "operator", "on")),
@@ -172,7 +172,7 @@ def show_parts(page: Page, told: Explanation) -> None:
     )
     rows = []
     for place in told.places[:MOST]:
-        why = reason_in(told, place)
+        why = _reason_in(told, place)
         position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
         row = (place.node, place.phase, place.op_type or NOT_KNOWN, provider_name(place.provider), position)
         rows.append((*row, percent(place.time_share), why.reason if why is not None else ""))
@@ -181,35 +181,35 @@ def show_parts(page: Page, told: Explanation) -> None:
     page.table(columns, rows, f"and {plural(left, 'more node')}; --json has all" if left > 0 else "")
 
 
-def say_partition(place: Place) -> str:
+def _say_partition(place: Place) -> str:
     """Its partition and how large that is."""
     return NOT_KNOWN if place.partition is None else f"{place.partition} ({plural(place.partition_nodes or 0, 'node')})"
 
 
-def show_stand_ins(page: Page, told: Explanation) -> None:
+def _show_stand_ins(page: Page, told: Explanation) -> None:
     """What it took the place of, or what else its stand-in stands for."""
     lines: dict[str, list[str]] = {}
     for place in told.places:
         if place.replaces and place.replaces != (told.node,):
             head = f"{place.node} is fused from" if place.role == "replaced" else "fused from"
             kinds = f" ({tally(Counter(place.replaces_op_types))})" if place.replaces_op_types else ""
-            text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {name_some(place.replaces)}"
+            text = f"{head} {plural(len(place.replaces), 'node')} of the file{kinds}: {_name_some(place.replaces)}"
             lines.setdefault(text, []).append(place.phase)
     for text, phases in lines.items():
         page.line(text if len(phases) == len(told.places) else f"{text} (in {listing(phases)})")
 
 
-def name_some(names: Sequence[str]) -> str:
+def _name_some(names: Sequence[str]) -> str:
     """The first names, and how many more there are."""
     more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
     return ", ".join(names[:MOST]) + more
 
 
-def show_copies(page: Page, told: Explanation) -> None:
+def _show_copies(page: Page, told: Explanation) -> None:
     """The copy that it is, with its causes, and the copies that it causes."""
     for place in told.places:
         if place.copy_made is not None:
-            page.line(f"copy in {place.phase}: {say_copy(place.copy_made)}{say_why(place)}")
+            page.line(f"copy in {place.phase}: {_say_copy(place.copy_made)}{_say_why(place)}")
     caused = [place for place in told.places if place.copies_caused]
     if not caused:
         return
@@ -219,10 +219,10 @@ def show_copies(page: Page, told: Explanation) -> None:
         wait = f", {decimals(place.copy_wait_us_caused, 1e-3)} ms wait" if place.copy_wait_us_caused else ""
         page.line(f"{place.phase}: {plural(len(place.copies_caused), 'copy')}, {total} per run{wait}")
         for copy in place.copies_caused[:MOST]:
-            page.line(f"{copy.name}: {say_copy(copy)}", indent=4)
+            page.line(f"{copy.name}: {_say_copy(copy)}", indent=4)
 
 
-def say_copy(copy: Copy) -> str:
+def _say_copy(copy: Copy) -> str:
     """What moves, which way, how much."""
     wait = f", {decimals(copy.host_us_per_run, 1e-3)} ms wait and copy" if copy.host_us_per_run is not None else ""
     size = "unknown size" if copy.bytes_per_run is None else human_bytes(copy.bytes_per_run)
@@ -230,23 +230,23 @@ def say_copy(copy: Copy) -> str:
     return f"{tensor}{copy.direction.replace('_', ' ')}, {size} per run{wait}"
 
 
-def say_why(place: Place) -> str:
+def _say_why(place: Place) -> str:
     """For whom a copy is made."""
     made = place.copy_made
     if place.caused_by:
-        return f"; for {listing(say_cause(entry) for entry in place.caused_by)}"
+        return f"; for {listing(_say_cause(entry) for entry in place.caused_by)}"
     if made is not None and made.cause_unknown:
         return f"; cause not known: {made.cause_unknown}"
     return "; bound in other memory than ONNX Runtime wants" if place.role == "border" else ""
 
 
-def say_cause(entry: Cause) -> str:
+def _say_cause(entry: Cause) -> str:
     """A node, where it is and why."""
     why = f": {entry.reason}" if entry.reason else ""
     return f"{entry.node} ({entry.op_type or 'unknown'} on {provider_name(entry.provider)}{why})"
 
 
-def show_reasons(page: Page, told: Explanation) -> None:
+def _show_reasons(page: Page, told: Explanation) -> None:
     """Each reason with evidence, remedy and cost; phases that say the same share it."""
     alike: dict[object, list[Fallback]] = {}
     for entry in told.fallbacks:
@@ -258,18 +258,18 @@ def show_reasons(page: Page, told: Explanation) -> None:
         first = entries[0]
         page.heading(f"Why not on {first.wanted} in {listing(entry.phase for entry in entries)}: {first.reason}")
         rows = [(f"evidence ({first.evidence_kind})", first.evidence), ("remedy", first.remedy)]
-        rows += [(f"cost in {entry.phase}", say_cost(entry)) for entry in entries]
+        rows += [(f"cost in {entry.phase}", _say_cost(entry)) for entry in entries]
         page.pairs(rows)
-        show_trials(page, first, first.wanted)
+        _show_trials(page, first, first.wanted)
         for skipped in first.skipped:
             page.heading(f"Why not on {skipped.provider} either: {skipped.reason}")
             page.pairs([(f"evidence ({skipped.evidence_kind})", skipped.evidence), ("remedy", skipped.remedy)])
-            show_trials(page, skipped, skipped.provider)
+            _show_trials(page, skipped, skipped.provider)
     for block in told.graph_capture:
         page.line(f"CUDA graph capture: {block.why} ({provider_name(block.provider)})")
 
 
-def say_cost(entry: Fallback) -> str:
+def _say_cost(entry: Fallback) -> str:
     """What it costs that it is not there."""
     cost = entry.cost
     if cost is None:
@@ -285,7 +285,7 @@ def say_cost(entry: Fallback) -> str:
     return f"{', '.join(parts)}; {word}: {cost.why}"
 
 
-def show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
+def _show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
     """Experiments on `provider` as a table: what was changed, and what it did."""
     if not entry.trials:
         if entry.unprobed:
@@ -302,7 +302,7 @@ def show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
         f"{len(entry.trials) - new} from the cache)"
     )
     quoted = list(dict.fromkeys(trial.said for trial in entry.trials if trial.said))
-    rows = [trial_row(trial, quoted) for trial in entry.trials]
+    rows = [_trial_row(trial, quoted) for trial in entry.trials]
     columns = (Column("changed", False), Column("to", False), Column("outcome", False), Column("said"))
     page.table(columns, rows)
     for number, text in enumerate(quoted, 1):
@@ -311,7 +311,7 @@ def show_trials(page: Page, entry: Fallback | Skipped, provider: str) -> None:
         page.line(f"incomplete: {entry.unprobed}")
 
 
-def trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
+def _trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
     """One experiment; what was said stands below the table, once."""
     said = f"[{quoted.index(trial.said) + 1}]" if trial.said else ""
     return (
@@ -322,7 +322,7 @@ def trial_row(trial: Trial, quoted: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def show_rejections(page: Page, told: Explanation) -> None:
+def _show_rejections(page: Page, told: Explanation) -> None:
     """Parts that a provider does not open, with this node in them."""
     alike: dict[tuple[object, ...], list[RejectedPart]] = {}
     for part in told.rejected:
@@ -331,7 +331,7 @@ def show_rejections(page: Page, told: Explanation) -> None:
         part = parts[0]
         page.heading(f"Rejected by {part.provider} in {listing(entry.file for entry in parts)}")
         alone = "it fails with only a Neg beside it" if part.company else "it fails alone"
-        together = alone if len(part.nodes) == 1 else f"fail together: {name_some(part.nodes)}"
+        together = alone if len(part.nodes) == 1 else f"fail together: {_name_some(part.nodes)}"
         least = "no smaller part that was tried fails" if part.minimal else "there may be a smaller part"
         tries = sum(entry.tries for entry in parts)
         page.line(f"{together}; {least}; {plural(tries, 'part')} of the graph tried")

@@ -119,7 +119,7 @@ class Artist:
             group=self.anchors[self.phase.name, self.phase.nodes[0].position].partition("-")[0],
             tracks=tracks,
             ticks=tuple(
-                (percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in range(TICKS)
+                (_percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in range(TICKS)
             ),
             table=self.summary(groups, order, span),
             slowest=self.slowest(events, span),
@@ -133,10 +133,10 @@ class Artist:
         return Track(
             mark=mark,
             top=row * TRACK_HEIGHT,
-            path=boxes(others),
+            path=_boxes(others),
             positions=ranges(position for position, _, _ in others),
-            copies=tuple(CopyBox(percents(start, span), percents(host, span)) for _, start, host in copies),
-            copy_path=boxes(copies),
+            copies=tuple(CopyBox(_percents(start, span), _percents(host, span)) for _, start, host in copies),
+            copy_path=_boxes(copies),
             copy_positions=ranges(position for position, _, _ in copies),
         )
 
@@ -187,12 +187,12 @@ class Artist:
         return table("Longest nodes", heads, rows)
 
 
-def boxes(events: Iterable[Event]) -> str:
+def _boxes(events: Iterable[Event]) -> str:
     """One box per event, 10 high. The page's script reads start and width back from it."""
     return "".join(f"M{start} 0h{host}v10h-{host}z" for _, start, host in events)
 
 
-def percents(part: float, whole: float) -> str:
+def _percents(part: float, whole: float) -> str:
     """`12.5%`, short."""
     return f"{100 * part / whole:.3f}".rstrip("0").rstrip(".") + "%"
 
