@@ -19,6 +19,7 @@ from contextlib import suppress
 
 from partita.errors import INTERRUPTED, ProviderError, ResourceError
 from partita.library.chain import Target
+from partita.orphans import end_with_parent
 from partita.providers.base import Provider
 from partita.signals import TerminatedError, held
 
@@ -62,11 +63,12 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
         folder = tempfile.mkdtemp(prefix="partita-")
         # What comes to the child before Python has it in order would be forgotten; blocked, it waits.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         passing = Passing(child) if child else None
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if passing is None:
         os.close(heard)
+        end_with_parent(parent)
         in_child, last_word, tempfile.tempdir = True, told, folder
         return verb()
     os.close(told)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.errors import ProviderError
 from partita.library.crossing import told
+from partita.orphans import end_with_parent
 from partita.signals import ended_by_exception
 from partita.spelling import read_by
 
@@ -35,6 +36,7 @@ NOT_REAL = (
 
 def main() -> None:
     """Read the request, place the model, write the report, and leave without running anybody's destructors."""
+    end_with_parent()
     request = json.load(sys.stdin)
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -10,8 +10,10 @@ import sys
 import time
 from pathlib import Path
 
+from partita.orphans import end_with_parent
 from partita.runtime.process.children import run_children
 
+end_with_parent()
 request = json.load(sys.stdin)
 # A test run in the background of a shell hands on SIGINT as ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)

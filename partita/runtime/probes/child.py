@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from partita.observations.facts import Outcome
 from partita.observations.log_pattern import LogPattern
 from partita.observations.names import CPU, INLINED
+from partita.orphans import end_with_parent
 from partita.runtime.probes.cases import COMPANY, NODE
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Found:
 
 def main() -> None:
     """Read the request, answer for one model after the other, and leave without running anybody's destructors."""
+    end_with_parent()
     request = json.load(sys.stdin)
     warnings.simplefilter("ignore")
     os.dup2(2, 1)  # native code prints to stdout

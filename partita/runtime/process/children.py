@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import partita
 from partita.files import temporary_directory
+from partita.orphans import PARENT
 from partita.runtime.ort.native_log import clean_lines
 from partita.signals import ended_by_exception, held
 
@@ -131,7 +132,11 @@ class Child:
                 stdin=given,
                 stdout=out,
                 stderr=err,
-                env={**(os.environ if environment is None else environment), "PYTHONPATH": search_path()},
+                env={
+                    **(os.environ if environment is None else environment),
+                    "PYTHONPATH": search_path(),
+                    PARENT: str(os.getpid()),
+                },
                 start_new_session=True,
             )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from partita.observations.names import CPU
+from partita.orphans import end_with_parent
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE, ensure_child
 from partita.runtime.probes.child import STARTUP, say, set_alarm, wanted_provider
 from partita.runtime.support.asking import Asker, Verdict
@@ -35,6 +36,7 @@ CHUNK, COMPILED_CHUNK = 48, 16
 
 def main() -> None:
     """Read the request, ask, and leave without running anybody's destructors."""
+    end_with_parent()
     request = json.load(sys.stdin)
     warnings.simplefilter("ignore")
     os.dup2(2, 1)  # native code prints to stdout
