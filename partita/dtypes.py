@@ -83,8 +83,6 @@ _BY_NAME = {
     **{entry.onnx_name.lower(): entry for entry in ALL},  # float and double, as ONNX Runtime says
     **{entry.name: entry for entry in ALL},
 }
-SAFETENSORS = {entry.safetensors: entry for entry in ALL if entry.safetensors is not None}
-"""By the names in the header of a safetensors file."""
 
 
 def find(name: str) -> ElementType | None:

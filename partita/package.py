@@ -15,7 +15,7 @@ from typing import Final, Literal
 from pydantic import ConfigDict, Field, ValidationError
 
 from partita import strangers
-from partita.contract import Contract, GraphFile, Record
+from partita.contract import Contract, Record
 from partita.dtypes import PRECISIONS
 from partita.errors import PackageError
 from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
@@ -189,10 +189,6 @@ class Manifest(Record):
     """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
-
-    def graph_for(self, phase: Literal["prefill", "decode"]) -> GraphFile:
-        """The graph that runs `phase`."""
-        return next(g for g in self.graph.files if g.phase in (phase, "any"))
 
     def file(self, name: str) -> FileRecord | None:
         """The record of the file called `name`, if the package has one."""

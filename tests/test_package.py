@@ -128,19 +128,6 @@ def test_the_same_manifest_gives_the_same_bytes(folder):
     assert (folder / "manifest.json").read_bytes() == before
 
 
-def test_phases_find_their_graph():
-    one = example_manifest()
-    assert one.graph_for("prefill") is one.graph_for("decode")
-    base = one.graph.files[0]
-    pair = tuple(
-        base.model_copy(update={"file": f"{phase}.onnx", "phase": phase, "sequence_length": length})
-        for phase, length in (("decode", 1), ("prefill", 16))
-    )
-    two = one.model_copy(update={"graph": one.graph.model_copy(update={"files": pair})})
-    assert two.graph_for("prefill").file == "prefill.onnx"
-    assert two.graph_for("decode").file == "decode.onnx"
-
-
 def test_a_file_is_found_by_its_name(folder):
     manifest = read_manifest(folder)
     record = manifest.file("model.onnx.data")

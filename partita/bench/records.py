@@ -63,11 +63,6 @@ class Ratio(Record):
     so few rounds that chance alone would often keep them apart, unless they are far apart.
     """
 
-    @property
-    def within_noise(self) -> bool:
-        """The ranges overlap."""
-        return self.standing == "within_noise"
-
 
 class Why(Record):
     """Where the host's time goes, from profiled runs of a round that is not counted. Times are of one session run, and

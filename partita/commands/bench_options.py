@@ -10,7 +10,6 @@ from partita.errors import UsageError
 
 ROUNDS = 5
 MOST_ROUNDS = 1000
-NEW_TOKENS = 32
 PROMPT_TOKENS = 64
 LEAST_NEW_TOKENS = 2
 """The first comes from prefill."""

@@ -9,11 +9,6 @@ from partita.partition_reports.records import Cache, Phase, PhaseSummary, Report
 from partita.partition_reports.verdict import give_verdict
 
 
-def summary_of(report: Report) -> Summary:
-    """The summary that the report has; made from the rest of it where it was written without."""
-    return report.summary or summarise(report)
-
-
 def summarise(report: Report) -> Summary:
     """The summary of a report, from everything else in it."""
     return Summary(

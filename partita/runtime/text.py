@@ -140,11 +140,6 @@ class TextStream:
         """A stop string has come; nothing more will be shown."""
         return self._stops.found is not None
 
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text, if one did."""
-        return self._stops.found
-
     def push(self, token: int) -> str:
         """Add one token and return the text that can be shown now, often empty.
 

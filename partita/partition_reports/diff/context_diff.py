@@ -10,8 +10,6 @@ from partita.partition_reports.records import Report
 from partita.partition_reports.summary import in_place
 from partita.partition_reports.verdict import say_cache
 
-Stated = dict[tuple[str, str], str]
-"""Subject and key of what a report states -> in words."""
 LABELS = {
     "onnxruntime_package": "onnxruntime package",
     "onnxruntime_build": "onnxruntime build",
