@@ -7,9 +7,10 @@ import sys
 from partita import dtypes
 from partita.commands.audience import TERMINAL
 from partita.commands.results import ExportResult
-from partita.commands.terminal import Bars, fold, note, print_record, size, write_stdout
+from partita.commands.terminal import Bars, fold, note, print_record, write_stdout
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
+from partita.observations.text_format import human_bytes
 from partita.package import Manifest, Verification
 
 LABEL = 14
@@ -45,10 +46,10 @@ def _cache(manifest: Manifest) -> str:
     graph, fixed = manifest.graph, _fixed_state_bytes(manifest)
     windows = sorted({state.window for state in graph.states if state.window is not None})
     parts = [f"{_cache_bytes_per_token(manifest):,} bytes per token"] if graph.cache_bytes > fixed else []
-    parts += [f"{size(fixed)} of convolution and recurrent states"] if fixed else []
+    parts += [f"{human_bytes(fixed)} of convolution and recurrent states"] if fixed else []
     parts += [f"batch {graph.batch_size}", f"{graph.max_length:,} tokens"]
     parts += [f"window {', '.join(map(str, windows))}"] if windows else []
-    return f"{size(graph.cache_bytes)}: {', '.join(parts)}"
+    return f"{human_bytes(graph.cache_bytes)}: {', '.join(parts)}"
 
 
 def _as_record(summary: Summary) -> ExportResult:
@@ -76,12 +77,12 @@ def describe(summary: Summary) -> list[str]:
         f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
-        f"  weights     {size(graph.weight_bytes)}",
+        f"  weights     {human_bytes(graph.weight_bytes)}",
         f"  cache       {_cache(manifest)}",
         f"  verified    {_verification(manifest.verification)}",
         *_smoke(manifest),
         *_target(manifest),
-        f"  peak RSS    {size(summary.peak_rss_bytes)}",
+        f"  peak RSS    {human_bytes(summary.peak_rss_bytes)}",
         "  seconds     " + ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items()),
     ]
 

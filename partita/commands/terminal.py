@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.text import Text
 
 from partita.export.progress import Stage
+from partita.observations.text_format import human_bytes
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -129,15 +130,6 @@ def finite(value: Any) -> Any:
     return [finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-def size(count: float) -> str:
-    """Bytes in a unit people read: 512 B, 1.5 KiB, 20.6 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
 class Bars:
     """Progress bars on stderr, one per stage; silent when stderr is no terminal."""
 
@@ -178,7 +170,7 @@ class _Size(ProgressColumn):
     def render(self, task: Task) -> Text:
         if not task.fields.get("sized") or task.total is None:
             return Text("")
-        return Text(f"{size(task.completed)} of {size(task.total)}")
+        return Text(f"{human_bytes(int(task.completed))} of {human_bytes(int(task.total or 0))}")
 
 
 class _Bar:

@@ -26,6 +26,7 @@ from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
 from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
+from partita.observations.text_format import human_bytes
 from partita.package import KNOWN_ANSWER
 from partita.spelling import spelled
 
@@ -61,13 +62,13 @@ def check_memory(parameters: int, cache_bytes: int) -> None:
     needed = int(parameters * 4 * MEMORY_MARGIN)
     if needed > free:
         raise ResourceError(
-            f"the original model needs about {needed / 1e9:.1f} GB for its known answer, and {free / 1e9:.1f} GB are "
-            "free; "
+            f"the original model needs about {human_bytes(needed)} for its known answer, and "
+            f"{human_bytes(int(free))} are free; "
             f"export with {spelled('verify', False)}, and verify on a machine with more memory"
         )
     if cache_bytes > free:
         raise ResourceError(
-            f"the cache takes {cache_bytes / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; export with a smaller "
+            f"the cache takes {human_bytes(cache_bytes)} and {human_bytes(int(free))} are free; export with a smaller "
             f"{spelled('max_length')} or {spelled('batch_size')}, or with {spelled('verify', False)}"
         )
 
@@ -79,7 +80,7 @@ def check_run_memory(parameters: int, cache_bytes: int) -> None:
     """
     free, needed = free_bytes(), parameters * 4 + cache_bytes
     if needed > free:
-        raise ResourceError(f"running it takes about {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free")
+        raise ResourceError(f"running it takes about {human_bytes(needed)} and {human_bytes(int(free))} are free")
 
 
 def free_bytes() -> float:

@@ -25,6 +25,7 @@ from partita.export.origins import Origin, Stored
 from partita.export.progress import Stage
 from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
 from partita.export.weight_sources import StoredPart, WeightSource, checkpoint_weight, stored
+from partita.observations.text_format import human_bytes, plural
 from partita.package import WEIGHTS
 
 COMPUTED_IN = frozenset(to_ir(name) for name in COMPUTING)
@@ -117,7 +118,7 @@ def _few(items: list[str], separator: str = ", ") -> str:
 
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:
     """What the checkpoint holds and no graph uses, by the outermost modules that nothing is used of, with counts:
-    `vision_tower (312 tensors, 0.4 GB)`. Second names and what transformers computes itself are not told.
+    `vision_tower (312 tensors, 381 MiB)`. Second names and what transformers computes itself are not told.
     """
     used = {name for m in models for w in _weights(m) for name in w.source.tensors} | sources.second_names()
     used |= sources.ignored
@@ -140,8 +141,7 @@ def _counted(name: str, infos: list[TensorInfo]) -> str:
     if [info.name for info in infos] == [name]:
         return name[:SHOWN_CHARACTERS]
     size = sum(info.size_bytes for info in infos)
-    told = f"{size / 1e9:.1f} GB" if size >= 5e7 else f"{size / 1e6:.1f} MB" if size >= 5e4 else f"{size:,} bytes"
-    return f"{name[:SHOWN_CHARACTERS]} ({len(infos)} tensor{'s' if len(infos) != 1 else ''}, {told})"
+    return f"{name[:SHOWN_CHARACTERS]} ({plural(len(infos), 'tensor')}, {human_bytes(size)})"
 
 
 def parameter_count(models: Iterable[ir.Model]) -> int:

@@ -25,6 +25,7 @@ from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
 from partita.export.work import Work
+from partita.observations.text_format import human_bytes
 from partita.package import (
     KNOWN_ANSWER,
     WEIGHTS,
@@ -104,7 +105,7 @@ def _check_space(parent: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ResourceError(
-            f"{parent}: no space left: the package needs {needed / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
+            f"{parent}: no space left: the package needs {human_bytes(needed)}, {human_bytes(int(free))} are free"
         )
 
 

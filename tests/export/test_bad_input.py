@@ -74,7 +74,7 @@ def test_extra_tensors_alone_are_a_note(
     folder = rewritten(own_copy(tiny_checkpoint("llama")), change)
     assert run(["export", str(folder), str(tmp_path / "out"), "--max-length", "32", "--no-verify"]) == 0
     err = capsys.readouterr().err
-    told = "vision_tower (3 tensors, 0.1 MB), model.layers.7 (1 tensor, 8 bytes), model.norm.extra"
+    told = "vision_tower (3 tensors, 117 KiB), model.layers.7 (1 tensor, 8 B), model.norm.extra"
     assert f"left out, because the logits do not depend on it: {told}" in err
 
 
