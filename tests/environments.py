@@ -97,6 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if environment is None:
             kept.append((-1, item))
         elif environment.name in wanted and (environment.home == inside or inside == MAIN):
+            if environment.home != inside:  # it waits for its turn in a child, where each has its own limit
+                item.add_marker(pytest.mark.timeout(0))
             kept.append((-1 if environment.home == inside else order[environment.name], item))
         else:
             left_out.append(item)

@@ -375,10 +375,18 @@ def _dummy(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> i
 
 
 def decode(engine: Engine) -> None:
-    """One decode step. In a full cache every row goes back by a token, or begins anew where it cannot."""
+    """One decode step. In a full cache every row goes back by a token, or begins anew where it cannot.
+
+    None is made in a cache that is full again right after that: one of two tokens, of which no row can go back.
+    """
+    anew = False
     while (step := engine.step()) is None or step.phase != "decode":
-        if step is None and not all(engine.rewind(row, 1) for row in range(len(engine.rows))):
-            begin(engine, 1)
+        if step is not None or all(engine.rewind(row, 1) for row in range(len(engine.rows))):
+            continue
+        if anew:
+            return
+        begin(engine, 1)
+        anew = True
 
 
 def with_shapes(

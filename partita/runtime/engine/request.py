@@ -77,9 +77,13 @@ class Row:
         self.finish, self.again = None, False
 
     def rewind(self, tokens: int) -> None:
-        """Forget its last tokens, after which it goes on."""
+        """Forget its last tokens, after which it goes on.
+
+        The last token that is kept is fed once more. That is a decode step, also where the token is one of the prompt:
+        it had been read, and the step makes what any decode step makes.
+        """
         self.known -= tokens
-        self.given, self.read_until = min(self.given, self.known), min(self.read_until, self.known)
+        self.given, self.read_until = min(self.given, self.known), min(self.read_until, self.known - 1)
         self.finish = None
 
     def add(self, token: int) -> None:
