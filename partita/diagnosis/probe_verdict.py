@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import COMBINED, Factor, NodeProbe, Swap, Trial
+from partita.observations.facts import COMBINED, OTHER_FORM, Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
-Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
+Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected", "unexplained"]
 """What follows when no change made a difference."""
 MOST_NAMED = 3
 UNCHANGED: Mapping[str, str] = {
@@ -28,6 +28,7 @@ TOLD: Mapping[str, str] = {
     "crashed": "it crashes the provider",
     "timed_out": "the provider gives no answer in time",
 }
+TYPE: tuple[Factor, ...] = ("type",)
 IN_VAIN = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),
@@ -81,24 +82,42 @@ def _by_several(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
     trial = next((trial for trial in others if trial.factor == COMBINED and helps(trial)), None)
     if trial is not None:
         change = _with_change(trial.change, removes=trial.removes)
-        tried = sum(each.factor != COMBINED and each.outcome in ANSWERED for each in others)
+        tried = sum(each.factor not in (COMBINED, OTHER_FORM) and each.outcome in ANSWERED for each in others)
         single = f"; with one change at a time ({tried} tried) it does not" if tried else ""
         yield Conclusion(f"{change} the provider accepts this node{single}{without(first)}", trial.parts)
 
 
 def helps(trial: Trial) -> bool:
     """Whether the changed node is taken, and not only what it is made of."""
-    return trial.outcome == "taken" and not trial.unfolded
+    return trial.outcome == "taken" and not trial.unfolded and trial.factor != OTHER_FORM
 
 
 def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     """What follows when nothing helped; nothing does from experiments that are not complete."""
-    first, *others = probe.trials
+    first, *rest = probe.trials
+    changes = [trial for trial in rest if trial.factor != OTHER_FORM]
+    forms = [trial for trial in rest if trial.factor == OTHER_FORM and trial.outcome != "invalid"]
+    taken = [trial for trial in forms if trial.outcome == "taken" and not trial.unfolded]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
     elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in probe.trials):
         more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
-        yield Conclusion(f"{opening(first)}; {summary(others)}{more}", code="no_kernel_op")
+        tried = f"{opening(first)}; {summary(changes)}{more}"
+        alike = [trial for trial in taken if not trial.parts]
+        if alike:
+            yield Conclusion(f"{_takes_others(alike)}; {tried}", code="unexplained")
+        elif taken:
+            own = sum(not trial.parts for trial in forms)
+            none = f", and none of {plural(own, 'node')} of it in the types of this one" if own else ""
+            yield Conclusion(f"{_takes_others(taken)}{none}; {tried}", TYPE)
+        else:
+            others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator" if forms else ""
+            yield Conclusion(f"{tried}{others}", code="no_kernel_op")
+
+
+def _takes_others(taken: Sequence[Trial]) -> str:
+    """That the provider has the operator, by an example."""
+    return f"the provider accepts other nodes of this operator (e.g. {taken[0].change})"
 
 
 def _with_change(change: str, *, removes: bool) -> str:

@@ -120,8 +120,9 @@ FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are the provider's failure; a node that it leaves is none."""
 Factor = str
 """What an experiment changed: nothing (`AS_IS`), several things (`COMBINED`), or what a factor of this name changes, of
-which the runtime has a file each: static_shape, type, opset, attribute, input."""
-AS_IS, COMBINED = "as_is", "combined"
+which the runtime has a file each: static_shape, type, opset, attribute, input. `OTHER_FORM` is no change: it is another
+node of the same operator."""
+AS_IS, COMBINED, OTHER_FORM = "as_is", "combined", "other_form"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Trial:
     cached: bool = False
     """Known from an earlier run with the same ONNX Runtime, device and options."""
     parts: tuple[Factor, ...] = ()
-    """What was changed together, of a combined one."""
+    """What was changed together, of a combined one; `type` of another form that has other types than the node."""
     swap: Swap | None = None
     """The change, where one thing took the place of another."""
     removes: bool = False

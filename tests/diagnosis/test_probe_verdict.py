@@ -13,6 +13,7 @@ from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
 from partita.observations.facts import Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
+from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry, Probing
 from partita.partition_reports.probing import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
@@ -99,6 +100,47 @@ def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
     assert shown is not None and shown.code == expected
     assert "with float16 in place of int8 the provider accepts this node" in shown.evidence
     assert "4 other variations made no difference" in shown.evidence
+
+
+def other(outcome: Outcome, *parts: Factor, words: str = "T float32", unfolded: bool = False) -> Trial:
+    return Trial("other_form", words, outcome, "", parts=parts, unfolded=unfolded)
+
+
+def test_an_operator_that_the_provider_has_in_other_types_has_no_kernel_for_these():
+    shown = conclude(probe(LEFT, changed("type", "left"), other("left"), other("left"), other("taken", "type")))
+    assert shown is not None and shown.code == "no_kernel_type"
+    assert (
+        "accepts other nodes of this operator (e.g. T float32), and none of 2 nodes of it in the types"
+        in shown.evidence
+    )
+    assert "1 variation (other types) made no difference" in shown.evidence, "which are not changes of the node"
+
+
+def test_an_operator_that_the_provider_has_in_the_same_types_leaves_the_node_unexplained():
+    trials = (
+        LEFT,
+        changed("attribute", "left"),
+        other("taken", words="T float32; mode=linear"),
+        other("taken", "type"),
+    )
+    line = (
+        f"[I:onnxruntime:, x.cc:1 GetCapability] kernel not found in registries for Op type: Gather node name: {GATHER}"
+    )
+    pattern = LogPattern("no_kernel_op", r"not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)")
+    reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
+    assert (reason.code, finding.kind) == ("unexplained", "probed"), "the line does not know why there is none"
+    assert "(e.g. T float32; mode=linear)" in finding.evidence and "1 variation" in finding.evidence
+
+
+def test_an_operator_of_which_nothing_is_taken_has_no_kernel_and_says_what_was_asked():
+    shown = conclude(probe(LEFT, changed("type", "left"), other("left"), other("left", "type"), other("invalid")))
+    assert shown is not None and shown.code == "no_kernel_op"
+    assert shown.evidence.endswith("nor does it claim any of 2 other nodes of this operator")
+    assert code(LEFT, other("taken", unfolded=True)) == "no_kernel_op", "its function's nodes are not it"
+
+
+def test_other_nodes_of_the_operator_count_for_nothing_where_a_change_helps():
+    assert code(LEFT, changed("combined", "taken", "both", "type", "opset"), other("taken")) == "no_kernel_type"
 
 
 def test_what_is_left_out_is_told_as_such():

@@ -183,6 +183,17 @@ CASES: tuple[Case, ...] = (
         "attribute_unsupported",
         GRU,
         swap(GRU, "linear_before_reset=0", "linear_before_reset=1"),
+        evidence=("probed",),
+        says="with linear_before_reset=1 in place of linear_before_reset=0",
+    ),
+    cuda(
+        "gru-reset-by-default",
+        "the same without the attribute, which has the value that CUDA does not take by default",
+        "attribute_unsupported",
+        swap(GRU, ", linear_before_reset=0", ""),
+        swap(GRU, "linear_before_reset=0", "linear_before_reset=1"),
+        evidence=("probed",),
+        says="with linear_before_reset=1 in place of linear_before_reset=0",
     ),
     cuda(
         "conv-transpose-asymmetric",

@@ -20,6 +20,7 @@ COUNT = operators(
     21, "g (int64 n) => (int64[A] y) <int64 zero={0}, int64 one={1}> {\n  [planted] y = Range(zero, n, one)\n}"
 )
 DOUBLE = operators(21, "g (double[4,16] x) => (double[4,16] y) {\n  [planted] y = Softmax(x)\n}")
+BOTH_TYPES = operators(21, "g (double[4,16] x) => (uint8[4,16] y) {\n  [planted] y = Cast<to=2>(x)\n}")
 TRUNCATE = operators(
     21, "g (float[4,16] x) => (int64[4,16] y) {\n  [first] h = Relu(x)\n  [planted] y = Cast<to=7>(h)\n}"
 )
@@ -124,6 +125,14 @@ CASES: tuple[Case, ...] = (
         "no_kernel_type",
         TRUNCATE,
         swap(swap(TRUNCATE, "to=7", "to=6"), "int64[", "int32["),
+    ),
+    webgpu(
+        "cast-double-to-uint8",
+        "Cast from float64 to uint8, both of which WebGPU does not cast, though it casts other types",
+        "no_kernel_type",
+        BOTH_TYPES,
+        swap(swap(swap(BOTH_TYPES, "double[", "float["), "to=2", "to=6"), "uint8[", "int32["),
+        says="accepts other nodes of this operator",
     ),
     webgpu(
         "attention-with-past",

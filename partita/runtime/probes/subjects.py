@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import NodeProbe, Trial
+from partita.observations.facts import OTHER_FORM, NodeProbe, Trial
 from partita.observations.text_format import plural
 from partita.runtime.probes.cases import Case, case_model
 from partita.runtime.probes.ideas import Variation
 from partita.runtime.probes.lab import BUDGET, Answer, Lab
+from partita.runtime.probes.other_forms import OtherForm, other_forms
 from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, kind_of, single
+
+if TYPE_CHECKING:
+    import onnx
 
 DECIDED = frozenset({"taken", "invalid"})
 
@@ -43,6 +48,16 @@ class Subject:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One model to be tried for a subject: a variation of its node, or another node of the operator."""
+
+    subject: Subject
+    model: onnx.ModelProto
+    variation: Variation | None = None
+    form: OtherForm | None = None
+
+
 def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
     """Subjects so that every operator has had one before any has its second: the budget may not suffice for all."""
     seen: Counter[tuple[str, str]] = Counter()
@@ -55,13 +70,28 @@ def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
 
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The node as it is, then single changes, then several at once; each round only where the last left it open."""
-    _run_round([(subject, (as_it_is(subject.case),)) for subject in subjects], lab)
-    _run_round([(subject, single(subject.case)) for subject in subjects if subject.open], lab)
-    plans = [(subject, combined(subject.case)) for subject in subjects if subject.open]
-    for subject, found in plans:
+    """The node as it is, then single changes, then several at once; each round only where the last left it open.
+
+    With the last of them go other nodes of the operator, which tell what it means when no change helps.
+    """
+    company = lab.resolution.provider.compiles
+
+    def experiments(subject: Subject, variations: Iterable[Variation]) -> Iterator[Experiment]:
+        for variation in variations:
+            yield Experiment(subject, case_model(variation.case, company=company), variation=variation)
+
+    def others(subject: Subject) -> Iterator[Experiment]:
+        for form in other_forms(subject.case, compiles=company):
+            yield Experiment(subject, form.model, form=form)
+
+    _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
+    _run_round([each for subject in _open(subjects) for each in experiments(subject, single(subject.case))], lab)
+    last: list[Experiment] = []
+    for subject in _open(subjects):
+        found = combined(subject.case)
         subject.left_out = max(len(found) - MOST_COMBINED, 0)
-    _run_round([(subject, found[:MOST_COMBINED]) for subject, found in plans], lab)
+        last += [*experiments(subject, found[:MOST_COMBINED]), *others(subject)]
+    _run_round(last, lab)
     for subject in subjects:
         subject.unprobed = subject.unprobed or lateness(subject.trials)
 
@@ -74,20 +104,42 @@ def lateness(trials: Sequence[Trial]) -> str:
     return f"{len(late)} of {plural(len(trials), 'experiment')} did not finish in time: {late[-1].said}"
 
 
-def _run_round(plans: Sequence[tuple[Subject, Sequence[Variation]]], lab: Lab) -> None:
-    """Try variations of several subjects in one go."""
-    listed = [(subject, variation) for subject, variations in plans for variation in variations]
-    company = lab.resolution.provider.compiles
-    models = [case_model(variation.case, company=company) for _, variation in listed]
-    for (subject, variation), model, answer in zip(listed, models, lab.try_all(models), strict=True):
+def _open(subjects: Sequence[Subject]) -> list[Subject]:
+    """Those that nothing has decided yet."""
+    return [subject for subject in subjects if subject.open]
+
+
+def _run_round(experiments: Sequence[Experiment], lab: Lab) -> None:
+    """Carry out the experiments on several subjects in one go."""
+    answers = lab.try_all([each.model for each in experiments])
+    for each, answer in zip(experiments, answers, strict=True):
         if answer is None:
-            subject.unprobed = lab.unusable or BUDGET
-        else:
-            subject.trials.append(trial(variation, answer, in_company=len(model.graph.node) > 1))
+            each.subject.unprobed = lab.unusable or BUDGET
+            continue
+        in_company = len(each.model.graph.node) > 1
+        if each.variation is not None:
+            each.subject.trials.append(trial(each.variation, answer, in_company=in_company))
+        elif each.form is not None:
+            each.subject.trials.append(_other_trial(each.form, answer, in_company=in_company))
+
+
+def _other_trial(form: OtherForm, answer: Answer, *, in_company: bool) -> Trial:
+    """An experiment with another node of the operator as a fact."""
+    return Trial(
+        OTHER_FORM,
+        form.words,
+        answer.outcome,
+        answer.said,
+        answer.cached,
+        parts=() if form.same_types else ("type",),
+        unfolded=answer.unfolded,
+        kind=kind_of(OTHER_FORM),
+        company=in_company,
+    )
 
 
 def trial(variation: Variation, answer: Answer, *, in_company: bool) -> Trial:
-    """One experiment as a fact."""
+    """One experiment on the node as a fact."""
     return Trial(
         variation.factor,
         variation.change,

@@ -5,7 +5,7 @@ A variation that ONNX Runtime does not accept at all is tried all the same and c
 
 from __future__ import annotations
 
-from partita.observations.facts import AS_IS, COMBINED, Factor
+from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM, Factor
 from partita.runtime.probes.cases import Case
 from partita.runtime.probes.factors import factors
 from partita.runtime.probes.ideas import Variation, made
@@ -13,6 +13,7 @@ from partita.runtime.probes.ideas import Variation, made
 MOST_COMBINED = 36
 """Of one node that are tried."""
 SEVERAL = "several at once"
+FORMS = "other nodes of the operator"
 
 
 def as_it_is(case: Case) -> Variation:
@@ -35,4 +36,4 @@ def combined(case: Case) -> tuple[Variation, ...]:
 
 def kind_of(name: Factor) -> str:
     """What variations of a factor are, in words; empty for the node as it is."""
-    return {AS_IS: "", COMBINED: SEVERAL, **{each.name: each.kind for each in factors()}}[name]
+    return {AS_IS: "", COMBINED: SEVERAL, OTHER_FORM: FORMS, **{each.name: each.kind for each in factors()}}[name]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from partita.diagnosis.records import Fallback, Skipped, Trial
-from partita.observations.facts import AS_IS, COMBINED
+from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
 from partita.partition_reports.diff.headline import provider as provider_name
 from partita.partition_reports.explain.node_explanation import Cause, Explanation, Matches, Place
@@ -18,7 +18,7 @@ from partita.partition_reports.sections.model import Column
 
 MOST = 40
 """Most names, and most rows of a table; --json has all."""
-FACTORS = {AS_IS: "as it is", "static_shape": "shape", COMBINED: "several"}
+FACTORS = {AS_IS: "as it is", "static_shape": "shape", COMBINED: "several", OTHER_FORM: "another node"}
 """Words for what was changed, where they are not the name of the factor."""
 
 

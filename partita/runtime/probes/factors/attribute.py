@@ -1,14 +1,15 @@
-"""Attributes at their defaults, and an Einsum of fewer operands."""
+"""Attributes at their defaults and at other values, and an Einsum of fewer operands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.observations.facts import Swap
 from partita.runtime.probes.cases import Case
 from partita.runtime.probes.factors.base import Factor, Part
 from partita.runtime.probes.ideas import Idea
+from partita.runtime.probes.other_forms import forms_of, operator_of
 from partita.runtime.probes.schemas import Schema
 from partita.runtime.probes.variants import TYPE_ATTRIBUTES, Change, copy_attribute, optional_outputs, schema_of
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     import onnx
 
 NAME = "attribute"
+SIMPLE = frozenset({"int", "string", "ints"})
+"""Kinds of attributes of which other values are tried."""
+MOST_VALUES = 8
+"""Of one node."""
 
 
 def _other_attributes(case: Case) -> Iterator[Idea]:
@@ -29,6 +34,68 @@ def _other_attributes(case: Case) -> Iterator[Idea]:
             if fewer:
                 both = change | Change(outputs_left_out=frozenset(fewer))
                 yield Idea(NAME, both, f"{words} and its optional outputs", removes=True)
+
+
+def _other_values(case: Case) -> Iterator[Idea]:
+    """Attributes with other values: those that examples of the operator have, the default, and of 0 and 1 the other.
+
+    Also where the node leaves the attribute out: a provider may have a kernel for another value alone, as CUDA has for
+    linear_before_reset of GRU.
+    """
+    import onnx
+
+    operator = operator_of(case)
+    if operator is None:
+        return
+    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in case.node.attribute}
+    schema, left = schema_of(case), MOST_VALUES
+    for name, entry in operator.attributes.items():
+        if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
+            continue
+        default = _default(schema, name)
+        now = _plain(given.get(name, default))
+        values = [_plain(form.attributes[name]) for form in forms_of(operator) if name in form.attributes]
+        others = [default, *values, *([1 - now] if entry.kind == "int" and now in (0, 1) else [])]
+        for value in dict.fromkeys(_plain(other) for other in others):
+            # The default itself is tried by leaving the attribute out.
+            if value is None or value == now or (value == _plain(default) and name in given):
+                continue
+            if name == "axis" and not _is_axis(case, value):
+                continue
+            if left == 0:
+                return
+            left -= 1
+            made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+            before = f"{name}={_text(now)}" if now is not None else f"{name} left out"
+            yield Idea(NAME, Change(attributes={name: made}), swap=Swap(f"{name}={_text(value)}", before))
+
+
+def _is_axis(case: Case, value: Any) -> bool:
+    """Whether the first input has such an axis, where its rank is known."""
+    feed = case.feed(case.node.input[0]) if case.node.input else None
+    known = feed is not None and feed.kind.tensor_type.HasField("shape")
+    rank = len(feed.kind.tensor_type.shape.dim) if feed is not None and known else None
+    return rank is None or (isinstance(value, int) and -rank <= value < rank)
+
+
+def _default(schema: Schema | None, name: str) -> Any:
+    """The default value of an attribute; None when it has none."""
+    import onnx
+
+    raw = schema.defaults.get(name) if schema is not None else None
+    return onnx.helper.get_attribute_value(onnx.AttributeProto.FromString(raw)) if raw else None
+
+
+def _plain(value: Any) -> Any:
+    """The value of an attribute as one that can be compared and looked up."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def _text(value: Any) -> str:
+    """The same for people."""
+    return f"[{','.join(map(_text, value))}]" if isinstance(value, tuple) else str(value)
 
 
 def _fewer_operands(case: Case) -> Iterator[Idea]:
@@ -82,9 +149,10 @@ def _shown(attribute: onnx.AttributeProto) -> str:
 
 
 def _vary(case: Case) -> Iterator[Idea]:
-    """Both kinds."""
+    """All kinds."""
     yield from _other_attributes(case)
+    yield from _other_values(case)
     yield from _fewer_operands(case)
 
 
-FACTOR = Factor(NAME, kind="attributes left out", rank=4, vary=_vary, part=Part(1, _with_defaults))
+FACTOR = Factor(NAME, kind="other attributes", rank=4, vary=_vary, part=Part(1, _with_defaults))
