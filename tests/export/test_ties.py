@@ -65,5 +65,5 @@ def test_what_nothing_used_is_said_and_recorded_but_not_the_buffers_of_older_ver
     }
     folder = tiny_checkpoint("llama", num_hidden_layers=1, tie_word_embeddings=True)
     summary = exported(with_head(folder, tmp_path / "c", "same", **more), tmp_path / "out", verify=False)
-    assert summary.manifest.source.unused == ("extra (1 tensor, 48 bytes)",)
-    assert any("extra (1 tensor, 48 bytes)" in note for note in summary.notes)
+    assert summary.manifest.source.unused == ("extra (1 tensor, 48 B)",)
+    assert any("extra (1 tensor, 48 B)" in note for note in summary.notes)
