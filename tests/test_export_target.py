@@ -48,7 +48,7 @@ def test_cuda_is_asked_over_its_stand_ins(exporting: Export, precision: str, att
     graph, target = content["manifest"]["graph"], content["manifest"]["target"]
     assert graph["attention"] == attention
     assert target["provider"] == "cuda" and target["source"] == "--target" and target["verification"] == "not_run"
-    assert "over stand-ins for its libraries" in target["how"]
+    assert "over stub libraries" in target["how"]
     asked = {entry["attention"]: entry["left"] for entry in target["asked"]}
     assert asked == ({"gqa": {"GroupQueryAttention": 2}, "onnx24": {}} if precision == "fp32" else {"gqa": {}})
 
@@ -60,7 +60,9 @@ def test_the_summary_names_the_target_and_why(exporting: Export) -> None:
     (reason,) = [line for line in out.splitlines() if line.startswith("  attention ")]
     assert "onnx24 (auto: cuda takes " in reason and "gqa takes " in reason and "not GroupQueryAttention (2)" in reason
     (line,) = [line for line in out.splitlines() if line.startswith("  target ")]
-    assert line.startswith("  target      cuda (--target), asked over stand-ins") and line.endswith("not run there")
+    assert line.startswith("  target      cuda (--target), queried over stub libraries") and line.endswith(
+        "not run there"
+    )
 
 
 def test_without_a_target_the_best_provider_here_is_asked(exporting: Export) -> None:
@@ -114,7 +116,9 @@ def test_a_plugin_library_is_tried_as_the_target(exporting: Export, tmp_path: Pa
     library = tmp_path / "libmine.so"
     library.write_bytes(b"\x7fELF" + b"\0" * 60)
     refused(exporting("--target", "mine", "--provider-library", f"mine={library}"), 3, "--target mine", "libmine.so")
-    refused(exporting("--target", "cpu", "--provider-library", f"mine={library}"), 2, "--provider-library mine", "cpu")
+    refused(
+        exporting("--target", "cpu", "--provider-library", f"mine={library}"), 2, "--provider-library", "mine", "cpu"
+    )
 
 
 def test_stages_are_shown_from_the_first_second_and_named_by_what_they_do(

@@ -135,7 +135,7 @@ def test_a_checkpoint_that_does_not_sample_stays_greedy(suggesting, package, gen
 def test_settings_that_partita_does_not_have_are_named(suggesting, generated):
     folder = suggesting({**SUGGESTS, "num_beams": 4, "no_repeat_ngram_size": 3})
     err = generated(folder, "--sampling", "checkpoint")[1]
-    assert "num_beams 4, no_repeat_ngram_size 3, which Partita does not have" in err
+    assert "num_beams 4, no_repeat_ngram_size 3, which Partita does not support" in err
 
 
 @pytest.mark.parametrize(

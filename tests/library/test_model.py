@@ -274,10 +274,10 @@ def test_an_error_of_the_run_is_in_the_report(model, monkeypatch):
 
 
 def test_nothing_generated_is_nothing_to_report(model):
-    with pytest.raises(partita.ReportError, match="nothing was generated"):
+    with pytest.raises(partita.ReportError, match="nothing has been generated"):
         model.report()
     model.generate(PROMPT)
-    with pytest.raises(partita.ReportError, match="nothing was generated"):
+    with pytest.raises(partita.ReportError, match="nothing has been generated"):
         model.report()
 
 
