@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import subprocess
@@ -9,11 +10,15 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
 import psutil
 import pytest
+from onnx import parser
 
 from partita.commands.supervise import ended_by, worth_it
 from partita.errors import INTERRUPTED, ProviderError
+from partita.library.crashes import Crashed, CrashError, despite_crashes
+from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment
 
@@ -71,6 +76,63 @@ def test_a_native_crash_is_one_line_and_exit_code_3(package: Path, tmp_path: Pat
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("partita: ")]
     assert f"mine: initialisation_failed: native code ended the run with {name}" in line
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("how", ["command line", "library"])
+@pytest.mark.parametrize(("source", "name"), [(ABORTS, "SIGABRT"), (FAULTS, "SIGSEGV")])
+def test_a_crash_over_a_model_still_gets_a_placement_report(tmp_path: Path, source: str, name: str, how: str) -> None:
+    text = '<ir_version: 10, opset_import: ["" : 21]>\ng (float[4] x) => (float[4] y) { [n] y = Neg(x) }'
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    plugin = library(tmp_path, source)
+    words = [
+        "-m",
+        "partita",
+        "place",
+        "m.onnx",
+        "--provider",
+        "mine,cpu",
+        "--provider-library",
+        f"mine={plugin}",
+        "--json",
+    ]
+    if how == "library":
+        code = (
+            f"partita.place('m.onnx', ['mine', 'cpu'], provider_libraries={{'mine': {str(plugin)!r}}}).save('r.json')"
+        )
+        words = ["-c", f"import partita; {code}"]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env=child_environment(), check=False, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "r.json").read_text() if how == "library" else done.stdout)
+    first, last = report["chain"]
+    assert (first["status"], first["reason"], last["status"]) == ("unavailable", "initialisation_failed", "active")
+    assert first["evidence"].startswith("native code ended the ") and name in first["evidence"]
+    (fallback,) = report["fallbacks"]
+    assert (fallback["node"], fallback["reason"]) == ("n", "initialisation_failed")
+
+
+def test_of_several_providers_the_one_is_left_out_that_crashes() -> None:
+    chain = parse_chain("openvino,webgpu,cpu")
+    tried: list[Crashed] = []
+
+    def place(crashed: Crashed) -> str:
+        tried.append(crashed)
+        if "webgpu" not in crashed:
+            raise CrashError(chain, "ended the run with SIGSEGV")
+        return "a report"
+
+    assert despite_crashes(chain, place) == "a report"
+    assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
+    assert tried[-1]["webgpu"] == "native code ended the run with SIGSEGV"
+
+
+def test_a_process_that_always_crashes_is_an_error_after_all() -> None:
+    def place(crashed: Crashed) -> str:
+        raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT")
+
+    with pytest.raises(CrashError, match="qnn: initialisation_failed: native code ended the run with SIGABRT"):
+        despite_crashes(parse_chain("qnn,cpu"), place)
 
 
 def test_a_signal_to_the_command_ends_its_child_too(package: Path, tmp_path: Path) -> None:

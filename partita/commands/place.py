@@ -16,6 +16,7 @@ from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
 from partita.library.chain import Target, read_chain_options
+from partita.library.crashes import Crashed, despite_crashes
 from partita.library.place_dry import place_dry
 from partita.library.place_options import PlaceOptions, check_chain, check_options
 from partita.library.run_report import limits_error
@@ -50,7 +51,10 @@ def run(options: PlaceOptions, shown: Shown) -> int:
     say_target(target)
     if options.dry_run:
         return finish(shown, sink, *place_dry(options), None)
-    return supervised(lambda: _place_here(options, shown, sink, target), target)
+    return despite_crashes(
+        target.chain,
+        lambda crashed: supervised(lambda: _place_here(options, shown, sink, target, crashed), target),
+    )
 
 
 def _claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
@@ -64,11 +68,11 @@ def _claim_report(options: PlaceOptions, shown: Shown) -> Sink | None:
     return claim_output(shown.report, "report", read_by(options.where, *given), option="--report")
 
 
-def _place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: Target) -> int:
-    """Place the model in this process."""
+def _place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: Target, crashed: Crashed) -> int:
+    """Place the model in this process, without the providers that ended it before."""
     from partita.library.place_run import place
 
-    report, error = place(options, target, audience=TERMINAL)
+    report, error = place(options, target, audience=TERMINAL, crashed=crashed)
     return finish(shown, sink, report, bool(report.interrupted), error)
 
 

@@ -17,18 +17,12 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from partita.errors import INTERRUPTED, ProviderError, ResourceError
+from partita.errors import INTERRUPTED, ResourceError
 from partita.library.chain import Target
+from partita.library.crashes import CRASHES, CrashError
 from partita.orphans import end_with_parent
 from partita.providers.base import Provider
 from partita.signals import TerminatedError, held
-
-CRASHES = frozenset(
-    getattr(signal, name)
-    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-    if hasattr(signal, name)
-)
-
 
 PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that the child gets, too. Ctrl-C at a terminal reaches both, and then the child twice: see `signals`."""
@@ -50,7 +44,7 @@ def worth_it(target: Target) -> bool:
 def supervised(verb: Callable[[], int], target: Target) -> int:
     """Run `verb` so that a crash of native code is an error: its exit code.
 
-    Raises ProviderError when the child did not end by itself. Other exceptions of `verb` end in the child as they would
+    Raises CrashError when the child did not end by itself. Other exceptions of `verb` end in the child as they would
     have ended here. Temporary files of a child that crashed are removed here.
     """
     global in_child, last_word
@@ -85,9 +79,7 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
         return ended_by(os.WTERMSIG(status), target.chain)
     code = os.WEXITSTATUS(status)
     if not ended_itself:
-        raise ProviderError(
-            f"{_foreign_names(target.chain)}: initialisation_failed: native code ended the run with exit code {code}"
-        )
+        raise CrashError(target.chain, f"ended the run with exit code {code}")
     # The child has said everything and flushed; this process must add nothing, not even what it had buffered.
     os._exit(code)
 
@@ -148,21 +140,12 @@ def ignored(number: int) -> bool:
     return signal.getsignal(number) == signal.SIG_IGN
 
 
-def _foreign_names(chain: Sequence[Provider]) -> str:
-    """The providers of the chain but the CPU's."""
-    return ", ".join(provider.name for provider in chain if provider.name != "cpu")
-
-
 def ended_by(number: int, chain: Sequence[Provider]) -> int:
-    """The exit code after a signal. Raises ProviderError when it means a crash."""
+    """The exit code after a signal. Raises CrashError when it means a crash."""
     if number == signal.SIGINT:
         return INTERRUPTED
     if number == signal.SIGKILL:
         raise ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
     if number not in CRASHES:
         return 128 + number
-    name = signal.Signals(number).name
-    raise ProviderError(
-        f"{_foreign_names(chain)}: initialisation_failed: native code ended the run with {name}; see `partita "
-        "providers` for which provider starts at all, or leave it out of --provider"
-    )
+    raise CrashError(chain, f"ended the run with {signal.Signals(number).name}")

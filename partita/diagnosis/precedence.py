@@ -74,12 +74,6 @@ PRECEDENCE: tuple[Rank, ...] = (
     ),
     Rank(
         "alone",
-        ("unexplained",),
-        "the provider claims other nodes of the operator in the same types, so a line that says no more than `no "
-        "kernel` is not about the operator",
-    ),
-    Rank(
-        "alone",
         ("no_kernel_op",),
         "experiments list what was tried in vain; a log line only says that no kernel was found",
     ),
@@ -140,5 +134,7 @@ def explain(context: Context) -> tuple[Reason, Finding]:
 def shown_by(probe: NodeProbe, provider: str) -> ReasonCode | None:
     """The reason that experiments on a node with `provider` show, with nothing else to go by; None: they show none."""
     skipped = ChainEntry(provider=provider, status="active")
-    reason, _ = explain(Context(probe.node, None, UNKNOWN, skipped, exported=True, replaces=(), log=(), probe=probe))
-    return None if reason.code == "unexplained" else reason.code
+    reason, finding = explain(
+        Context(probe.node, None, UNKNOWN, skipped, exported=True, replaces=(), log=(), probe=probe)
+    )
+    return None if finding.ground == "nothing" else reason.code

@@ -13,7 +13,7 @@ from typing import Literal
 from partita.observations.facts import COMBINED, OTHER_FORM, Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
-Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected", "unexplained"]
+Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
 """What follows when no change made a difference."""
 MOST_NAMED = 3
 UNCHANGED: Mapping[str, str] = {
@@ -29,6 +29,7 @@ TOLD: Mapping[str, str] = {
     "timed_out": "the provider gives no answer in time",
 }
 TYPE: tuple[Factor, ...] = ("type",)
+FORM: tuple[Factor, ...] = ("attribute",)
 IN_VAIN = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),
@@ -105,7 +106,10 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
         tried = f"{opening(first)}; {summary(changes)}{more}"
         alike = [trial for trial in taken if not trial.parts]
         if alike:
-            yield Conclusion(f"{_takes_others(alike)}; {tried}", code="unexplained")
+            # Operator, version and types are the same: what is left are attributes, inputs and shapes.
+            yield Conclusion(
+                f"{_takes_others(alike)} in these types, so its attributes, inputs or shapes decide; {tried}", FORM
+            )
         elif taken:
             own = sum(not trial.parts for trial in forms)
             none = f", and none of {plural(own, 'node')} of it in the types of this one" if own else ""

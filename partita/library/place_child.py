@@ -74,7 +74,7 @@ def _place_it(request: dict[str, Any]) -> dict[str, Any]:
     if request["played"] is not None:
         build = ensure_child()
         played = DryRunFacts(**{**request["played"], "stand_ins": build, "not_real": NOT_REAL, "graph_capture": None})
-    report, error = place(options, read_chain_options(options.where), played)
+    report, error = place(options, read_chain_options(options.where), played, crashed=request["crashed"])
     if played is not None:
         ensure_child()  # what the session loaded is still the same
         _check_started(report)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from partita.errors import PartitaError, ProviderError
 from partita.files import temporary_directory
+from partita.library.chain import read_chain_options
+from partita.library.crashes import CRASHES, Crashed, CrashError, despite_crashes, foreign
 from partita.library.crossing import raise_told, rebuilt
 from partita.library.place_options import PlaceOptions
 from partita.partition_reports import storage
 from partita.partition_reports.records import Report
+from partita.providers.base import Provider
 from partita.runtime.process.children import run_patiently
 from partita.spelling import reader
 
@@ -51,28 +54,50 @@ def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
         "cuda_version": stand_ins.cuda_version,
     }
     environment = child_environment(stand_ins, played, os.environ)
-    report, _, interrupted = place_in_child(options, "dry run", request, environment)
+    report, _, interrupted = place_in_child(options, request, environment)
     return report, interrupted
 
 
 def place_in_child(
-    options: PlaceOptions, what: str, played: Mapping[str, Any] | None, environment: Mapping[str, str]
+    options: PlaceOptions, played: Mapping[str, Any] | None, environment: Mapping[str, str]
 ) -> tuple[Report, PartitaError | None, bool]:
     """Place a model in a child process: the report, why a run failed, and whether Ctrl-C cut it short.
 
-    `what`: how a message calls it; `played`: the device of a dry run. Raises as `place_dry` does.
+    `played`: the device of a dry run. A provider that crashes over the model is left out of a second try. Raises as
+    `place_dry` does.
     """
+    chain = read_chain_options(options.where).chain
+    return despite_crashes(chain, lambda crashed: _place_once(options, played, environment, crashed, chain))
+
+
+def _place_once(
+    options: PlaceOptions,
+    played: Mapping[str, Any] | None,
+    environment: Mapping[str, str],
+    crashed: Crashed,
+    chain: Sequence[Provider],
+) -> tuple[Report, PartitaError | None, bool]:
+    """One try of `place_in_child`, without the providers that crashed. Raises CrashError when there is a crash."""
     with temporary_directory() as folder:
         path = Path(folder) / "report.json"
         outcome = run_patiently(
             CHILD,
-            {"options": options.to_json(), "report": str(path), "played": played, "reader": reader()},
+            {
+                "options": options.to_json(),
+                "report": str(path),
+                "played": played,
+                "reader": reader(),
+                "crashed": dict(crashed),
+            },
             timeout_seconds=CHILD_SECONDS,
             # What a crash leaves behind goes with the folder.
             environment={**environment, "TMPDIR": folder},
         )
         if outcome.result is None:
             last = outcome.log[-1] if outcome.log else "it said nothing"
+            if outcome.signal in CRASHES and foreign(chain):
+                raise CrashError(chain, f"ended the process: it {outcome.ended}; last line: {last}")
+            what = "dry run" if played is not None else "place"
             raise ProviderError(
                 f"{options.model}: {what}: initialisation_failed: the process was {outcome.ended}; last line: {last}"
             )

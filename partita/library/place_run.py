@@ -8,6 +8,7 @@ from dataclasses import replace
 from partita.errors import PartitaError
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
+from partita.library.crashes import Crashed
 from partita.library.place_options import PlaceOptions
 from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join
@@ -36,6 +37,7 @@ from partita.runtime.place import (
     with_shapes,
 )
 
+NOBODY: Crashed = {}
 CAPTURE_OPTION = "enable_cuda_graph"
 FAILED_DRY = (
     "a failed run says nothing about the model in a dry run: values computed on the device read as zeros; sizes "
@@ -50,15 +52,24 @@ def place(
     *,
     whole: bool = True,
     audience: Audience = QUIET,
+    crashed: Crashed = NOBODY,
 ) -> tuple[Report, PartitaError | None]:
     """Open, run, report. The second value is why a run failed, which takes nothing from the report.
 
-    `played`: the device of a dry run. `whole`: False where only the limits are looked at.
+    `played`: the device of a dry run. `whole`: False where only the limits are looked at. `crashed`: providers that are
+    left out.
     Raises PackageError, UsageError, ProviderError, ResourceError.
     """
     pins = parse_pins(target.pins, target.chain)
     where = Where(
-        target.chain, target.options, pins, options.where.threads, options.runs, whole, dry=played is not None
+        target.chain,
+        target.options,
+        pins,
+        options.where.threads,
+        options.runs,
+        whole,
+        dry=played is not None,
+        crashed=crashed,
     )
     package: PackageFacts | None = None
     model: ModelFacts | None = None

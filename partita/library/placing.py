@@ -92,7 +92,7 @@ def _place(
         return report, None, interrupted
     if in_child(target, process):
         there = replace(options, where=given.resolved(target))
-        return place_in_child(there, "place", None, os.environ)
+        return place_in_child(there, None, os.environ)
 
     from partita.library.place_run import place as place_here
 

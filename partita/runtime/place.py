@@ -41,6 +41,7 @@ from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import Binding, NativeFailureError, Opening, Session, open_native
 from partita.runtime.pins import Pin
+from partita.runtime.registering import without_crashed
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session_facts import session_facts
@@ -80,6 +81,8 @@ class Where:
     """Also open what only a report needs; False where nothing but the placement is looked at."""
     values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """Values of inputs of an ONNX file, by name; the others are made up."""
+    crashed: Mapping[str, str] = field(default_factory=dict)
+    """Providers, by name, whose native code ended a process over this model, and how: they are left out."""
     dry: bool = False
     """Nothing is computed on a device, so floats that nobody gave are zeros, which take no memory until they are read.
     """
@@ -117,7 +120,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
         check_room(model.inputs, shapes, where.values)
     before = rss_bytes()
     renamed = model.to_bytes()
-    resolutions = resolve(where.chain, available_ort_names(), where.options)
+    resolutions = without_crashed(resolve(where.chain, available_ort_names(), where.options), where.crashed)
     session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
     with closing(session):
         after = rss_bytes()
@@ -322,7 +325,13 @@ def place_package(folder: Path, where: Where) -> Placed:
     Raises PackageError, ProviderError, ResourceError.
     """
     with load_runner(
-        folder, where.chain, threads=where.threads, observe=True, options=where.options, pins=where.pins
+        folder,
+        where.chain,
+        threads=where.threads,
+        observe=True,
+        options=where.options,
+        pins=where.pins,
+        crashed=where.crashed,
     ) as runner:
         error = run_package(runner, where.runs)
         _let_go(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from partita.providers.resolve import Resolution
@@ -16,7 +16,20 @@ from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
     """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
     return tuple(
-        register(resolution) if resolution.library is not None else _overwritten(resolution) for resolution in chain
+        register(resolution)
+        if resolution.library is not None and resolution.status == "active"
+        else _overwritten(resolution)
+        for resolution in chain
+    )
+
+
+def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
+    """The chain without providers whose native code ended a process before, by name, with how it ended."""
+    return tuple(
+        unavailable(entry, failure(entry.provider, "initialisation_failed", crashed[entry.provider.name]))
+        if entry.status == "active" and entry.provider.name in crashed
+        else entry
+        for entry in chain
     )
 
 

@@ -26,6 +26,7 @@ from partita.runtime.observe import Window
 from partita.runtime.ort.native_log import captured_output
 from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.pins import Pin
+from partita.runtime.registering import without_crashed
 
 
 class Runner:
@@ -99,19 +100,21 @@ def load_runner(
     manifest: Manifest | None = None,
     options: Mapping[str, Mapping[str, str]] | None = None,
     pins: Sequence[Pin] = (),
+    crashed: Mapping[str, str] | None = None,
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
     `threads`: intra-op threads, None for ONNX Runtime's choice. `observe`: profile the first runs and keep what ONNX
     Runtime says about placement. `manifest`: that of a package whose manifest is not written yet. `options`: those of
-    each provider, by its name. Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
+    each provider, by its name. `crashed`: providers that are left out, see `registering.without_crashed`.
+    Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
     """
     rss_before = rss_bytes()
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
     models = [_checked_model(folder, manifest, graph) for graph in manifest.graph.files]
     with captured_output():  # some plugin packages write to it when they are imported
-        resolutions = resolve(chain, available_ort_names(), options)
+        resolutions = without_crashed(resolve(chain, available_ort_names(), options), crashed or {})
     graphs: list[LoadedGraph] = []
     try:
         for graph, model in zip(manifest.graph.files, models, strict=True):

@@ -116,7 +116,7 @@ def test_an_operator_that_the_provider_has_in_other_types_has_no_kernel_for_thes
     assert "1 variation (other types) made no difference" in shown.evidence, "which are not changes of the node"
 
 
-def test_an_operator_that_the_provider_has_in_the_same_types_leaves_the_node_unexplained():
+def test_of_an_operator_that_the_provider_has_in_the_same_types_the_form_decides():
     trials = (
         LEFT,
         changed("attribute", "left"),
@@ -128,8 +128,8 @@ def test_an_operator_that_the_provider_has_in_the_same_types_leaves_the_node_une
     )
     pattern = LogPattern("no_kernel_op", r"not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)")
     reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
-    assert (reason.code, finding.kind) == ("unexplained", "probed"), "the line does not know why there is none"
-    assert "(e.g. T float32; mode=linear)" in finding.evidence and "1 variation" in finding.evidence
+    assert (reason.code, finding.kind) == ("attribute_unsupported", "probed"), "the line knows no cause"
+    assert "(e.g. T float32; mode=linear) in these types" in finding.evidence and "1 variation" in finding.evidence
 
 
 def test_an_operator_of_which_nothing_is_taken_has_no_kernel_and_says_what_was_asked():

@@ -18,7 +18,8 @@ REASON = Reason(
     "supported. Fallback to CPU execution provider for Op type: <op> node name: <node>`; or an experiment: in "
     "isolation "
     "the node is not claimed or fails, and it is claimed without an attribute or an optional input, with an "
-    "input as a constant, or with another rank, and nothing else changed",
+    "input as a constant, or with another rank, and nothing else changed, or with several of these; or no change "
+    "helped, and other nodes of the operator are claimed in the same version and types",
     remedy="export the model so that this operator has what the evidence names: another attribute, one input less, a "
     "constant for an input, another rank",
     factors=("attribute", "input"),

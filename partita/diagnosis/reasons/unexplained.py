@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partita.diagnosis.evidence import Context, Finding, alone
+from partita.diagnosis.evidence import Context, Finding
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import PROBE
 from partita.observations.records import ChainEntry
@@ -12,7 +12,6 @@ from partita.observations.records import ChainEntry
 
 def find(context: Context) -> Iterator[Finding]:
     """Applies to every node; having no evidence, it gives way to any other reason."""
-    yield from alone(context, "unexplained")
     entry = context.skipped
     if not context.started:
         evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
@@ -26,9 +25,8 @@ REASON = Reason(
     code="unexplained",
     level="node",
     title="Unexplained",
-    condition="no other reason applies; or experiments show that the provider has a kernel for the operator in these "
-    "types, and no change that was tried makes it claim this node",
-    needs="nothing; or experiments with other nodes of the operator, some of which the provider claims",
+    condition="no other reason applies",
+    needs="nothing",
     remedy="run with the native log at INFO, and report the node with its operator, types and ONNX Runtime version",
     undecided=True,
     example=Context(
@@ -41,6 +39,6 @@ REASON = Reason(
         log=(),
     ),
     find=find,
-    found_on=("alone", "nothing"),
+    found_on=("nothing",),
     steps=(PROBE,),
 )

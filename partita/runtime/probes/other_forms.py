@@ -141,7 +141,7 @@ def _kind_of(number: int) -> str:
 
 def _said(form: Form, types: dict[str, str]) -> str:
     """`T1 float32, T2 int64; mode=cubic`: what it has that the plainest form has not comes after the types."""
-    kinds = ", ".join(f"{name} {_short(kind)}" for name, kind in types.items())
+    kinds = ", ".join(f"{name} {_short(kind)}" for name, kind in types.items() if "(" not in name)
     plainest = forms_of(form.operator)[0]
     own = form.note or ", ".join(sorted(form.factors - plainest.factors)[:MOST_NAMED])
     return "; ".join(part for part in (kinds, own) if part)

@@ -1,0 +1,58 @@
+"""A provider whose native code ended the process over a model: the model is placed once more, without that provider.
+
+So there is a report all the same, and experiments find the part over which the provider crashes, each in a process of
+its own.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from partita.errors import ProviderError
+from partita.providers.base import Provider
+
+T = TypeVar("T")
+CRASHES = frozenset(
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
+    if hasattr(signal, name)
+)
+"""Signals by which native code ends its process."""
+Crashed = Mapping[str, str]
+"""Providers by name that are left out, because native code ended the process while they were used, and how it ended."""
+
+
+class CrashError(ProviderError):
+    """Native code ended the process. `how`: `ended the run with SIGSEGV`."""
+
+    def __init__(self, chain: Sequence[Provider], how: str) -> None:
+        super().__init__(
+            f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
+            "provider starts at all, or leave it out of --provider"
+        )
+        self.how = how
+
+
+def foreign(chain: Sequence[Provider]) -> list[str]:
+    """Names of the providers of a chain but the CPU's, which has no native code beside ONNX Runtime's own."""
+    return [provider.name for provider in chain if provider.name != "cpu"]
+
+
+def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T]) -> T:
+    """What `place` gives with all providers; after a crash, with the one left out without which there is none.
+
+    Of several providers each is left out by itself first, and then all of them. Raises CrashError when native code ends
+    the process without them, too, and whatever `place` raises.
+    """
+    try:
+        return place({})
+    except CrashError as crash:
+        names, last = foreign(chain), crash
+    for left_out in (*([name] for name in names), *([names] if len(names) > 1 else [])):
+        try:
+            return place(dict.fromkeys(left_out, f"native code {last.how}"))
+        except CrashError as crash:
+            last = crash
+    raise last
