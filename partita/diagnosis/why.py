@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from partita.diagnosis.evidence import Context, Finding
 from partita.diagnosis.precedence import explain
@@ -12,7 +13,7 @@ from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.diagnosis.records import Fallback, Skipped
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
-from partita.observations.facts import AssignedNode
+from partita.observations.facts import AssignedNode, RejectedPart
 from partita.observations.names import INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
 
@@ -114,11 +115,20 @@ def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: s
         session_log=index.graph_log,
         pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
         probe=fullest(facts.probes, names),
-        rejected=facts.rejected,
+        rejected=_part_of(facts.rejected, names),
         budget=facts.budget,
         nameless=name in index.parts,
         beside=index.beside.get(name, ()),
     )
+
+
+def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPart | None:
+    """The rejected part that a node is in, by its own name or one that it replaces, with the others; else the first."""
+    if rejected is None:
+        return None
+    own = next((part for part in rejected.parts if set(names) & set(part.nodes)), rejected)
+    others = tuple(part for part in rejected.parts if part is not own)
+    return replace(own, others=others, rest_opens=rejected.rest_opens)
 
 
 def _nowhere() -> tuple[Reason, Finding]:

@@ -198,6 +198,15 @@ class RejectedPart:
     """A Neg stood beside it, as beside a node that is tried."""
     untried: str = ""
     """Why parts were not tried, e.g. a type that is not known; empty when all were that were wanted."""
+    others: tuple[RejectedPart, ...] = ()
+    """Further parts, none of which has a node of another: each fails without the ones before it."""
+    rest_opens: bool = False
+    """Without this part and the others the provider opens the graph; else it is not known to."""
+
+    @property
+    def parts(self) -> tuple[RejectedPart, ...]:
+        """This one and the others."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from partita.partition_reports.records import RejectedPart
 
 
 def find_rejected(sessions: Sequence[SessionFacts], chain: Sequence[ChainEntry]) -> tuple[RejectedPart, ...]:
-    """One entry per ONNX file and provider of the chain that does not open it."""
+    """One entry per ONNX file, provider of the chain that does not open it, and part over which it fails."""
     return tuple(
-        RejectedPart.taken_from(rejected, file=session.file, provider=entry.provider, evidence=rejected.said)
+        RejectedPart.taken_from(part, file=session.file, provider=entry.provider, evidence=part.said)
         for session in sessions
         for entry in chain
         if (rejected := session.of(entry.provider).rejected) is not None
+        for part in rejected.parts
     )

@@ -72,7 +72,7 @@ def _cover_probes(facts: RunFacts, indexes: Sequence[SessionIndex]) -> str:
     """Nodes and experiments."""
     probes = [probe for known in _every_provider(facts) for probe in known.probes.values()]
     cut = sum(bool(probe.unprobed) for probe in probes)
-    parts = sum(known.rejected is not None for known in _every_provider(facts))
+    parts = sum(len(known.rejected.parts) for known in _every_provider(facts) if known.rejected is not None)
     found = f"; {plural(parts, 'rejected part')} found by bisection" if parts else ""
     made = _count_experiments(facts)
     return f"{plural(made, 'experiment')} on {plural(len(probes), 'node')}, incomplete for {cut} of them{found}"

@@ -16,6 +16,12 @@ NO_DETERMINANT = operators(
     21,
     "g (float[2,4,4] x) => (float[2,4,4] y) {\n  [first] h = Neg(x)\n  [planted] p = Abs(h)\n  [last] y = Neg(p)\n}",
 )
+TWO_PADDED = operators(
+    21,
+    "g (float[4,16] x) => (float[4,20] y) <int64[4] p = {0, 1, 0, 1}> {\n"
+    '  [planted] a = Pad<mode="wrap">(x, p)\n  [middle] b = Relu(a)\n'
+    '  [second] y = Pad<mode="wrap">(b, p)\n}',
+)
 
 
 def plugin(name: str, planted: str, expected: str, model: str, control: str | None, **more: Any) -> Case:
@@ -48,6 +54,30 @@ CASES: tuple[Case, ...] = (
         PADDED,
         swap(PADDED, "wrap", "reflect"),
         node="first",
+    ),
+    plugin(
+        "two-culprits-first",
+        "a Pad in a mode that it claims and then does not know, and further on another one",
+        "attribute_unsupported",
+        TWO_PADDED,
+        TWO_PADDED.replace("wrap", "reflect"),
+    ),
+    plugin(
+        "two-culprits-second",
+        "the second of the two, which the graph does not get as far as",
+        "attribute_unsupported",
+        TWO_PADDED,
+        TWO_PADDED.replace("wrap", "reflect"),
+        node="second",
+    ),
+    plugin(
+        "two-culprits-neighbour",
+        "a node between them, which goes down with the graph",
+        "subgraph_rejected",
+        TWO_PADDED,
+        TWO_PADDED.replace("wrap", "reflect"),
+        node="middle",
+        says="which fail without it, and the provider opens the graph without them",
     ),
     plugin(
         "cast-to-string",

@@ -41,12 +41,21 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
     if part.minimal and part.untried:
         size += f", of those that could be tried ({part.untried}),"
-    named += ", and no other was looked for"
+    named += _beside(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):
         return f"the provider fails on this graph; {size} is {named}; {shown.evidence}"
     here = "this node is in it" if context.node in part.nodes else "the graph fails as a whole, this node with it"
     return f"the provider fails on this graph; {size} is {named}: {part.said}; {here}"
+
+
+def _beside(part: RejectedPart) -> str:
+    """What is known of the graph without the part."""
+    others = [", ".join(other.nodes[:MOST_NAMED]) for other in part.others]
+    also = f", besides {'; '.join(others)}, which fail without it" if others else ""
+    if part.rest_opens:
+        return f"{also}, and the provider opens the graph without {'them' if others else 'it'}"
+    return f"{also}, and it is not known whether the graph has {'more' if others else 'others'}"
 
 
 REASON = Reason(

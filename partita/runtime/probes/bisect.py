@@ -7,7 +7,7 @@ then node by node and in halves: the result is one node, or a few that fail only
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partita.observations.facts import FAILED, RejectedPart
 from partita.runtime.probes.cases import CannotProbeError, Graph, part_model
@@ -58,9 +58,36 @@ class Search:
         return answer.outcome in FAILED
 
 
+MOST_PARTS = 5
+"""Culprits that are looked for in one graph."""
+
+
 def find_rejected(search: Search) -> RejectedPart | None:
-    """The smallest part that is rejected; None when the whole graph, cut out in the same way, is not, or not tried."""
-    best = tuple(node.name for node in search.graph.proto.graph.node)
+    """The smallest part that is rejected, with others that are rejected without it; None when the whole graph, cut out
+    in the same way, is not, or not tried.
+    """
+    left = tuple(node.name for node in search.graph.proto.graph.node)
+    found: list[RejectedPart] = []
+    opens = False
+    while len(found) < MOST_PARTS and left:
+        tries = search.tries
+        search.said, search.untried = {}, "" if not found else search.untried
+        part = _smallest_in(search, left)
+        if part is None:
+            opens = bool(found) and not search.untried and search.tries > tries
+            break
+        found.append(replace(part, tries=search.tries - tries))
+        if not part.minimal:  # the time is up
+            break
+        left = tuple(name for name in left if name not in part.nodes)
+        opens = not left
+    if not found:
+        return None
+    return replace(found[0], others=tuple(found[1:]), rest_opens=opens)
+
+
+def _smallest_in(search: Search, best: tuple[str, ...]) -> RejectedPart | None:
+    """The smallest rejected part among some nodes; None when they are not rejected together, or cannot be tried."""
     minimal = False
     try:
         if not search.fails(best):

@@ -293,7 +293,7 @@ def _bisect_run(
                 return facts, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
             search = Search(graph, lab)
             part = find_rejected(search) or _whole_graph(search, failed)
-            probes = _probe_part(graph, part, lab)
+            probes = {name: probe for each in part.parts for name, probe in _probe_part(graph, each, lab).items()}
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         sessions.append(session)
     if tuple(sessions) == facts.sessions:

@@ -11,7 +11,7 @@ from onnx import parser
 from partita.observations.facts import Outcome, RejectedPart
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.bisect import Search, find_rejected
+from partita.runtime.probes.bisect import MOST_PARTS, Search, find_rejected
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import COMPANY, Graph, cut_graph
 from partita.runtime.probes.lab import Answer, Lab
@@ -62,7 +62,7 @@ def test_one_culprit_is_found_wherever_it_stands(chain, culprit):
     assert found is not None and found.nodes == (culprit,) and found.minimal
     assert found.said == "1 nodes are too many", "what it says of this part, not of the whole"
     assert found.company, "QNN compiles"
-    assert found.tries == len(lab.asked) < 2 * NODES, "in halves, not one by one"
+    assert found.tries + 1 == len(lab.asked) < 2 * NODES, "in halves, not one by one; and once without it"
 
 
 @pytest.mark.parametrize("pair", [("n0", "n1"), ("n3", "n4"), ("n0", "n15"), ("n2", "n9"), ("n14", "n15")])
@@ -133,3 +133,30 @@ def test_parts_that_were_not_tried_are_told(chain):
     ):
         search = Search(chain, lab)
         assert find_rejected(search) is None and search.untried == why
+
+
+def test_every_culprit_is_found_and_that_the_rest_opens(chain):
+    lab = ScriptedLab(lambda names: "n3" in names or {"n9", "n12"} <= set(names))
+    found = rejected(chain, lab)
+    assert found is not None and [part.nodes for part in found.parts] == [("n3",), ("n9", "n12")]
+    assert found.rest_opens and sum(part.tries for part in found.parts) <= len(lab.asked)
+
+
+def test_a_single_culprit_is_known_to_be_the_only_one(chain):
+    found = rejected(chain, ScriptedLab(lambda names: "n5" in names))
+    assert found is not None and found.others == () and found.rest_opens
+
+
+def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain):
+    for tries in range(1, 40):
+        lab = ScriptedLab(lambda names: "n3" in names or "n9" in names, tries=tries)
+        found = rejected(chain, lab)
+        assert found is not None
+        if found.rest_opens:
+            assert [part.nodes for part in found.parts] == [("n3",), ("n9",)], tries
+    assert found is not None and found.rest_opens
+
+
+def test_more_culprits_than_are_looked_for_are_not_said_to_be_all(chain):
+    found = rejected(chain, ScriptedLab(lambda names: any(int(name[1:]) % 2 for name in names)))
+    assert found is not None and len(found.parts) == MOST_PARTS and not found.rest_opens
