@@ -38,8 +38,6 @@ QUOTED = {
     ("runtime/environment.py", "'model name'"): "Linux, in /proc/cpuinfo",
     # What a template makes of words that it is given.
     ("runtime/chat.py", "OTHER"): "a chat template",
-    # Ours, and to be told by a field: a child process says by these texts what ONNX Runtime made of an operator.
-    ("support/answers.py", "REPLACED"): "Partita",
     # Not said to anybody: the last line between two processes of one program.
     ("library/host.py", "FAREWELL"): "a child process of ours",
 }

@@ -10,10 +10,6 @@ Outcome = Literal["taken", "left", "failed", "crashed", "invalid", "untried"]
 opened; crashed: its process ends or hangs over it; invalid: not a valid model, which says nothing of the provider;
 untried: the time was up.
 """
-AS_FUNCTION = "only as the nodes of its function body"
-NOTHING_LEFT = "before anything runs: no node of it is left"
-REPLACED = frozenset({AS_FUNCTION, NOTHING_LEFT})
-"""What is said of an operator that is taken, and that ONNX Runtime has put something else in the place of."""
 Kind = Literal["types", "form", "constants", "rank"]
 """What a variant is asked for."""
 
@@ -36,11 +32,8 @@ class Answer:
     outcome: Outcome
     said: str = ""
     """What the provider or ONNX Runtime said."""
-
-    @property
-    def replaced(self) -> bool:
-        """ONNX Runtime has put something else in its place, and the provider takes that."""
-        return self.outcome == "taken" and self.said in REPLACED
+    replaced: bool = False
+    """ONNX Runtime has put something else in its place, or nothing, and the provider takes that."""
 
 
 @dataclass(frozen=True, slots=True)

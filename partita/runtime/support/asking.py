@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from partita.observations.names import CPU, INLINED
 from partita.runtime.probes.child import CAST, CPU_KERNEL, ILLEGAL, LOADING, NOBODY, REFUSED
 from partita.runtime.support.variants import COMPANY, Variant, batch_model, fragment
-from partita.support.answers import AS_FUNCTION, NOTHING_LEFT, Outcome
+from partita.support.answers import Outcome
 
 if TYPE_CHECKING:
     from partita.providers.resolve import Resolution
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 UNPLACED = re.compile(r"Provider type for \S+ node with name '[^']*' is not set")
 """What ONNX Runtime says of a node that nobody has a kernel for, where a provider prefers another layout."""
 NAME = re.compile(r"\bv\d+\b")
+AS_FUNCTION = "only as the nodes of its function body"
+NOTHING_LEFT = "before anything runs: no node of it is left"
 LEFT_PARTS = "of its function, {} left to the CPU provider"
 CASTS = "between casts that ONNX Runtime inserts, because there is no kernel for the type"
 LONGEST = 300
@@ -36,6 +38,8 @@ class Verdict:
 
     outcome: Outcome
     said: str = ""
+    replaced: bool = False
+    """Taken, but as something else that ONNX Runtime has put in its place."""
 
 
 class Asker:
@@ -180,10 +184,10 @@ class Places:
         if provider != CPU and on_cpu:
             return Verdict("left", LEFT_PARTS.format(", ".join(on_cpu)))
         if not parts and all(node.endswith(COMPANY) for node in self.streams):
-            return Verdict("taken", NOTHING_LEFT)
+            return Verdict("taken", NOTHING_LEFT, replaced=True)
         if compiles and not inlined:
             return Verdict("left", "")
-        return Verdict("taken", AS_FUNCTION)
+        return Verdict("taken", AS_FUNCTION, replaced=True)
 
 
 def _halves(names: Sequence[str]) -> list[list[str]]:

@@ -171,7 +171,8 @@ class Examiner:
         if unknown is not None:
             self.unknown.setdefault(unknown["kind"], verdict.said)
         self.answers[key] = verdict.outcome
-        say(self.out, {"id": key, "outcome": verdict.outcome, "said": verdict.said})
+        told = {"outcome": verdict.outcome, "said": verdict.said, "replaced": verdict.replaced}
+        say(self.out, {"id": key, **told})
 
 
 def _described(variant: Variant) -> dict[str, Any]:

@@ -155,6 +155,7 @@ def _read_answer(plan: Mapping[str, Any], line: Mapping[str, Any]) -> Answer:
         factors=frozenset(plan["factors"]),
         outcome=line.get("outcome", "untried"),
         said=line.get("said", ""),
+        replaced=line.get("replaced", False),
     )
 
 
