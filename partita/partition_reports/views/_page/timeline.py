@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from partita.observations.text_format import decimals, percent, plural
-from partita.partition_reports.groups import op_type_of, provider_of
+from partita.observations.text_format import decimals, plural
 from partita.partition_reports.outcome import main_phase
 from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
 from partita.partition_reports.sections.anchors import node_anchors
-from partita.partition_reports.sections.model import Column, Link, Table, table, words
+from partita.partition_reports.sections.model import Table
+from partita.partition_reports.sections.observed_run import Event, ObservedRun, host_time, longest, tell
 from partita.partition_reports.sections.shared import is_copy
 from partita.partition_reports.views._page.marks import Mark, find_marks
 
 MOST_RUNS = 12
 """Runs that are drawn; an observation window is rarely longer."""
 TICKS = 5
-SLOWEST = 5
 TRACK_HEIGHT = 30
 AXIS_HEIGHT = 20
-
-Event = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +100,16 @@ class Artist:
 
     def draw(self, run: TimelineRun, number: int, index: int, *, is_open: bool) -> RunPicture:
         """One run; `number` counts those of the phase, `index` all of them."""
-        events = [event for event in run.events if event[0] in self.nodes]
-        span = max([run.host_us, *(start + host for _, start, host in events), 1])
-        groups: dict[str, list[Event]] = {}
-        for event in events:
-            groups.setdefault(provider_of(self.nodes[event[0]]), []).append(event)
-        order = [name for name in self.marks if name in groups]
-        tracks = tuple(self.track(self.marks[name], groups[name], row, span) for row, name in enumerate(order))
+        observed = ObservedRun(self.phase, run, {name: mark.label for name, mark in self.marks.items()})
+        span = observed.span_us
+        tracks = tuple(
+            self.track(self.marks[name], events, row, span)
+            for row, (name, events) in enumerate(observed.by_provider().items())
+        )
         return RunPicture(
             anchor=f"run{index}",
             title=f"{self.phase.name}, run {number}" + (f", {plural(run.tokens, 'token')}" if run.tokens else ""),
-            told=self.tell(run, events),
+            told=tell(observed),
             span_us=span,
             height=len(tracks) * TRACK_HEIGHT + AXIS_HEIGHT,
             group=self.anchors[self.phase.name, self.phase.nodes[0].position].partition("-")[0],
@@ -121,8 +117,8 @@ class Artist:
             ticks=tuple(
                 (_percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in range(TICKS)
             ),
-            table=self.summary(groups, order, span),
-            slowest=self.slowest(events, span),
+            table=host_time(observed),
+            slowest=longest(observed, self.anchors),
             open=is_open,
         )
 
@@ -139,52 +135,6 @@ class Artist:
             copy_path=_boxes(copies),
             copy_positions=ranges(position for position, _, _ in copies),
         )
-
-    def tell(self, run: TimelineRun, events: Sequence[Event]) -> str:
-        """How long the run took, and how much of it nodes and copies did."""
-        inside = sum(host for _, _, host in events)
-        copies = [host for position, _, host in events if is_copy(self.nodes[position])]
-        said = f"{decimals(run.host_us, 1e-3)} ms on the host, {decimals(inside, 1e-3)} ms of it in "
-        said += plural(len(events), "node")
-        if copies:
-            said += (
-                f"; {decimals(sum(copies), 1e-3)} ms in {plural(len(copies), 'Memcpy node')}, wait and copy together"
-            )
-        return f"{said}."
-
-    def summary(self, groups: dict[str, list[Event]], order: Sequence[str], span: int) -> Table:
-        """The picture in numbers."""
-        rows = []
-        for name in order:
-            times = {True: [0, 0], False: [0, 0]}
-            for position, _, host in groups[name]:
-                entry = times[is_copy(self.nodes[position])]
-                entry[0], entry[1] = entry[0] + 1, entry[1] + host
-            for copies, (count, host) in sorted(times.items()):
-                if count:
-                    label = f"{self.marks[name].label}, Memcpy" if copies else self.marks[name].label
-                    rows.append((label, f"{count:,}", decimals(host, 1e-3), percent(host / span)))
-        heads = (words("provider"), Column("nodes"), Column("ms"), Column("of the run"))
-        return table("Host time per provider", heads, rows)
-
-    def slowest(self, events: Sequence[Event], span: int) -> Table:
-        """The nodes that took longest."""
-        rows = []
-        for position, start, host in sorted(events, key=lambda event: -event[2])[:SLOWEST]:
-            node = self.nodes[position]
-            rows.append(
-                (
-                    Link(node.name, self.anchors[self.phase.name, position]),
-                    op_type_of(node),
-                    self.marks[provider_of(node)].label,
-                    decimals(start, 1e-3),
-                    decimals(host, 1e-3),
-                    percent(host / span),
-                )
-            )
-        heads = [words(title) for title in ("node", "operator", "on")]
-        heads += [Column(title) for title in ("starts at ms", "takes ms", "of the run")]
-        return table("Longest nodes", heads, rows)
 
 
 def _boxes(events: Iterable[Event]) -> str:
