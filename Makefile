@@ -11,6 +11,7 @@ EXTRAS      ?= export,$(RUNTIME),dev
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
 BREADTH_ARGS ?=
+TRUTH_ARGS ?=
 # Which environments `make test` tests, by the names in tests/contract/expectations.py; main is $(VENV).
 ENVIRONMENTS ?= main openvino webgpu qnn plugins
 VENVS       ?= .venvs
@@ -28,7 +29,7 @@ NAMES       := openvino webgpu qnn plugins
 ENV_TARGETS := $(NAMES:%=env-%)
 WANTED      := $(filter $(NAMES:%=env-%),$(ENVIRONMENTS:%=env-%))
 
-.PHONY: help install envs $(ENV_TARGETS) demo test test-heavy test-cuda breadth check bench clean
+.PHONY: help install envs $(ENV_TARGETS) demo test test-heavy test-cuda truth breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -93,6 +94,12 @@ test-heavy: install ## run the cases of which `make test` has samples: an hour o
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
 	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)
+
+truth: install ## all planted causes, and onnx's backend tests on cpu, webgpu and the CUDA dry run; hours
+	@mkdir -p build
+	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
+	$(BIN)/python -m tests.planted
+	$(BIN)/python -m tests.truth --json build/truth.json $(TRUTH_ARGS)
 
 breadth: install ## export every model type of transformers, compare it with the original, and write docs/models.md; hours
 	@mkdir -p build

@@ -276,13 +276,22 @@ def test_sizes_that_are_not_fixed_are_asked_for_and_then_probed(place, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"), [("seq(float[4])", "is a sequence"), ("optional(float[4])", "is a optional")]
+    ("kind", "says"),
+    [
+        ("seq(float[4])", "x is a sequence"),
+        ("optional(float[4])", "x is an optional"),
+        ("int4[4]", "x is a tensor of int4"),
+    ],
 )
-def test_inputs_that_cannot_be_generated_are_named(place, tmp_path, kind, says):
+def test_a_model_with_inputs_that_cannot_be_generated_is_placed_and_not_run(place, tmp_path, kind, says):
     path = tmp_path / "m.onnx"
     text = f"g ({kind} x, float[4] z) => (float[4] y) {{\n  [n] y = Celu(z)\n}}"
     onnx.save(parser.parse_model(HEAD + text), path)
-    one_line(place(path), "'x'", says, code=2)
+    report = content(place(path, "--json"))
+    (phase,) = report["phases"]
+    assert phase["nodes"] and phase["observed_runs"] == 0 and [row["node"] for row in report["fallbacks"]] == ["n"]
+    assert any("not run" in note and says in note for note in report["notes"])
+    assert all(check["passed"] for check in report["checks"])
 
 
 def test_a_damaged_file_is_one_line(place, planted, tmp_path):

@@ -61,7 +61,8 @@ def name_and_file(text: str, names: Collection[str]) -> tuple[str, str]:
 
 def _read_array(text: str, port: ModelPort, path: Path) -> npt.NDArray[Any]:
     """One array of the type of its input. Raises UsageError."""
-    _check_kind(port)
+    if why := not_generated(port):
+        raise UsageError(f"{spelled('inputs', text)}: {port.name} is {why}, which no .npy file can hold")
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -93,11 +94,10 @@ def input_shapes(
     suggested with the sizes that it lacks.
 
     NAME is an input, or a symbolic size that inputs share. Raises UsageError when a text is not of that form, names
-    nothing, has the wrong number of sizes or contradicts the file or another text, when a size is still missing, and
-    for an input that cannot be generated.
+    nothing, has the wrong number of sizes or contradicts the file or another text, and when a size is still missing. An
+    input whose values cannot be generated needs none.
     """
-    for port in ports:
-        _check_kind(port)
+    made = [port for port in ports if not not_generated(port)]
     by_name = {port.name: port for port in ports}
     symbols = {size for port in ports for size in port.shape or () if isinstance(size, str)}
     shapes: dict[str, Shape] = {}
@@ -132,20 +132,19 @@ def input_shapes(
         found = resolved(port, sizes)
         if port.name not in shapes and found is not None:
             shapes[port.name] = found
-    missing = [port for port in ports if port.name not in shapes]
+    missing = [port for port in made if port.name not in shapes]
     if missing:
         raise UsageError(_ask_for(missing, sizes, command))
-    return {port.name: shapes[port.name] for port in ports}
+    return {port.name: shapes.get(port.name, ()) for port in ports}
 
 
-def _check_kind(port: ModelPort) -> None:
-    """Raise UsageError for an input whose values cannot be generated."""
+def not_generated(port: ModelPort) -> str:
+    """What an input is whose values cannot be made, so that the model is not run; empty for every other."""
     if port.kind != "tensor":
-        raise UsageError(f"input {port.name!r} is a {port.kind}: only inputs that are tensors can be generated")
+        return f"an {port.kind}" if port.kind.startswith(tuple("aeiou")) else f"a {port.kind}"
     element = dtypes.find(port.dtype)
     numbers = element is not None and element.storage is not None and element.kind != "complex"
-    if not numbers and port.dtype != STRING:
-        raise UsageError(f"input {port.name!r} is a tensor of {port.dtype}, for which no values can be generated")
+    return "" if numbers or port.dtype == STRING else f"a tensor of {port.dtype}"
 
 
 def _split_text(text: str) -> tuple[str, Shape]:
@@ -251,7 +250,11 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
     """Raise ResourceError when values for the inputs that are not `given` would not fit into free memory."""
     import psutil
 
-    sizes = {port.name: _input_bytes(port, shapes[port.name]) for port in ports if port.name not in given}
+    sizes = {
+        port.name: _input_bytes(port, shapes[port.name])
+        for port in ports
+        if port.name not in given and not not_generated(port)
+    }
     if not sizes:
         return
     largest = max(sizes, key=lambda name: sizes[name])

@@ -32,7 +32,7 @@ from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
-from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values
+from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
@@ -124,7 +124,8 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
     with closing(session):
         after = rss_bytes()
-        ports, steps, error = _run_session(model, shapes, session, where)
+        not_run = _not_run(model)
+        ports, steps, error = _run_session(model, shapes, session, replace(where, runs=0) if not_run else where)
         seen = _model_session_facts(model, session, ports, len(steps))
         facts = RunFacts(
             sessions=(seen,),
@@ -145,11 +146,23 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             interrupted=_cut_short(error),
             notes=(
                 *model.notes,
+                *not_run,
                 *_failure_notes(len(steps), where.runs, error),
                 *unread_profile(len(steps), seen.runs),
             ),
         )
         return Placed(with_graphs(facts, (session,), where, error), session.resolutions, error)
+
+
+def _not_run(model: OnnxModel) -> tuple[str, ...]:
+    """A sentence about inputs for which no values can be made: the model is opened, and not run."""
+    made = ((port.name, not_generated(port)) for port in model.inputs)
+    lacking = [f"{name} is {what}" for name, what in made if what]
+    if not lacking:
+        return ()
+    return (
+        f"not run, so what only a run can tell is missing: no values can be generated for inputs: {listing(lacking)}",
+    )
 
 
 def _run_session(
@@ -187,7 +200,7 @@ def _run_model(
     steps: list[StepFact] = []
     buffers: dict[str, Buffer] = {}
     try:
-        for port in model.inputs:
+        for port in model.inputs if where.runs else ():
             buffers[port.name] = filled_buffer(model, port, shapes[port.name], where, rng)
         for name in model.outputs:
             binding.bind_fresh_output(name)

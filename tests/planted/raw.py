@@ -28,7 +28,10 @@ def opened(request: dict[str, Any]) -> Any:
     name, given = request["provider"], request["options"]
     if not request["wheel"]:
         return ort.InferenceSession(
-            request["model"], options, providers=[(name, given), CPU] if given else [name, CPU], enable_fallback=0
+            request["model"],
+            options,
+            providers=[(name, given), CPU] if given else list(dict.fromkeys([name, CPU])),
+            enable_fallback=0,
         )
     module = importlib.import_module(request["wheel"])
     ort.register_execution_provider_library(name, request["library"] or module.get_library_path())

@@ -15,7 +15,7 @@ from partita.errors import GenerationError, PackageError, ProviderError, Resourc
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
-from partita.runtime.inputs import check_room, input_shapes, make_values, read_values
+from partita.runtime.inputs import check_room, input_shapes, make_values, not_generated, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
 from partita.runtime.ort.errors import run_error
 from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package, told_error
@@ -305,16 +305,18 @@ def test_an_input_larger_than_any_memory():
 @pytest.mark.parametrize(
     ("made", "says"),
     [
-        (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "'s' is a tensor of complex64"),
-        (helper.make_tensor_sequence_value_info("s", F, [2]), "'s' is a sequence"),
-        (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "'s' is an? optional"),
-        (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "'s' is a map"),
+        (helper.make_tensor_value_info("s", TensorProto.COMPLEX64, [2]), "a tensor of complex64"),
+        (helper.make_tensor_value_info("s", TensorProto.INT4, [2]), "a tensor of int4"),
+        (helper.make_tensor_sequence_value_info("s", F, [2]), "a sequence"),
+        (helper.make_value_info("s", helper.make_optional_type_proto(TENSOR)), "an optional"),
+        (helper.make_value_info("s", helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "a map"),
     ],
 )
 def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, says):
     model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
-    with pytest.raises(UsageError, match=says):
-        input_shapes(model.inputs, [])
+    assert not_generated(model.inputs[0]) == says and set(input_shapes(model.inputs, [])) == {"s"}
+    with pytest.raises(UsageError, match=f"s is {says}, which no .npy file can hold"):
+        read_values(model.inputs, [f"s={npy(tmp_path / 's.npy', np.zeros(2))}"])
 
 
 def npy(path: Path, array: Any) -> Path:

@@ -1,0 +1,41 @@
+"""A sample of onnx's own backend tests, placed and compared with plain ONNX Runtime; `make truth` has all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import require, require_dry_run
+from tests.contract.commands import device_is_there
+from tests.contract.expectations import ENVIRONMENTS
+from tests.truth.__main__ import WHERE
+from tests.truth.compare import compare, contradicted
+from tests.truth.models import names, sample
+
+SAMPLE = 10
+PROVIDERS = [pytest.param(name, marks=pytest.mark.environment(WHERE[name])) for name in ("cpu", "cuda", "webgpu")]
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_placement_is_that_of_plain_onnxruntime_and_reasons_agree_with_the_support_table(
+    provider: str, tmp_path: Path
+) -> None:
+    if provider == "cuda":
+        require_dry_run()
+    for target in ENVIRONMENTS[WHERE[provider]].targets:
+        if target.provider == provider and target.needs:
+            require(target.needs, device_is_there(target))
+    models = names()
+    chosen = {name: models[name] for name in sample(models, SAMPLE)}
+    found = compare(chosen, WHERE[provider], provider, tmp_path)
+    assert [(entry.name, entry.problem) for entry in found if entry.problem] == []
+    assert sum(entry.reported == "a report" for entry in found) >= SAMPLE / 2, "most of them open"
+    assert contradicted(found, provider, tmp_path) == {}
+
+
+def test_the_models_are_all_of_the_backend_tests() -> None:
+    found = names()
+    assert len(found) > 1500
+    assert {name.partition("/")[0] for name in found} == {"node", "simple", "pytorch-converted", "pytorch-operator"}
+    assert len(set(sample(found, SAMPLE))) == SAMPLE
