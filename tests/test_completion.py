@@ -15,7 +15,7 @@ import pytest
 from partita.commands import completion
 from partita.dtypes import PRECISIONS
 from partita.export.attention import ranked
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, require
 
 LIMIT_SECONDS = 0.4
 PROVIDERS = ("cpu", "cuda", "openvino", "webgpu")
@@ -58,8 +58,8 @@ def partita(tmp_path: Path) -> dict[str, str]:
 
 def found(shell: str) -> str:
     path = shutil.which(shell)
-    if path is None:
-        pytest.skip(f"no {shell} on this machine; its protocol is tested all the same")
+    require(f"the shell {shell}", path is not None)
+    assert path is not None
     return path
 
 
