@@ -127,6 +127,15 @@ def test_of_several_providers_the_one_is_left_out_that_crashes() -> None:
     assert tried[-1]["webgpu"] == "native code ended the run with SIGSEGV"
 
 
+def test_what_was_printed_is_not_printed_again() -> None:
+    def place(crashed: Crashed) -> str:
+        assert not crashed
+        raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT", told=True)
+
+    with pytest.raises(CrashError):
+        despite_crashes(parse_chain("qnn,cpu"), place)
+
+
 def test_a_process_that_always_crashes_is_an_error_after_all() -> None:
     def place(crashed: Crashed) -> str:
         raise CrashError(parse_chain("qnn,cpu"), "ended the run with SIGABRT")

@@ -23,6 +23,7 @@ GROUNDS: dict[Ground, str] = {
     "graph_line": "a log line about the graph",
     "alone": "experiments on the node alone",
     "together": "experiments on the node alone, several changes together",
+    "forms": "experiments with other nodes of the operator",
     "alone_said": "what the provider said as it failed over the node alone",
     "part": "the smallest part that the provider does not open",
     "budget": "a budget, and nothing else in the way",

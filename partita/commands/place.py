@@ -11,7 +11,7 @@ from pathlib import Path
 
 from partita.commands.audience import TERMINAL, say_target
 from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout, say_written
-from partita.commands.supervise import supervised
+from partita.commands.supervise import say_first_word, supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
@@ -81,6 +81,7 @@ def finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, e
 
     Raises `error`, why a run failed, or ProviderError for a limit.
     """
+    say_first_word()
     for entry in report.chain:
         if entry.status != "active":
             note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")

@@ -28,7 +28,7 @@ PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHU
 """Signals that the child gets, too. Ctrl-C at a terminal reaches both, and then the child twice: see `signals`."""
 END_SECONDS = 5.0
 """For the child to end, once it is told to; Python cannot end native code."""
-LAST_WORD = b"."
+FIRST_WORD, LAST_WORD = b"!", b"."
 last_word: int | None = None
 """In the child: the pipe by which it says that it has come to its end."""
 in_child = False
@@ -68,20 +68,30 @@ def supervised(verb: Callable[[], int], target: Target) -> int:
     os.close(told)
     try:
         status = passing.wait()
-        ended_itself = os.read(heard, 1) == LAST_WORD
+        words = os.read(heard, 2)
+        ended_itself = words.endswith(LAST_WORD)
     finally:
         os.close(heard)
         shutil.rmtree(folder, ignore_errors=True)
         passing.stop()
     if passing.told is not None and not ended_itself:
         raise TerminatedError(passing.told)
+    if os.WIFSIGNALED(status) and passing.interrupted:
+        return INTERRUPTED
     if os.WIFSIGNALED(status):
-        return ended_by(os.WTERMSIG(status), target.chain)
+        return ended_by(os.WTERMSIG(status), target.chain, told=FIRST_WORD in words)
     code = os.WEXITSTATUS(status)
     if not ended_itself:
-        raise CrashError(target.chain, f"ended the run with exit code {code}")
+        raise CrashError(target.chain, f"ended the run with exit code {code}", told=FIRST_WORD in words)
     # The child has said everything and flushed; this process must add nothing, not even what it had buffered.
     os._exit(code)
+
+
+def say_first_word() -> None:
+    """In the child, before anything is written: tell the parent that another try would say it twice."""
+    if last_word is not None:
+        with suppress(OSError):
+            os.write(last_word, FIRST_WORD)
 
 
 def say_last_word() -> None:
@@ -99,6 +109,8 @@ class Passing:
         self.told: int | None = None
         """The signal by which it was told to end, and when, by the clock of `time.monotonic`."""
         self.told_at = 0.0
+        self.interrupted = False
+        """It was told of Ctrl-C: whatever it ends with then, the user wanted it to end."""
         self.woken, self.wakes = os.pipe()
         os.set_blocking(self.wakes, False)
         # A signal may come in any thread; what it writes wakes this one, in which Python runs handlers.
@@ -108,6 +120,7 @@ class Passing:
 
     def tell(self, number: int, frame: object) -> None:
         """Pass on one signal."""
+        self.interrupted = self.interrupted or number == signal.SIGINT
         if number != signal.SIGINT and self.told is None:
             self.told, self.told_at = number, time.monotonic()
         with suppress(ProcessLookupError):
@@ -140,12 +153,12 @@ def ignored(number: int) -> bool:
     return signal.getsignal(number) == signal.SIG_IGN
 
 
-def ended_by(number: int, chain: Sequence[Provider]) -> int:
-    """The exit code after a signal. Raises CrashError when it means a crash."""
+def ended_by(number: int, chain: Sequence[Provider], *, told: bool = False) -> int:
+    """The exit code after a signal. Raises CrashError when it means a crash. `told`: see there."""
     if number == signal.SIGINT:
         return INTERRUPTED
     if number == signal.SIGKILL:
         raise ResourceError("the run was killed (SIGKILL), probably out of memory; free some")
     if number not in CRASHES:
         return 128 + number
-    raise CrashError(chain, f"ended the run with {signal.Signals(number).name}")
+    raise CrashError(chain, f"ended the run with {signal.Signals(number).name}", told=told)

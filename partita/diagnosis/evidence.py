@@ -26,6 +26,7 @@ Ground = Literal[
     "graph_line",  # a line of the log about the graph as a whole
     "alone",  # experiments on the node alone, with at most one thing changed
     "together",  # experiments on the node alone, with several things changed
+    "forms",  # experiments with other nodes of its operator, where no change to the node helped
     "alone_said",  # what the provider said while it failed over the node alone
     "part",  # the smallest part of the graph over which the provider fails
     "budget",  # the user's budget, and that nothing else is in the way
@@ -150,7 +151,7 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
     for shown in conclusions(context.probe):
         if shown.code == code or any(factor in factors for factor in shown.factors):
             whole = "the provider fails on the whole graph because of this node: " if culprit else ""
-            ground: Ground = "together" if len(shown.factors) > 1 else "alone"
+            ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
             yield Finding("probed", ground, f"{whole}{shown.evidence}")
             return
 

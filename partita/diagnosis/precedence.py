@@ -60,6 +60,12 @@ PRECEDENCE: tuple[Rank, ...] = (
         ("attribute_unsupported", "no_kernel_type", "no_kernel_version", "dynamic_shape"),
         "the provider turned the node down for this, and does not say what of it: after an experiment that does",
     ),
+    Rank(
+        "forms",
+        ("no_kernel_type", "attribute_unsupported"),
+        "other nodes of the operator are claimed, so it is not the operator; what it is follows from them, and nothing "
+        "done to this node isolates it: after all that says or shows it of the node",
+    ),
     Rank("alone_said", ("no_kernel_op",), "the provider names the operator as one it lacks; a part only says where"),
     Rank(
         "part",

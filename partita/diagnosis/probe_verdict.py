@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import COMBINED, OTHER_FORM, Factor, NodeProbe, Swap, Trial
+from partita.observations.facts import COMBINED, FAILED, OTHER_FORM, Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
 Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
@@ -53,6 +53,8 @@ class Conclusion:
     """What was changed, all of it together, when that made the provider take the node."""
     code: Code | None = None
     """The reason, when no change made a difference."""
+    inferred: bool = False
+    """It follows from other nodes of the operator, and no experiment with this one isolates it."""
 
 
 def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
@@ -101,19 +103,25 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     taken = [trial for trial in forms if trial.outcome == "taken" and not trial.unfolded]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
-    elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in probe.trials):
+    elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in (first, *changes)):
         more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
         tried = f"{opening(first)}; {summary(changes)}{more}"
         alike = [trial for trial in taken if not trial.parts]
+        own = sum(not trial.parts for trial in forms)
+        failed = [trial for trial in forms if trial.outcome in FAILED]
         if alike:
             # Operator, version and types are the same: what is left are attributes, inputs and shapes.
-            yield Conclusion(
-                f"{_takes_others(alike)} in these types, so its attributes, inputs or shapes decide; {tried}", FORM
-            )
+            decides = "in the types of this one, so its attributes, inputs or shapes decide"
+            yield Conclusion(f"{_takes_others(alike)} {decides}; {tried}", FORM, inferred=True)
+        elif taken and own:
+            none = f"and none of {plural(own, 'node')} of it in the types of this one"
+            yield Conclusion(f"{_takes_others(taken)}, {none}; {tried}", TYPE, inferred=True)
         elif taken:
-            own = sum(not trial.parts for trial in forms)
-            none = f", and none of {plural(own, 'node')} of it in the types of this one" if own else ""
-            yield Conclusion(f"{_takes_others(taken)}{none}; {tried}", TYPE)
+            none = "and none could be tried in the types of this one, so types, attributes, inputs or shapes decide"
+            yield Conclusion(f"{_takes_others(taken)}, {none}; {tried}", FORM, inferred=True)
+        elif failed:
+            over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
+            yield Conclusion(f"{tried}; {over} ({failed[0].said or failed[0].outcome})", FORM, inferred=True)
         else:
             others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator" if forms else ""
             yield Conclusion(f"{tried}{others}", code="no_kernel_op")
@@ -121,7 +129,8 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
 
 def _takes_others(taken: Sequence[Trial]) -> str:
     """That the provider has the operator, by an example."""
-    return f"the provider accepts other nodes of this operator (e.g. {taken[0].change})"
+    example = f" (e.g. {taken[0].change})" if taken[0].change else ""
+    return f"the provider accepts other nodes of this operator{example}"
 
 
 def _with_change(change: str, *, removes: bool) -> str:

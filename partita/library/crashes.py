@@ -25,14 +25,14 @@ Crashed = Mapping[str, str]
 
 
 class CrashError(ProviderError):
-    """Native code ended the process. `how`: `ended the run with SIGSEGV`."""
+    """Native code ended the process. `how`: `ended the run with SIGSEGV`. `told`: it had begun to say what it found."""
 
-    def __init__(self, chain: Sequence[Provider], how: str) -> None:
+    def __init__(self, chain: Sequence[Provider], how: str, *, told: bool = False) -> None:
         super().__init__(
             f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
             "provider starts at all, or leave it out of --provider"
         )
-        self.how = how
+        self.how, self.told = how, told
 
 
 def foreign(chain: Sequence[Provider]) -> list[str]:
@@ -49,6 +49,8 @@ def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T]) ->
     try:
         return place({})
     except CrashError as crash:
+        if crash.told:
+            raise
         names, last = foreign(chain), crash
     for left_out in (*([name] for name in names), *([names] if len(names) > 1 else [])):
         try:

@@ -77,7 +77,8 @@ def _place_it(request: dict[str, Any]) -> dict[str, Any]:
     report, error = place(options, read_chain_options(options.where), played, crashed=request["crashed"])
     if played is not None:
         ensure_child()  # what the session loaded is still the same
-        _check_started(report)
+        if not request["crashed"]:
+            _check_started(report)
     storage.write(report, Path(request["report"]))
     return {
         "interrupted": bool(report.interrupted),

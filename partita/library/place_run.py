@@ -145,7 +145,7 @@ def _model_facts(model: OnnxModel, shapes: dict[str, Shape]) -> ModelFacts:
         ir_version=model.proto.ir_version,
         opsets=dict(model.opsets),
         nodes=len(model.nodes),
-        inputs=tuple(ModelInput.taken_from(port, shape=shapes[port.name]) for port in model.inputs),
+        inputs=tuple(ModelInput.taken_from(port, shape=shapes.get(port.name)) for port in model.inputs),
     )
 
 

@@ -14,8 +14,14 @@ class ModelInput(Record):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    """The shape used."""
+    shape: tuple[int, ...] | None
+    """The shape used; null of an input for which no value can be made and whose sizes are open: the model was not run.
+    """
+
+    @property
+    def declared(self) -> str:
+        """Type and shape for people: `float32[1,3]`."""
+        return self.dtype if self.shape is None else f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 class ModelFacts(Record):

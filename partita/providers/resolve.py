@@ -47,6 +47,8 @@ class Resolution:
     """Provider options as ONNX Runtime takes them: the user's, and those that a plugin package answers itself."""
     library: Path | None = None
     """Plugin library to register under `provider.ort_name` before a session is opened; None: nothing to register."""
+    crashed: bool = False
+    """Its native code ended a process over the model, so it was left out of this one."""
 
     @property
     def provider_options(self) -> dict[str, str]:

@@ -93,6 +93,8 @@ def open_session(
     opening, marks = pinned_opening(path, Opening(threads=threads, observe=observe, model=model), pins)
     while True:
         active = active_of(chain)
+        if not active and any(entry.reason == "initialisation_failed" for entry in chain):
+            raise ChainError(nothing_left(chain), path=path, chain=chain)  # experiments may tell over what
         if not active:
             raise ProviderError(nothing_left(chain))
         try:

@@ -135,7 +135,7 @@ def input_shapes(
     missing = [port for port in made if port.name not in shapes]
     if missing:
         raise UsageError(_ask_for(missing, sizes, command))
-    return {port.name: shapes.get(port.name, ()) for port in ports}
+    return {port.name: shapes[port.name] for port in ports if port.name in shapes}
 
 
 def not_generated(port: ModelPort) -> str:

@@ -26,7 +26,10 @@ def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
 def without_crashed(chain: Sequence[Resolution], crashed: Mapping[str, str]) -> tuple[Resolution, ...]:
     """The chain without providers whose native code ended a process before, by name, with how it ended."""
     return tuple(
-        unavailable(entry, failure(entry.provider, "initialisation_failed", crashed[entry.provider.name]))
+        replace(
+            unavailable(entry, failure(entry.provider, "initialisation_failed", crashed[entry.provider.name])),
+            crashed=True,
+        )
         if entry.status == "active" and entry.provider.name in crashed
         else entry
         for entry in chain

@@ -129,7 +129,8 @@ def test_of_an_operator_that_the_provider_has_in_the_same_types_the_form_decides
     pattern = LogPattern("no_kernel_op", r"not found in registries for Op type: (?P<op>\S+) node name: (?P<node>\S+)")
     reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
     assert (reason.code, finding.kind) == ("attribute_unsupported", "probed"), "the line knows no cause"
-    assert "(e.g. T float32; mode=linear) in these types" in finding.evidence and "1 variation" in finding.evidence
+    assert "(e.g. T float32; mode=linear) in the types of this one" in finding.evidence
+    assert "1 variation" in finding.evidence
 
 
 def test_an_operator_of_which_nothing_is_taken_has_no_kernel_and_says_what_was_asked():
@@ -137,6 +138,28 @@ def test_an_operator_of_which_nothing_is_taken_has_no_kernel_and_says_what_was_a
     assert shown is not None and shown.code == "no_kernel_op"
     assert shown.evidence.endswith("nor does it claim any of 2 other nodes of this operator")
     assert code(LEFT, other("taken", unfolded=True)) == "no_kernel_op", "its function's nodes are not it"
+
+
+def test_what_other_nodes_tell_gives_way_to_what_is_said_of_the_node():
+    trials = (LEFT, other("taken"))
+    line = f"[W:onnxruntime:, x.cc:1 GetCapability] kernel not supported for Op type: Gather node name: {GATHER}"
+    pattern = LogPattern(
+        "no_kernel_version", r"not supported for Op type: (?P<op>\S+) node name: (?P<node>\S+)", vague=True
+    )
+    reason, finding = explain(context(log=(line,), patterns=(pattern,), probe=probe(*trials)))
+    assert (reason.code, finding.ground) == ("no_kernel_version", "vague_line")
+
+
+def test_types_are_not_blamed_where_no_node_could_be_tried_in_those_of_this_one():
+    shown = conclude(probe(LEFT, other("invalid"), other("taken", "type", words="")))
+    assert shown is not None and shown.code == "attribute_unsupported"
+    assert "none could be tried in the types of this one" in shown.evidence and "(e.g. )" not in shown.evidence
+
+
+def test_a_provider_that_fails_over_other_nodes_of_the_operator_may_have_it():
+    shown = conclude(probe(LEFT, other("left"), other("failed"), other("timed_out")))
+    assert shown is not None and shown.code == "attribute_unsupported"
+    assert "it fails on 2 of 3 other nodes of this operator" in shown.evidence
 
 
 def test_other_nodes_of_the_operator_count_for_nothing_where_a_change_helps():

@@ -132,7 +132,7 @@ CASES: tuple[Case, ...] = (
         "no_kernel_type",
         BOTH_TYPES,
         swap(swap(swap(BOTH_TYPES, "double[", "float["), "to=2", "to=6"), "uint8[", "int32["),
-        says="accepts other nodes of this operator",
+        says="float32 to int32 in place of float64 to uint8",
     ),
     webgpu(
         "attention-with-past",

@@ -139,6 +139,11 @@ def _disagreements(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Itera
                 yield f"{node['name']} ({node['op_type']}) is said to be on {node['provider']}, and is not"
         if bool(on_cpu) != any(node["provider"] == CPU for phase in report["phases"] for node in phase["nodes"]):
             yield f"on the CPU are {sorted(on_cpu)}, which the report has otherwise"
+    first = report["chain"][0]
+    if "error" not in plain and first["status"] != "active":
+        yield f"plain ONNX Runtime opens it with the provider; the report: {first['reason']}: {first['evidence']}"
+    if "error" in plain and first["status"] == "active":
+        yield f"plain ONNX Runtime does not open it with the provider: {plain['error'][:200]}"
     yield from (f"check failed: {check['name']}" for check in report["checks"] if not check["passed"])
     yield from (f"sources disagree on {entry['node']}" for entry in report["disagreements"])
     for row in report["fallbacks"]:

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Literal, get_args
 
 from partita.diagnosis.evidence import Context, Finding, Ground, usual
-from partita.diagnosis.probe_verdict import Code
+from partita.diagnosis.probe_verdict import FORM, TYPE, Code
 from partita.diagnosis.steps import Step
 from partita.observations.codes import EvidenceKind, ReasonCode
 from partita.observations.facts import Factor
@@ -69,6 +69,7 @@ class Reason:
         found |= {"entry"} if self.loses_provider else set()
         found |= {"alone"} if self.factors or self.code in get_args(Code) else set()
         found |= {"together", "vague_line"} if self.factors else set()
+        found |= {"forms"} if {*FORM, *TYPE} & set(self.factors) else set()
         return frozenset(found)
 
     def findings(self, context: Context) -> tuple[Finding, ...]:

@@ -32,8 +32,9 @@ REASON = Reason(
     level="node",
     title="No kernel found",
     condition="the preferred provider has no kernel for the operator. Probed: no variation of the node made "
-    "the provider claim it. Only logged: no kernel was found for the node as it is, and it is not known whether "
-    "operator, version or type is missing, because no experiments were made or not all of them",
+    "the provider claim it, and it claimed no other node of the operator that was tried. Only logged: no kernel was "
+    "found for the node as it is, and it is not known whether operator, version or type is missing, because no "
+    "experiments were made or not all of them",
     needs="experiments: the provider does not claim the node as it is, nor any of the variations that were tried, in "
     "types, opset, attributes, inputs and shapes, as far as they are valid; or a native log line that names the node "
     "and not the cause, e.g. `… kernel not found in registries for Op type: <op> node name: <node>`. An "

@@ -115,7 +115,7 @@ def model(report: Report) -> Mapping[str, object]:
         "ir_version": facts.ir_version,
         **{f"opset {domain or 'ai.onnx'}": version for domain, version in facts.opsets.items()},
         "file_nodes": facts.nodes,
-        **{f"input {port.name}": f"{port.dtype}[{','.join(map(str, port.shape))}]" for port in facts.inputs},
+        **{f"input {port.name}": port.declared for port in facts.inputs},
     }
 
 

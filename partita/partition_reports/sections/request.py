@@ -63,7 +63,7 @@ def _describe_inputs(ports: tuple[ModelInput, ...]) -> Iterator[str]:
     """Inputs as they were given; those of one type and shape whose names differ in numbers only share a line."""
     alike: dict[str, list[str]] = {}
     for port in ports:
-        alike.setdefault(f"{port.dtype}[{','.join(map(str, port.shape))}]", []).append(port.name)
+        alike.setdefault(port.declared, []).append(port.name)
     found = {
         members[0]: f"{name} {kind}" + (f" ({plural(len(members), 'input')})" if len(members) > 1 else "")
         for kind, names in alike.items()

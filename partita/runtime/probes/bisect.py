@@ -71,7 +71,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
     opens = False
     while len(found) < MOST_PARTS and left:
         tries = search.tries
-        search.said, search.untried = {}, "" if not found else search.untried
+        search.said, search.untried = {}, ""
         part = _smallest_in(search, left)
         if part is None:
             opens = bool(found) and not search.untried and search.tries > tries
@@ -80,7 +80,6 @@ def find_rejected(search: Search) -> RejectedPart | None:
         if not part.minimal:  # the time is up
             break
         left = tuple(name for name in left if name not in part.nodes)
-        opens = not left
     if not found:
         return None
     return replace(found[0], others=tuple(found[1:]), rest_opens=opens)

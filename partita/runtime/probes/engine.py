@@ -52,6 +52,7 @@ AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
 FIX = Remedy("fix the sizes of the model's inputs")
 REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
+CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or as it ends"
 NOTHING_RUN = SessionFacts(
     file="",
     phases=("run",),
@@ -292,7 +293,10 @@ def _bisect_run(
             if _opens_when_fixed(graph, lab):
                 return facts, replace(failed, reason="dynamic_shape", evidence=_with_sizes(failed), remedy=FIX)
             search = Search(graph, lab)
-            part = find_rejected(search) or _whole_graph(search, failed)
+            part = find_rejected(search)
+            if part is None and failed.crashed and not search.untried:
+                return facts, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
+            part = part or _whole_graph(search, failed)
             probes = {name: probe for each in part.parts for name, probe in _probe_part(graph, each, lab).items()}
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         sessions.append(session)

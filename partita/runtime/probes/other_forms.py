@@ -19,6 +19,7 @@ from partita.runtime.support.operators import Operator, plain
 from partita.runtime.support.variants import COMPANY as BESIDE
 from partita.runtime.support.variants import Types, Variant, as_example, assignments, batch_model, fragment
 from partita.runtime.support.wanted import spelled
+from partita.runtime.tensor_types import tensor_types
 
 if TYPE_CHECKING:
     import onnx
@@ -48,7 +49,7 @@ def other_forms(case: Case, *, compiles: bool) -> tuple[OtherForm, ...]:
     operator = operator_of(case)
     if operator is None:
         return ()
-    own = _types_of(case, operator)
+    own, bound = _types_of(case, operator), _variables_of(case, operator)
     known = {fingerprint(case_model(case, company=company)) for company in (False, True)}
     found: list[OtherForm] = []
     for variant in _variants(operator, own):
@@ -57,7 +58,8 @@ def other_forms(case: Case, *, compiles: bool) -> tuple[OtherForm, ...]:
         if key not in known:
             known.add(key)
             types = _all_types(variant)
-            same = all(own.get(name, kind) == kind for name, kind in types.items())
+            # A body is written for types that no variable tells, and a type that is not known is not the same.
+            same = not variant.form.node and all(own.get(name) == kind for name, kind in types.items() if name in bound)
             found.append(OtherForm(_said(variant.form, types), model, same))
     return tuple(found[:MOST_COMPILED] if compiles else found)
 
@@ -96,18 +98,25 @@ def _in_types(form: Form, own: dict[str, str]) -> Variant:
 
 
 def _types_of(case: Case, operator: Operator) -> dict[str, str]:
-    """The types of the case by type variable, as far as its inputs and attributes tell them."""
+    """The types of the case by type variable, as far as its inputs tell them and those of its outputs follow."""
     found: dict[str, str] = {}
     for index, name in enumerate(case.node.input):
         slot, feed = operator.input(index), case.feed(name)
         if slot is not None and feed is not None and (kind := spelled(feed.kind)) in slot.types:
             found.setdefault(slot.variable, kind)
-    output = operator.output(0)
-    if output is not None and output.variable not in found:
-        for attribute in case.node.attribute:
-            if attribute.name in TYPE_ATTRIBUTES and attribute.i:
-                found[output.variable] = _kind_of(attribute.i)
+    made = tensor_types(case_model(case))
+    for index, name in enumerate(case.node.output):
+        slot = operator.output(index)
+        if slot is not None and name in made and (kind := spelled(made[name])) in slot.types:
+            found.setdefault(slot.variable, kind)
     return found
+
+
+def _variables_of(case: Case, operator: Operator) -> set[str]:
+    """The type variables of the inputs and outputs that the node has."""
+    slots = [operator.input(index) for index, name in enumerate(case.node.input) if name]
+    slots += [operator.output(index) for index, name in enumerate(case.node.output) if name]
+    return {slot.variable for slot in slots if slot is not None and len(slot.types) > 1}
 
 
 def _model_of(variant: Variant, *, company: bool) -> onnx.ModelProto:

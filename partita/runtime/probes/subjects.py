@@ -93,7 +93,8 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         last += [*experiments(subject, found[:MOST_COMBINED]), *others(subject)]
     _run_round(last, lab)
     for subject in subjects:
-        subject.unprobed = subject.unprobed or lateness(subject.trials)
+        changes = [trial for trial in subject.trials if trial.factor != OTHER_FORM]
+        subject.unprobed = subject.unprobed or lateness(changes)
 
 
 def lateness(trials: Sequence[Trial]) -> str:

@@ -59,3 +59,24 @@ def test_a_provider_that_compiles_gets_few_and_never_one_node_alone():
 )
 def test_an_operator_that_nobody_describes_has_none(text):
     assert other_forms(case_of(text), compiles=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "kind"),
+    [
+        ("g (double[4,4] x) => (double[4,4] y) {\n  [n] y = EyeLike(x)\n}", "T2", "float64"),
+        ("g (float[4] x, float s) => (uint8[4] y) {\n  [n] y = QuantizeLinear(x, s)\n}", "T3", "uint8"),
+    ],
+)
+def test_the_type_of_an_output_that_nothing_names_is_known_all_the_same(text, variable, kind):
+    found = other_forms(case_of(text), compiles=False)
+    for form in found:
+        if form.same_types and f"{variable} " in form.words:
+            assert f"{variable} {kind}" in form.words
+    assert any(not form.same_types for form in found)
+
+
+def test_bodies_have_types_of_their_own():
+    branches = "then_branch = a () => (float[4] p) { p = Neg(x) }, else_branch = b () => (float[4] q) { q = Abs(x) }"
+    text = f"g (bool c, float[4] x) => (float[4] y) {{\n  [n] y = If(c) <{branches}>\n}}"
+    assert not any(form.same_types for form in other_forms(case_of(text), compiles=False))

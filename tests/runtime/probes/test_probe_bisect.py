@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import onnx
 import pytest
@@ -13,7 +14,7 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.bisect import MOST_PARTS, Search, find_rejected
 from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.cases import COMPANY, Graph, cut_graph
+from partita.runtime.probes.cases import COMPANY, Graph, cut_graph, cut_proto
 from partita.runtime.probes.lab import Answer, Lab
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
@@ -160,3 +161,12 @@ def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain)
 def test_more_culprits_than_are_looked_for_are_not_said_to_be_all(chain):
     found = rejected(chain, ScriptedLab(lambda names: any(int(name[1:]) % 2 for name in names)))
     assert found is not None and len(found.parts) == MOST_PARTS and not found.rest_opens
+
+
+def test_of_a_graph_that_is_nothing_but_culprits_no_rest_is_said_to_open(chain):
+    found = rejected(chain, ScriptedLab(lambda names: True))
+    assert found is not None and len(found.parts) == MOST_PARTS and not found.rest_opens
+    text = "g (float[4] x) => (float[4] y) {\n  [only] y = Neg(x)\n}"
+    one = cut_proto(parser.parse_model(HEAD + text), Path(), {})
+    alone = rejected(one, ScriptedLab(lambda names: True))
+    assert alone is not None and alone.nodes == ("only",) and not alone.rest_opens

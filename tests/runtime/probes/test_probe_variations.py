@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import onnx
 import onnxruntime as ort
@@ -11,8 +12,16 @@ from onnx import TensorProto, numpy_helper, parser
 
 from partita.diagnosis.reasons.base import load_reasons
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import Case, case_model, cut_graph, fingerprint, node_case
-from partita.runtime.probes.factors import factors
+from partita.runtime.probes.cases import (
+    CannotProbeError,
+    Case,
+    case_model,
+    cut_graph,
+    cut_proto,
+    fingerprint,
+    node_case,
+)
+from partita.runtime.probes.factors import attribute, factors
 from partita.runtime.probes.schemas import find_schema, history
 from partita.runtime.probes.variations import as_it_is, combined, single
 
@@ -246,6 +255,31 @@ def test_attributes_have_other_values_also_where_the_node_leaves_them_out(case):
     assert "mode=linear in place of mode=cubic" in changes(case(cubic), "attribute")
     axes = [each for each in changes(case(TEXTS["Softmax"], x=(2, 4)), "attribute") if each.startswith("axis=")]
     assert axes and not any(each.startswith("axis=2") for each in axes), "the input has two"
+
+
+def test_a_number_of_groups_is_no_switch(case):
+    text = (
+        "g (float[1,4,8,8] x, float[4,4,3,3] w) => (float[1,4,6,6] y) {\n"
+        "  [n] y = Conv<group=1, kernel_shape=[3,3]>(x, w)\n}"
+    )
+    assert not any(each.startswith("group=0") for each in changes(case(text), "attribute"))
+
+
+def test_attributes_of_every_operator_can_be_varied_in_every_version():
+    """A list that an example leaves empty, an attribute without a default: none of them ends the experiments."""
+    from partita.runtime.support.forms import all_versions, forms
+    from partita.runtime.support.variants import as_example, batch_model, fragment
+
+    tried = 0
+    for operator in (entry for versions in all_versions().values() for entry in versions):
+        for form in forms(operator)[:2]:
+            model = onnx.ModelProto.FromString(batch_model([fragment("n", as_example(form), company=False)], operator))
+            try:
+                found = node_case(cut_proto(model, Path(), {}), "n")
+            except CannotProbeError:
+                continue
+            tried += len(list(attribute.FACTOR.vary(found)))
+    assert tried > 1000
 
 
 def test_inputs_are_left_out_made_constant_and_given_the_usual_rank(case):

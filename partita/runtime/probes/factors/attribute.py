@@ -47,7 +47,14 @@ def _other_values(case: Case) -> Iterator[Idea]:
     operator = operator_of(case)
     if operator is None:
         return
-    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in case.node.attribute}
+    given = {
+        attribute.name: onnx.helper.get_attribute_value(attribute)
+        for attribute in case.node.attribute
+        if (known := operator.attributes.get(attribute.name)) is not None
+        and known.kind in SIMPLE
+        and attribute.type
+        and not attribute.ref_attr_name
+    }
     schema, left = schema_of(case), MOST_VALUES
     for name, entry in operator.attributes.items():
         if name in TYPE_ATTRIBUTES or entry.kind not in SIMPLE:
@@ -55,7 +62,9 @@ def _other_values(case: Case) -> Iterator[Idea]:
         default = _default(schema, name)
         now = _plain(given.get(name, default))
         values = [_plain(form.attributes[name]) for form in forms_of(operator) if name in form.attributes]
-        others = [default, *values, *([1 - now] if entry.kind == "int" and now in (0, 1) else [])]
+        # A switch is one of which 0 is known to be legal: of a number of groups it is not.
+        switch = entry.kind == "int" and now in (0, 1) and 0 in (now, default, *values)
+        others = [default, *values, *([1 - now] if switch else [])]
         for value in dict.fromkeys(_plain(other) for other in others):
             # The default itself is tried by leaving the attribute out.
             if value is None or value == now or (value == _plain(default) and name in given):
@@ -65,7 +74,8 @@ def _other_values(case: Case) -> Iterator[Idea]:
             if left == 0:
                 return
             left -= 1
-            made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value)
+            kind = getattr(onnx.AttributeProto, entry.kind.upper())  # a list may be empty
+            made = onnx.helper.make_attribute(name, list(value) if isinstance(value, tuple) else value, attr_type=kind)
             before = f"{name}={_text(now)}" if now is not None else f"{name} left out"
             yield Idea(NAME, Change(attributes={name: made}), swap=Swap(f"{name}={_text(value)}", before))
 

@@ -28,6 +28,8 @@ OTHERS = (FLOAT, FLOAT16, INT32, INT8, UINT8, INT64)
 VALUE_ATTRIBUTES = frozenset({"value"})
 """Attributes that hold a tensor, whose type is that of an output."""
 MOST_TYPES = 5
+PAIRS = ((FLOAT, INT32), (FLOAT, FLOAT16), (INT32, FLOAT), (FLOAT16, FLOAT), (FLOAT, UINT8), (INT64, FLOAT))
+"""Types of inputs and of what is made of them, likeliest first."""
 
 
 def _other_types(case: Case) -> Iterator[Idea]:
@@ -43,6 +45,21 @@ def _other_types(case: Case) -> Iterator[Idea]:
             yield from islice(ideas, MOST_TYPES)
     yield from _other_output_types(case)
     yield from _one_variable(case, schema)
+    yield from _both_types(case, schema)
+
+
+def _both_types(case: Case, schema: Schema | None) -> Iterator[Idea]:
+    """The type of the inputs and the one that an attribute chooses, both at once: a Cast between two other types."""
+    chosen = next((entry for entry in case.node.attribute if entry.name in TYPE_ATTRIBUTES and entry.i), None)
+    old = next((number for feed in case.feeds if (number := element_of(feed.kind)) is not None), None)
+    if chosen is None or old is None:
+        return
+    for new, made in PAIRS:
+        elements = _in_new_type(case, schema, case.feeds, old, new) if new != old else {}
+        if elements and made != chosen.i:
+            swap = Swap(f"{_type_name(new)} to {_type_name(made)}", f"{_type_name(old)} to {_type_name(chosen.i)}")
+            change = Change(elements=elements, attributes={chosen.name: _attribute_in(chosen, made)})
+            yield Idea(NAME, change, swap=swap)
 
 
 def _one_variable(case: Case, schema: Schema | None) -> Iterator[Idea]:
