@@ -70,12 +70,17 @@ the log nor a pin tells the cause:
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
   compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
 - **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
-  element types, as other opsets have the operator, without each attribute that can go, and with other inputs: an
-  optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several
+  element types, as other opsets have the operator, without each attribute that can go and with other values of it,
+  and with other inputs: an optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several
   things do, it is the first in this order. When no single change helps, several are made together, at most 36 of
   such combinations; the evidence says how many were left out.
+- **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
+  the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
+  helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
 - **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
-  provider does not open. If that is a single node, experiments follow on it.
+  provider does not open; then what is left without that part, until the rest opens, five parts are found, or the
+  time is up. If a part is a node or a few, experiments follow on them. A provider whose native code ends the process
+  is left out of a second try, and its graph is cut in the same way.
 - **In a child process.** A provider that crashes or hangs over an experiment ends the child, not the report: the
   crash, with its signal, is the answer to that experiment, and the next ones are made in a new child. A crash
   counts only when it happens in a fresh process.
