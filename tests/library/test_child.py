@@ -90,7 +90,10 @@ def test_a_crash_is_a_provider_error_and_this_process_goes_on(package, tmp_path)
     with pytest.raises(partita.ProviderError, match="mine.*initialisation_failed.*SIGABRT"):
         partita.load(package, providers=["mine", "cpu"], provider_libraries=libraries)
     with pytest.raises(partita.ProviderError, match="initialisation_failed.*SIGABRT"):
-        partita.place(package, providers=["mine", "cpu"], provider_libraries=libraries)
+        partita.place(package, providers=["mine"], provider_libraries=libraries)
+    report = partita.place(package, providers=["mine", "cpu"], provider_libraries=libraries)
+    assert report.chain[0].reason == "initialisation_failed" and "SIGABRT" in (report.chain[0].evidence or "")
+    assert report.fallbacks and all(entry.reason == "initialisation_failed" for entry in report.fallbacks)
 
 
 GENERATES = """
