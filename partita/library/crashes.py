@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from partita.errors import ProviderError
 from partita.providers.base import Provider
+from partita.spelling import spelled
 
 T = TypeVar("T")
 CRASHES = frozenset(
@@ -30,7 +31,7 @@ class CrashError(ProviderError):
     def __init__(self, chain: Sequence[Provider], how: str, *, told: bool = False) -> None:
         super().__init__(
             f"{', '.join(foreign(chain))}: initialisation_failed: native code {how}; see `partita providers` for which "
-            "provider starts at all, or leave it out of --provider"
+            f"provider starts at all, or leave it out of {spelled('providers')}"
         )
         self.how, self.told = how, told
 
