@@ -71,9 +71,9 @@ the log nor a pin tells the cause:
   compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
 - **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
   element types, as other opsets have the operator, without each attribute that can go and with other values of it,
-  and with other inputs: an optional one left out, one made constant, another rank. What makes the provider take it is the cause; when several
-  things do, it is the first in this order. When no single change helps, several are made together, at most 36 of
-  such combinations; the evidence says how many were left out.
+  and with other inputs: an optional one left out, one made constant, another rank. What makes the provider take it is
+  the cause; when several things do, it is the first in this order. When no single change helps, several are made
+  together, at most 36 of such combinations; the evidence says how many were left out.
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
