@@ -6,6 +6,7 @@ then node by node and in halves: the result is one node, or a few that fail only
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -60,6 +61,8 @@ class Search:
 
 MOST_PARTS = 5
 """Culprits that are looked for in one graph."""
+MORE_SECONDS = 15.0
+"""After so long no further culprit is looked for: one of a large graph takes a compiler half a minute to find."""
 
 
 def find_rejected(search: Search) -> RejectedPart | None:
@@ -68,7 +71,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
     """
     left = tuple(node.name for node in search.graph.proto.graph.node)
     found: list[RejectedPart] = []
-    opens = False
+    opens, began = False, time.monotonic()
     while len(found) < MOST_PARTS and left:
         tries = search.tries
         search.said, search.untried = {}, ""
@@ -77,7 +80,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
             opens = bool(found) and not search.untried and search.tries > tries
             break
         found.append(replace(part, tries=search.tries - tries))
-        if not part.minimal:  # the time is up
+        if not part.minimal or time.monotonic() - began > MORE_SECONDS:
             break
         left = tuple(name for name in left if name not in part.nodes)
     if not found:

@@ -158,6 +158,12 @@ def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain)
     assert found is not None and found.rest_opens
 
 
+def test_where_the_first_took_long_no_other_is_looked_for(chain, monkeypatch):
+    monkeypatch.setattr("partita.runtime.probes.bisect.MORE_SECONDS", -1.0)
+    found = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
+    assert found is not None and found.nodes == ("n3",) and found.others == () and not found.rest_opens
+
+
 def test_more_culprits_than_are_looked_for_are_not_said_to_be_all(chain):
     found = rejected(chain, ScriptedLab(lambda names: any(int(name[1:]) % 2 for name in names)))
     assert found is not None and len(found.parts) == MOST_PARTS and not found.rest_opens
