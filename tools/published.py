@@ -78,9 +78,9 @@ the log nor a pin tells the cause:
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
 - **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
-  provider does not open; then what is left without that part, until the rest opens, five parts are found,
-  15 seconds have gone, or the time is up. If a part is a node or a few, experiments follow on them. A provider whose native code ends the process
-  is left out of a second try, and its graph is cut in the same way.
+  provider does not open; then what is left without that part, until the rest opens, five parts are found, 15 seconds
+  have gone, or the time is up. If a part is a node or a few, experiments follow on them. A provider whose native code
+  ends the process is left out of a second try, and its graph is cut in the same way.
 - **In a child process.** A provider that crashes or hangs over an experiment ends the child, not the report: the
   crash, with its signal, is the answer to that experiment, and the next ones are made in a new child. A crash
   counts only when it happens in a fresh process.
