@@ -110,6 +110,10 @@ def input_shapes(
     for text in texts:
         name, numbers = _split_text(text)
         if name in by_name:
+            if by_name[name].kind != "tensor":
+                raise UsageError(
+                    f"{spelled('shapes', text)}: {name} is {not_generated(by_name[name])}, which has no sizes"
+                )
             if name in shapes:
                 raise UsageError(f"{spelled('shapes', text)}: {name} is given twice; give it once")
             shapes[name] = _checked_shape(spelled("shapes", text), by_name[name], numbers)

@@ -315,6 +315,9 @@ def test_an_input_larger_than_any_memory():
 def test_an_input_that_cannot_be_generated_is_named_with_its_type(tmp_path, made, says):
     model = read_onnx(save(tmp_path / "m.onnx", [helper.make_node("Identity", ["s"], ["y"])], [made], [port("y")]))
     assert not_generated(model.inputs[0]) == says and input_shapes(model.inputs, []).get("s", (2,)) == (2,)
+    if model.inputs[0].kind != "tensor":
+        with pytest.raises(UsageError, match=f"s is {says}, which has no sizes"):
+            input_shapes(model.inputs, ["s=2"])
     with pytest.raises(UsageError, match=f"s is {says}, which no .npy file can hold"):
         read_values(model.inputs, [f"s={npy(tmp_path / 's.npy', np.zeros(2))}"])
 
