@@ -13,6 +13,7 @@ import typer.main
 from partita import cli
 from partita.diagnosis.actions import CHECKPOINT, provider_name
 from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.records import Trial
 from partita.diagnosis.steps import Step
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.actions import for_reason, top_actions
@@ -26,6 +27,7 @@ from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import CPU, GPU
 
 BLANKS = {"checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu,cpu"}
+BLANKS["now"] = "webgpu.enableInt64=1"
 
 
 def with_package(report: Report, **changes: Any) -> Report:
@@ -74,6 +76,43 @@ def test_paths_are_quoted_and_what_is_not_known_stands_in_capitals() -> None:
     assert shlex.split(line.text) == list(line.words)
     hub = with_package(report, checkpoint="owner/name")
     assert commands(hub)[0][2] == "owner/name"
+
+
+def trials(**outcomes: str) -> tuple[Trial, ...]:
+    """Experiments in which one thing was changed: factor, what took its place (after __), and the outcome."""
+    parts = ((name.partition("__"), outcome) for name, outcome in outcomes.items())
+    return tuple(
+        Trial.model_validate(
+            {"factor": factor, "change": now, "outcome": outcome, "said": "", "cached": False, "now": now}
+        )
+        for (factor, _, now), outcome in parts
+    )
+
+
+def told(report: Report, code: str, *found: Trial) -> dict[str, str]:
+    """Titles of the steps for one reason, and what is said of each, after these experiments on every node."""
+    entries = [entry.model_copy(update={"trials": found}) for entry in report.fallbacks]
+    return {action.title: action.known for action in for_reason(report, code, entries)}
+
+
+def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_tried_in_vain() -> None:
+    report = with_package(pages.mixed_report(), precision="fp32", target="")
+    half = "Export in float16"
+    assert told(report, "no_kernel_type")[half] == "untried"
+    assert told(report, "no_kernel_type", *trials(type__float16="taken"))[half] == "shown"
+    assert told(report, "no_kernel_type", *trials(type__float64="taken"))[half] == "untried"
+    assert half not in told(report, "no_kernel_type", *trials(type__float16="left"))
+    entries = [entry.model_copy(update={"trials": trials(type__float16="taken")}) for entry in report.fallbacks]
+    said = {action.title: action.does for action in for_reason(report, "no_kernel_type", entries)}
+    assert said[half].endswith("in an experiment webgpu accepts the node so")
+
+
+def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
+    report = pages.mixed_report()
+    option = Trial(factor="option", change="a.b=1", outcome="taken", said="", cached=False, now="webgpu.enableInt64=1")
+    (command,) = commands(report, "option_needed", trials=(option,))
+    assert command[-2:] == ("--provider-option", "webgpu.enableInt64=1")
+    assert commands(report, "option_needed") == []
 
 
 def test_a_package_is_not_to_be_made_again_as_it_is() -> None:

@@ -69,6 +69,9 @@ the log nor a pin tells the cause:
   graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
   compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
+- **Another option of the provider.** Some options let a provider take more than it does by default
+  (`webgpu.enableInt64=1`, `qnn.offload_graph_io_quantization=0`). One that matters to such a node, and that the command
+  line does not set, is tried before anything of the node is changed.
 - **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
   element types, as other opsets have the operator, without each attribute that can go and with other values of it,
   and with other inputs: an optional one left out, one made constant, another rank. What makes the provider take it is
@@ -77,6 +80,9 @@ the log nor a pin tells the cause:
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
+- **The nodes around it.** A node that is taken alone, and not in the graph, is tried with each node next to it, with
+  all of them, and with those up to four steps away (64 nodes at most); the evidence names the first of these with which
+  it is no longer taken.
 - **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
   provider does not open; then what is left without that part, until the rest opens, five parts are found, 15 seconds
   have gone, or the time is up. If a part is a node or a few, experiments follow on them. A provider whose native code
@@ -92,8 +98,8 @@ the log nor a pin tells the cause:
   `%LOCALAPPDATA%\\partita\\probes` on Windows). `PARTITA_CACHE_DIR=<folder>` keeps them elsewhere,
   `PARTITA_CACHE_DIR=` nowhere. The folder can be deleted at any time.
 
-What they cannot show: what a provider does with a node because of its neighbours (then the node alone is taken, and
-the reason is `not_claimed`), whether the node's results are right or fast, and what depends on the values of large
+What they cannot show: what a provider does with a node because of nodes further away (then all that was tried is taken,
+and the reason is `not_claimed`), whether the node's results are right or fast, and what depends on the values of large
 weights. A node whose input types are not known cannot be tried; the report says so.
 """
 

@@ -5,10 +5,12 @@ A package can be exported anew, and not as it is. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from partita.diagnosis.reasons.base import load_reasons
+from partita.diagnosis.records import Trial
 from partita.diagnosis.steps import Step
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import short_provider
@@ -16,6 +18,13 @@ from partita.remedies import Remedy
 
 CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 """Stand for what is not known."""
+Known = Literal["shown", "untried", "says"]
+"""Of a step: an experiment shows that it helps; nobody has tried; or it changes no placement, and says more."""
+SUFFIXES: Mapping[Known, str] = {
+    "shown": "; in an experiment {provider} accepts the node so",
+    "untried": "; untried",
+    "says": "",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,7 @@ class Action:
     """It makes the package anew."""
     asks: bool = False
     """It asks the provider which lowering it takes."""
+    known: Known = "says"
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -50,12 +60,43 @@ class Situation:
     """ONNX Runtime's names."""
 
 
-def steps_for(situation: Situation, code: str, wanted: str, *, unprobed: bool = False) -> list[Action]:
+def steps_for(
+    situation: Situation,
+    code: str,
+    wanted: str,
+    *,
+    unprobed: bool = False,
+    trials: Sequence[Sequence[Trial]] = (),
+) -> list[Action]:
     """The steps of a reason, for nodes that are not on `wanted` (ONNX Runtime's name). `unprobed`: experiments are
-    missing.
+    missing. `trials`: those on each of the nodes; what they tried in vain is not among the steps.
     """
     steps = next((reason.steps for reason in load_reasons() if reason.code == code), ())
-    return [fill(situation, wanted, step) for step in steps if _makes_sense(situation.package, step, wanted, unprobed)]
+    found = []
+    for step in steps:
+        if not _makes_sense(situation.package, step, wanted, unprobed):
+            continue
+        tried = [[trial for trial in each if _is_of(step, trial)] for each in trials]
+        helped = [trial for each in tried for trial in each if trial.outcome == "taken"]
+        in_vain = bool(tried) and all(tried) and not helped
+        now = next((trial.now for trial in helped), "")
+        if in_vain or ("{now}" in step.remedy.command and not now):
+            continue
+        found.append(fill(situation, wanted, step, now=now, known=_known(step, shown=bool(helped))))
+    return found
+
+
+def _is_of(step: Step, trial: Trial) -> bool:
+    """Whether an experiment changed what the step changes."""
+    change = step.change
+    return change is not None and trial.factor == change.factor and change.now in ("", trial.now)
+
+
+def _known(step: Step, *, shown: bool) -> Known:
+    """How sure it is that the step helps. One that asks the provider tries what it writes by itself."""
+    if not step.changes or step.chooses_lowering:
+        return "says"
+    return "shown" if shown else "untried"
 
 
 def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:
@@ -69,18 +110,21 @@ def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed
     return unprobed or not step.probes
 
 
-def fill(situation: Situation, wanted: str, step: Step) -> Action:
-    """The step with the blanks filled in."""
+def fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known: Known = "says") -> Action:
+    """The step with the blanks filled in. `now`: what took the place in an experiment."""
     provider, package = provider_name(wanted), situation.package
-    known = package.checkpoint if package is not None and "/" in package.checkpoint else ""
+    source = package.checkpoint if package is not None and "/" in package.checkpoint else ""
     blanks = {
-        "checkpoint": known or CHECKPOINT,
+        "checkpoint": source or CHECKPOINT,
         "out": f"{package.name if package is not None else 'package'}-for-{provider}",
         "path": PATH if situation.path is None else situation.path,
         "provider": provider,
         "chain": ",".join(map(provider_name, situation.chain)) or provider,
+        "now": now,
     }
-    return written(step, blanks)
+    action = written(step, blanks)
+    told = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
+    return replace(action, remedy=told, known=known)
 
 
 def written(step: Step, blanks: dict[str, str]) -> Action:

@@ -45,10 +45,10 @@ PRECEDENCE: tuple[Rank, ...] = (
     Rank("blank_line", NAMES_THE_CAUSE, "the same of a node without a name; less certain only in which node it means"),
     Rank(
         "alone",
-        ("dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"),
+        ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"),
         "one change makes the provider take the node, which isolates the cause; a line that says no more than `no "
         "kernel` does not tell the operator from its version or its types. Of several such changes, the one that "
-        "leaves most of the model as it is",
+        "leaves most of the model as it is: all of it, where an option of the provider does",
     ),
     Rank(
         "together",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import COMBINED, FAILED, OTHER_FORM, Factor, NodeProbe, Swap, Trial
+from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OTHER_FORM, Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
 Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
@@ -65,10 +65,20 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     if first.outcome == "taken":
         taken = "accepts the nodes of its function, not the operator itself" if first.unfolded else "accepts it"
         evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {taken}"
-        return (Conclusion(evidence, code="not_claimed"),)
+        return (Conclusion(f"{evidence}{_beside(others)}", code="not_claimed"),)
     if first.outcome == "invalid":
         return ()
     return tuple(_by_one_change(first, others)) or tuple(_by_several(first, others)) or tuple(_in_vain(probe))
+
+
+def _beside(trials: Sequence[Trial]) -> str:
+    """With which of the nodes next to it the provider no longer takes a node that it takes when it is alone."""
+    beside = [trial for trial in trials if trial.factor == NEIGHBOURS and trial.outcome in ANSWERED | {"taken"}]
+    left = next((trial for trial in beside if trial.outcome in ANSWERED), None)
+    if left is not None:
+        said = f" ({left.said})" if left.said else ""
+        return f"; together with {left.change} {UNCHANGED[left.outcome]}{said}"
+    return "; also together with the nodes around it that were tried" if beside else ""
 
 
 def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from partita.observations.facts import OPTION, Factor
 from partita.remedies import Remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step changes, as experiments call it: one that was made tells whether the step helps."""
+
+    factor: Factor
+    now: str = ""
+    """What takes the place of something else; empty: whatever the experiments found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +25,7 @@ class Step:
     """In three words."""
     remedy: Remedy
     """The command, and what comes of it. In braces what a report fills in: `checkpoint`, `out` (a new package), `path`
-    (what was run), `provider` (the one that was wanted), `chain`."""
+    (what was run), `provider` (the one that was wanted), `chain`, `now` (what took the place in an experiment)."""
     exports: bool = False
     """It makes the package anew, so there has to be one."""
     chooses_lowering: bool = False
@@ -24,6 +34,11 @@ class Step:
     """Fields of the package, and values with which the command changes nothing."""
     probes: bool = False
     """It makes the experiments that are missing; without any missing it tells nothing new."""
+    change: Change | None = None
+    """What it changes about a node, where experiments try the same. A step that changes nothing tells no more than it
+    says; of any other, whether it helps is not known unless an experiment shows it."""
+    changes: bool = True
+    """It is meant to change where nodes run, and does not only tell more."""
 
 
 EXPORT = ("partita", "export", "{checkpoint}", "{out}")
@@ -44,18 +59,21 @@ STATIC = Step(
         (*EXPORT, "--target", "{provider}", "--static-shapes"),
     ),
     exports=True,
+    change=Change("static_shape"),
 )
 HALF = Step(
     "Export in float16",
     Remedy("writes the package in float16", (*EXPORT, "--target", "{provider}", "--precision", "fp16")),
     exports=True,
     unless=(("precision", "fp16"), ("precision", "bf16")),
+    change=Change("type", "float16"),
 )
 SINGLE = Step(
     "Export in float32",
     Remedy("writes the package in float32", (*EXPORT, "--target", "{provider}", "--precision", "fp32")),
     exports=True,
     unless=(("precision", "fp32"),),
+    change=Change("type", "float32"),
 )
 STANDARD = Step(
     "Use standard operators",
@@ -66,10 +84,16 @@ STANDARD = Step(
     exports=True,
     unless=(("attention", "primitives"),),
 )
+SET_OPTION = Step(
+    "Set the option",
+    Remedy("sets the option of {provider}", (*PLACE, "--provider-option", "{now}")),
+    change=Change(OPTION),
+)
 PROBE = Step(
     "Find out why",
     Remedy("makes the missing experiments", (*PLACE, "--probe-seconds", "600", "--report", "again.json")),
     probes=True,
+    changes=False,
 )
 WITHOUT_OPTIONS = Step(
     "Place it without constraints", Remedy("places it without pins and without a memory budget", PLACE)
@@ -77,7 +101,10 @@ WITHOUT_OPTIONS = Step(
 ASK_PROVIDER = Step(
     "Test the provider",
     Remedy("tries {provider} in a process of its own and says what prevents it from running", ("partita", "providers")),
+    changes=False,
 )
 ASK_OPTIONS = Step(
-    "Look up its options", Remedy("lists the options of every provider", ("partita", "providers", "--json"))
+    "Look up its options",
+    Remedy("lists the options of every provider", ("partita", "providers", "--json")),
+    changes=False,
 )

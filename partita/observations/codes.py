@@ -18,6 +18,7 @@ NodeCode = Literal[
     "pinned_by_user",
     "runtime_inserted",
     "over_budget",
+    "option_needed",
     "no_kernel_type",
     "no_kernel_version",
     "attribute_unsupported",

@@ -121,8 +121,9 @@ FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 Factor = str
 """What an experiment changed: nothing (`AS_IS`), several things (`COMBINED`), or what a factor of this name changes, of
 which the runtime has a file each: static_shape, type, opset, attribute, input. `OTHER_FORM` is no change: it is another
-node of the same operator."""
-AS_IS, COMBINED, OTHER_FORM = "as_is", "combined", "other_form"
+node of the same operator. Nor are `OPTION`, the same node under another option of the provider, and `NEIGHBOURS`, the
+same node with some that are next to it in the graph."""
+AS_IS, COMBINED, OTHER_FORM, OPTION, NEIGHBOURS = "as_is", "combined", "other_form", "option", "neighbours"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,11 @@ class Trial:
     """What changes of this factor are, in words: `other types`; empty for as_is."""
     company: bool = False
     """A Neg stood beside the node: a provider that compiles may take no partition of a single node."""
+
+    @property
+    def now(self) -> str:
+        """What took the place of something else; empty for other changes."""
+        return self.swap.now if self.swap is not None else ""
 
 
 @dataclass(frozen=True, slots=True)

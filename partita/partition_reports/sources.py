@@ -186,7 +186,7 @@ KINDS = (
         "probe",
         lambda facts: any(known.probes or known.rejected for known in _every_provider(facts)),
         _cover_probes,
-        "one node in isolation, with generated weights: what a provider does because of its neighbours is not in it",
+        "one node in isolation or with the nodes around it, with generated weights",
         lambda facts: "no experiment was made",
     ),
     Kind(

@@ -23,6 +23,17 @@ OptionKind = Literal["int", "float", "bool", "choice", "text", "path"]
 
 
 @dataclass(frozen=True, slots=True)
+class Opens:
+    """A value of an option with which a provider takes more nodes. Experiments try it on nodes that were left."""
+
+    value: str
+    elements: tuple[str, ...] = ()
+    """Only on nodes that have one of these element types; empty: any."""
+    operators: tuple[str, ...] = ()
+    """Only on nodes of these operators; empty: any."""
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """One provider option. `kind` decides how a value from the command line is checked."""
 
@@ -41,6 +52,8 @@ class Option:
     """What follows the value there."""
     least: int | None = None
     """Smallest value of an `int`."""
+    opens: Opens | None = None
+    """The value that can make the provider take more nodes than the default does, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ another one. Even then it cannot finalise an RMS norm in float32: packages need 
 import platform
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, Opens, Option, Plugin, Provider
 from partita.remedies import Remedy
 
 MODES = (
@@ -73,7 +73,13 @@ PROVIDER = Provider(
         ),
         Option("enable_htp_fp16_precision", "bool", "", "compute float32 models in float16; needs soc_model"),
         Option("htp_bf16_enable", "bool", "0", "compute in bfloat16; needs soc_model of 88 or more"),
-        Option("offload_graph_io_quantization", "bool", "1", "quantise inputs and outputs on the CPU"),
+        Option(
+            "offload_graph_io_quantization",
+            "bool",
+            "1",
+            "quantise inputs and outputs on the CPU",
+            opens=Opens("0", operators=("QuantizeLinear", "DequantizeLinear")),
+        ),
         Option("enable_htp_shared_memory_allocator", "bool", "0", "tensors in memory that CPU and NPU share"),
         Option("enable_htp_spill_fill_buffer", "bool", "0", "spill buffer for cached contexts"),
         Option("vtcm_mb", "int", "0", "on-chip memory in MB; 0: not set"),

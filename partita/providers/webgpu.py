@@ -7,7 +7,7 @@ ignored there. That, the log lines and the defaults were seen with onnxruntime-w
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Library, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, Library, Opens, Option, Plugin, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy
 
@@ -32,7 +32,13 @@ PROVIDER = Provider(
     options=(
         Option("preferredLayout", "choice", "NHWC", "layout for operators that care", ("NCHW", "NHWC")),
         Option("enableGraphCapture", "bool", "0", "record the first run and replay it; needs every node on WebGPU"),
-        Option("enableInt64", "bool", "0", "kernels for int64, where the device can"),
+        Option(
+            "enableInt64",
+            "bool",
+            "0",
+            "kernels for int64, where the device can",
+            opens=Opens("1", elements=("int64",)),
+        ),
         Option("multiRotaryCacheConcatOffset", "int", "0", "offset in a rotary cache made of several"),
         Option("forceCpuNodeNames", "text", "", "names of nodes to leave to the CPU, one a line"),
         Option("deviceId", "int", "0", "number of the WebGPU context; sessions of one number share a device"),

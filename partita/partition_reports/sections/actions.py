@@ -16,7 +16,13 @@ def situation_of(report: Report) -> Situation:
 
 def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:
     """The steps of a reason that make sense for this report."""
-    return steps_for(situation_of(report), code, entries[0].wanted, unprobed=any(entry.unprobed for entry in entries))
+    return steps_for(
+        situation_of(report),
+        code,
+        entries[0].wanted,
+        unprobed=any(entry.unprobed for entry in entries),
+        trials=[entry.trials for entry in entries],
+    )
 
 
 def top_actions(report: Report, groups: Sequence[tuple[tuple[str, str], Sequence[Fallback]]]) -> Iterator[Action]:

@@ -31,7 +31,7 @@ NODE = "probe"
 CALLED = re.compile(r"(?P<name>.+)__\d+")
 """How the onnx package calls the same node."""
 COMPANY = "company"
-"""Name of the node beside the one that is tried."""
+"""Name of the node beside the one that is tried; with several, how their names begin."""
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 POINTER_BYTES = 8
 ZEROS = "zeros.bin"

@@ -208,7 +208,7 @@ def _left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     The list of nodes can lack those of a provider that prefers another layout, and those for which ONNX Runtime puts
     casts around the CPU provider's kernel of another type. A function without a kernel is there as its nodes.
     """
-    listed = {node.name: node.provider for node in session.assigned() or () if node.name != COMPANY}
+    listed = {node.name: node.provider for node in session.assigned() or () if not node.name.startswith(COMPANY)}
     if name == CPU or listed.get(NODE) == name:
         return None
     if CPU in listed.values():

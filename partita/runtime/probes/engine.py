@@ -44,7 +44,8 @@ from partita.runtime.probes.cases import (
     part_model,
 )
 from partita.runtime.probes.lab import Lab
-from partita.runtime.probes.subjects import Subject, explore, one_of_each_first
+from partita.runtime.probes.neighbours import neighbourhoods
+from partita.runtime.probes.subjects import Subject, explore, explore_neighbours, one_of_each_first
 from partita.runtime.probes.unfolded import Functions
 
 Sizes = Mapping[str, tuple[int, ...]]
@@ -243,13 +244,14 @@ def _probe_nodes(
     """Experiments on `asked` with every node that is on a later provider of `chain` and that no source explains."""
     subjects: dict[str, Subject] = {}
     found: list[dict[str, NodeProbe]] = [{} for _ in facts.sessions]
+    graphs: dict[int, Graph] = {}
     for number, session in enumerate(facts.sessions):
         index = index_session(session)
         names = nodes_to_probe(index, chain, asked)
         if not names or session.file not in models:
             continue
         graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
-        functions = Functions(graph)
+        functions, graphs[number] = Functions(graph), graph
         for name in names:
             try:
                 case = _part_case(functions, index, name) if name in index.parts else node_case(graph, name)
@@ -260,6 +262,9 @@ def _probe_nodes(
             subjects.setdefault(key, Subject(case, [])).nodes.append((number, name))
     explore(one_of_each_first(subjects.values()), lab)
     for subject in subjects.values():
+        number, name = subject.nodes[0]
+        if subject.trials and subject.trials[0].outcome == "taken" and number in graphs:
+            explore_neighbours(subject, neighbourhoods(graphs[number], name), lab)
         for number, name in subject.nodes:
             found[number][name] = subject.probe(name)
     sessions = tuple(

@@ -11,14 +11,14 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from partita.files import temporary_directory
 from partita.observations.facts import Outcome
 from partita.providers.resolve import Resolution
-from partita.runtime.probes.cache import Cache
+from partita.runtime.probes.cache import Cache, cache_for
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
 from partita.runtime.process.children import ChildOutcome, run_children
 from partita.runtime.provider_child import PROBE_MODEL
@@ -62,6 +62,19 @@ class Lab:
         self.experiments = self.cached = self.crashes = 0
         self.unusable = ""
         """Why the provider cannot be asked at all; empty while it can."""
+
+    def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+        """Answers of the same provider, opened with another value of one of its options."""
+        resolution = replace(self.resolution, options={**self.resolution.options, option: value})
+        cache = cache_for(resolution, self.environment) if self.cache.path is not None else Cache(None)
+        other = Lab(resolution, cache, self.deadline, self.environment)
+        try:
+            return other.try_all(models)
+        finally:
+            cache.save()
+            self.experiments += other.experiments
+            self.cached += other.cached
+            self.crashes += other.crashes
 
     @property
     def seconds_left(self) -> float:

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from partita import dtypes
 from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import OTHER_FORM, NodeProbe, Trial
+from partita.observations.facts import NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
 from partita.observations.text_format import plural
+from partita.providers.base import Option
 from partita.runtime.probes.cases import Case, case_model
 from partita.runtime.probes.ideas import Variation
 from partita.runtime.probes.lab import BUDGET, Answer, Lab
+from partita.runtime.probes.neighbours import Neighbourhood
 from partita.runtime.probes.other_forms import OtherForm, other_forms
 from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, kind_of, single
+from partita.runtime.tensor_types import element_of, tensor_types
 
 if TYPE_CHECKING:
     import onnx
@@ -70,7 +74,8 @@ def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
 
 
 def explore(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The node as it is, then single changes, then several at once; each round only where the last left it open.
+    """The node as it is, also with another option of the provider, then single changes, then several at once; each
+    round only where the last left it open.
 
     With the last of them go other nodes of the operator, which tell what it means when no change helps.
     """
@@ -85,6 +90,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
             yield Experiment(subject, form.model, form=form)
 
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
+    _try_options(_open(subjects), lab)
     _run_round([each for subject in _open(subjects) for each in experiments(subject, single(subject.case))], lab)
     last: list[Experiment] = []
     for subject in _open(subjects):
@@ -95,6 +101,62 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     for subject in subjects:
         changes = [trial for trial in subject.trials if trial.factor != OTHER_FORM]
         subject.unprobed = subject.unprobed or lateness(changes)
+
+
+def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
+    """The nodes as they are, where the provider has an option that may let it take them and that nobody has set."""
+    provider = lab.resolution.provider
+    for option in provider.options:
+        concerned = [subject for subject in subjects if subject.open and _may_open(option, subject.case)]
+        if option.opens is None or option.name in lab.resolution.options or not concerned:
+            continue
+        models = [case_model(subject.case, company=provider.compiles) for subject in concerned]
+        name, value = f"{provider.name}.{option.name}", option.opens.value
+        swap = Swap(f"{name}={value}", f"{name}={option.default}")
+        for subject, model, answer in zip(concerned, models, lab.try_with(option.name, value, models), strict=True):
+            if answer is not None:  # without one the node is looked at as if there were no such option
+                subject.trials.append(
+                    Trial(
+                        OPTION,
+                        swap.now,
+                        answer.outcome,
+                        answer.said,
+                        answer.cached,
+                        swap=swap,
+                        unfolded=answer.unfolded,
+                        kind=kind_of(OPTION),
+                        company=len(model.graph.node) > 1,
+                    )
+                )
+
+
+def explore_neighbours(subject: Subject, found: Iterable[Neighbourhood], lab: Lab) -> None:
+    """A node that is taken when it is alone, with the nodes next to it."""
+    beside = list(found)
+    for each, answer in zip(beside, lab.try_all([each.model for each in beside]), strict=True):
+        if answer is not None:
+            subject.trials.append(
+                Trial(NEIGHBOURS, each.words, answer.outcome, answer.said, answer.cached, kind=kind_of(NEIGHBOURS))
+            )
+
+
+def _may_open(option: Option, case: Case) -> bool:
+    """Whether a node is of the kind that the option is said to matter to."""
+    opens = option.opens
+    if opens is None or (opens.operators and case.node.op_type not in opens.operators):
+        return False
+    return not opens.elements or bool(set(opens.elements) & set(_elements(case)))
+
+
+def _elements(case: Case) -> Iterator[str]:
+    """Names of the element types that a node reads and writes, as far as they are known."""
+    model = case_model(case)
+    types = tensor_types(model)
+    written = (types.get(port.name, port.type) for port in model.graph.output)
+    for kind in (*(feed.kind for feed in case.feeds), *written):
+        element = element_of(kind)
+        if element:
+            yield dtypes.numbered(element).name
 
 
 def lateness(trials: Sequence[Trial]) -> str:

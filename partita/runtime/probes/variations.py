@@ -5,7 +5,7 @@ A variation that ONNX Runtime does not accept at all is tried all the same and c
 
 from __future__ import annotations
 
-from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM, Factor
+from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, OTHER_FORM, Factor
 from partita.runtime.probes.cases import Case
 from partita.runtime.probes.factors import factors
 from partita.runtime.probes.ideas import Variation, made
@@ -14,6 +14,8 @@ MOST_COMBINED = 36
 """Of one node that are tried."""
 SEVERAL = "several at once"
 FORMS = "other nodes of the operator"
+OPTIONS = "provider options"
+COMPANY = "the nodes around it"
 
 
 def as_it_is(case: Case) -> Variation:
@@ -36,4 +38,5 @@ def combined(case: Case) -> tuple[Variation, ...]:
 
 def kind_of(name: Factor) -> str:
     """What variations of a factor are, in words; empty for the node as it is."""
-    return {AS_IS: "", COMBINED: SEVERAL, OTHER_FORM: FORMS, **{each.name: each.kind for each in factors()}}[name]
+    named = {AS_IS: "", COMBINED: SEVERAL, OTHER_FORM: FORMS, OPTION: OPTIONS, NEIGHBOURS: COMPANY}
+    return {**named, **{each.name: each.kind for each in factors()}}[name]

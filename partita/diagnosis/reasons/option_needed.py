@@ -1,0 +1,54 @@
+"""The wanted provider takes the node, unchanged, under another value of one of its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.diagnosis.evidence import Context, Finding, alone
+from partita.diagnosis.reasons.base import Reason
+from partita.diagnosis.steps import SET_OPTION
+from partita.observations.facts import OPTION, NodeProbe, Swap, Trial
+from partita.observations.records import ChainEntry
+
+
+def find(context: Context) -> Iterator[Finding]:
+    """An experiment in which an option was all that was different."""
+    yield from alone(context, "option_needed", REASON.factors)
+
+
+REASON = Reason(
+    code="option_needed",
+    level="node",
+    title="Provider option needed",
+    condition="the provider claims the node, unchanged, when one of its options has another value than in this run",
+    needs="an experiment: in isolation the node is not claimed or fails, and it is claimed with that option and "
+    "nothing else changed. It is made for options that are known to let a provider take more, unless the command line "
+    "sets them",
+    remedy="set the provider option that the evidence names",
+    factors=(OPTION,),
+    example=Context(
+        node="/Range",
+        op_type="Range",
+        provider="CPUExecutionProvider",
+        skipped=ChainEntry(provider="WebGpuExecutionProvider", status="active"),
+        exported=True,
+        replaces=(),
+        log=(),
+        probe=NodeProbe(
+            "/Range",
+            (
+                Trial("as_is", "", "left", ""),
+                Trial(
+                    OPTION,
+                    "webgpu.enableInt64=1",
+                    "taken",
+                    "",
+                    swap=Swap("webgpu.enableInt64=1", "webgpu.enableInt64=0"),
+                ),
+            ),
+        ),
+    ),
+    find=find,
+    found_on=("alone",),
+    steps=(SET_OPTION,),
+)

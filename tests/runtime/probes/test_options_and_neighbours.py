@@ -1,0 +1,129 @@
+"""What is tried besides the node alone: other options of the provider, and the nodes around one that is taken alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.diagnosis.probe_verdict import conclusions
+from partita.observations.facts import NEIGHBOURS, OPTION
+from partita.providers.base import Opens, Option
+from partita.providers.resolve import Resolution, known_providers
+from partita.runtime.onnx_model import read_onnx
+from partita.runtime.probes.cache import Cache
+from partita.runtime.probes.cases import NODE, Graph, cut_graph, node_case
+from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.neighbours import MOST_TOGETHER, neighbourhoods
+from partita.runtime.probes.subjects import Subject, explore, explore_neighbours
+
+WEBGPU = replace(known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", opens=Opens("1", ("int64",))),))
+CHAIN = (
+    '<ir_version: 10, opset_import: ["" : 21]>\n'
+    "g (int64[2,4] x) => (float[2,4] y) {\n  [a] h = Neg(x)\n  [b] i = Cast<to=1>(h)\n  [c] j = Relu(i)\n"
+    "  [d] k = Elu(j)\n  [e] y = Softplus(k)\n}"
+)
+
+
+class Scripted(Lab):
+    """Leaves int64 unless the option is set, and a Relu that has a Softplus somewhere in its company."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
+        self.asked: list[tuple[str, str]] = []
+
+    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+        return [self.answer(model) for model in models]
+
+    def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+        self.asked.append((option, value))
+        return [Answer("taken", "") for _ in models]
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        node = next(node for node in model.graph.node if node.name == NODE)
+        kinds = {port.type.tensor_type.elem_type for port in (*model.graph.input, *model.graph.output)}
+        others = {each.op_type for each in model.graph.node}
+        kinds |= {each.i for each in node.attribute if each.name == "to"}
+        left = onnx.TensorProto.INT64 in kinds or (node.op_type == "Relu" and "Softplus" in others)
+        return Answer("left", "") if left else Answer("taken", "")
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Graph:
+    onnx.save(parser.parse_model(CHAIN), tmp_path / "m.onnx")
+    return cut_graph(read_onnx(tmp_path / "m.onnx"), {})
+
+
+def explored(graph: Graph, name: str, lab: Scripted) -> Subject:
+    subject = Subject(node_case(graph, name), [(0, name)])
+    explore([subject], lab)
+    return subject
+
+
+def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph: Graph) -> None:
+    lab = Scripted()
+    trials = explored(graph, "a", lab).trials
+    assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "left"), (OPTION, "taken")]
+    assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+
+
+def test_an_option_is_left_alone_where_the_user_set_it_or_where_it_does_not_matter(graph: Graph) -> None:
+    set_already = Scripted(wide="0")
+    assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).trials}
+    taken = Scripted()
+    explored(graph, "c", taken)
+    assert set_already.asked == taken.asked == []
+
+
+def test_what_a_node_writes_counts_as_what_it_reads(graph: Graph, tmp_path: Path) -> None:
+    text = CHAIN.replace(
+        "[b] i = Cast<to=1>(h)", "[b1] m = Cast<to=1>(h)\n  [b2] n = Cast<to=7>(m)\n  [b] i = Cast<to=1>(n)"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "other.onnx")
+    lab = Scripted()
+    explored(cut_graph(read_onnx(tmp_path / "other.onnx"), {}), "b2", lab)
+    assert lab.asked == [("wide", "1")]
+
+
+def test_a_node_that_is_taken_alone_is_tried_with_more_and_more_of_the_nodes_around_it(graph: Graph) -> None:
+    lab = Scripted()
+    subject = explored(graph, "c", lab)
+    explore_neighbours(subject, neighbourhoods(graph, "c"), lab)
+    assert [trial.change for trial in subject.trials[1:]] == [
+        "b (Cast)",
+        "d (Elu)",
+        "b (Cast), d (Elu)",
+        "a (Neg), b (Cast), d (Elu), e (Softplus)",
+    ]
+    assert {trial.factor for trial in subject.trials[1:]} == {NEIGHBOURS}
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.code == "not_claimed"
+
+
+def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> None:
+    subject = explored(graph, "d", Scripted())
+    relu = explored(graph, "c", Scripted())
+
+    class Fussy(Scripted):
+        def answer(self, model: onnx.ModelProto) -> Answer:
+            return Answer("left", "in company") if len(model.graph.node) > 2 else Answer("taken", "")
+
+    lab = Fussy()
+    explore_neighbours(relu, neighbourhoods(graph, "c"), lab)
+    (shown,) = conclusions(relu.probe("c"))
+    assert shown.evidence.endswith("together with b (Cast), d (Elu) it does not claim it (in company)")
+    assert conclusions(subject.probe("d"))[0].evidence.endswith("the provider accepts it"), "nothing else was tried"
+
+
+def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
+    lines = "".join(f"  [r{n}] h{n} = Relu(h)\n" for n in range(MOST_TOGETHER + 1))
+    outputs = ", ".join(f"float[2] h{n}" for n in range(MOST_TOGETHER + 1))
+    text = f'<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x) => ({outputs}) {{\n  [hub] h = Neg(x)\n{lines}}}'
+    onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
+    found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
+    assert found and max(len(each.model.graph.node) for each in found) == 2
