@@ -43,6 +43,7 @@ BLANKS: dict[str, Any] = {
     "path": "model.onnx",
     "provider": "webgpu",
     "chain": "webgpu",
+    "now": "webgpu.enableInt64=1",
     "folder": "pkg",
     "wheel": "onnxruntime",
     "version": "1.31.1",
