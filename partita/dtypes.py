@@ -16,7 +16,7 @@ Kind = Literal["float", "integer", "complex", "other"]
 
 @dataclass(frozen=True, slots=True)
 class ElementType:
-    """One element type."""
+    """One row of the table: an element type under the names that ONNX, numpy, torch and files give it."""
 
     name: str
     """numpy's, and that of ml_dtypes where numpy has no such type: float32, bfloat16."""

@@ -62,7 +62,6 @@ def _recognise_folder(folder: Path) -> Stranger:
 
 
 def _recognise_file(path: Path) -> Stranger:
-    """What a file is."""
     folder = path.absolute().parent
     if is_lfs_pointer(path):
         return Stranger("not a package, which is a folder", lfs_pull(path))

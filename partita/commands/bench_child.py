@@ -133,7 +133,7 @@ class Worker:
             pass
 
     def turn(self, *, number: int) -> dict[str, Any]:
-        """One generation, as a `Turn`."""
+        """Generate once and measure it, as a `Turn`."""
         from partita.bench.records import Turn
         from partita.process import peak_rss_bytes
         from partita.runtime.run_facts import first_token_seconds

@@ -14,7 +14,7 @@ from partita.package import Manifest, check_files, read_manifest
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One package."""
+    """A package that a bench compares, read once for all its contenders."""
 
     path: Path
     name: str

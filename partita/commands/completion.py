@@ -115,7 +115,7 @@ def precisions(typed: str) -> list[str]:
 
 
 def attentions(typed: str) -> list[str]:
-    """Lowerings of attention."""
+    """Completions of `--attention`."""
     return _beginning(typed, ("auto", *names()))
 
 
@@ -127,7 +127,7 @@ def exporters(typed: str) -> list[str]:
 
 
 def views(typed: str) -> list[str]:
-    """Views of a report."""
+    """Completions of `--view`."""
     from partita.partition_reports.render.view import view_names
 
     return _beginning(typed, view_names())

@@ -100,7 +100,7 @@ def fact_of(error: PartitaError) -> ErrorFact:
 
 
 class ChainLink(Record):
-    """A provider of the chain."""
+    """What became of one provider that the chain names."""
 
     provider: str
     """ONNX Runtime's name."""

@@ -49,7 +49,7 @@ stderr = _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def stdout_console() -> Console:
-    """A console on stdout for tables."""
+    """A console on stdout whose tables are as wide as the terminal."""
     return _Console(highlight=False)
 
 
@@ -64,7 +64,7 @@ def write_stdout(text: str) -> bool:
 
 
 def write_stderr(text: str) -> bool:
-    """The same on stderr."""
+    """Write a line to stderr; see `write_stdout`."""
     return _write_stream(sys.stderr, 2, text)
 
 

@@ -41,12 +41,12 @@ class Action:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The command, word by word."""
+        """The command as the shell splits it."""
         return self.remedy.command
 
     @property
     def does(self) -> str:
-        """What comes of it."""
+        """What the command does, and how sure it is that this helps."""
         return self.remedy.text
 
 

@@ -40,7 +40,7 @@ class Pair:
 
     @property
     def real(self) -> torch.Tensor:
-        """Real parts [...]."""
+        """Real parts, a tensor of the same shape."""
         return self.parts[..., 0]
 
     @property
@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def device(self) -> torch.device:
-        """Where the parts are."""
+        """The device of both parts, as of a torch tensor."""
         return self.parts.device
 
     def __mul__(self, other: Any) -> Pair:
@@ -93,7 +93,7 @@ class Pair:
     reshape = view
 
     def contiguous(self) -> Pair:
-        """Itself."""
+        """The same tensor: both parts are made contiguous where they are made."""
         return self
 
 

@@ -159,7 +159,7 @@ class Emitter:
         return state
 
     def write_state(self, kind: str, layer: int, index: int, state: torch.Tensor) -> None:
-        """Replace a state."""
+        """Write the new value of a state in place of its old one."""
         self.states[kind, layer, index] = state
         if kind == "recurrent":
             self.last_state = None

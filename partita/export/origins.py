@@ -39,7 +39,7 @@ class Origin(ABC):
         return self._read(region, files)
 
     def read_all(self, files: OpenFiles) -> torch.Tensor:
-        """All values."""
+        """All values of the tensor, joined from their parts."""
         return self._read(_whole_region(self.shape), files)
 
     def permuted(self, order: tuple[int, ...]) -> Origin:
@@ -60,7 +60,6 @@ class Origin(ABC):
 
 
 def _whole_region(shape: tuple[int, ...]) -> Region:
-    """All of a tensor."""
     return tuple((0, size) for size in shape)
 
 

@@ -48,7 +48,7 @@ class PlugCache(Cache):
         return self.plug.length()
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """N."""
+        """Length of the cache in tokens, N; transformers asks for it."""
         return self.plug.max_length
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -117,7 +117,7 @@ class PlugCache(Cache):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> torch.Tensor:
-        """Replace the state."""
+        """Take the new recurrent state of a layer in place of the old one."""
         self.plug.write_state("recurrent", layer_idx, state_idx, recurrent_states)
         return recurrent_states
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Stage(Protocol):
-    """One running stage."""
+    """A part of the export that takes long, as it goes on."""
 
     def advance(self, amount: int) -> None:
         """`amount` more bytes are done."""

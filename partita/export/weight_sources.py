@@ -92,7 +92,7 @@ class Plain:
 
     @property
     def elements(self) -> int:
-        """Every number is one."""
+        """How many numbers it holds: those of the origin, none packed."""
         return math.prod(self.origin.shape)
 
     @property
@@ -102,7 +102,7 @@ class Plain:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The values."""
+        """One part: the values as they are."""
         return (Part(self.origin.shape, self.dtype),)
 
     def permuted(self, order: tuple[int, ...]) -> Plain:

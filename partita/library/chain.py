@@ -50,7 +50,7 @@ def chain_options(given: Mapping[str, Any]) -> ChainOptions:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What it means."""
+    """A chain of providers with everything that its options say, checked."""
 
     chain: tuple[Provider, ...]
     source: str

@@ -19,7 +19,7 @@ from partita.runtime.engine.recorder import Step
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What came of opening it."""
+    """What is known of a package once its sessions are open."""
 
     chain: tuple[ChainEntry, ...]
     """What became of each provider of the chain."""
@@ -61,7 +61,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A generation that has begun."""
+    """How a generation is told apart, and the chunks in which its prompt is read."""
 
     number: int
     """Of the generations of this engine: only the last one can go on."""

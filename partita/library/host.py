@@ -88,20 +88,20 @@ class Host:
         return OPENED.dump_python(self.engine.opened, mode="json")
 
     def begin(self, given: dict[str, Any]) -> Any:
-        """Begin a generation."""
+        """Start a generation in the child; see `Begun`."""
         from partita.library.remote import BEGUN, REQUESTS
 
         return BEGUN.dump_python(self.engine.begin(REQUESTS.validate_python(given)), mode="json")
 
     def step(self, given: dict[str, Any]) -> Any:
-        """Make a step."""
+        """Let the child make its next step, and wait for it."""
         from partita.library.remote import STEPS
 
         step = self.engine.step(given["number"])
         return None if step is None else STEPS.dump_python(step, mode="json")
 
     def report(self, given: dict[str, Any]) -> Any:
-        """Make the report."""
+        """Let the child write the report of what has run so far."""
         from partita.library.remote import REPORTS
 
         return self.engine.report(REPORTS.validate_python(given)).model_dump(mode="json", by_alias=True)

@@ -16,7 +16,7 @@ SCHEMA = "partita.providers/1"
 
 
 class OnnxRuntime(Record):
-    """The installed ONNX Runtime."""
+    """Wheel, version and build of the ONNX Runtime that is installed."""
 
     packages: tuple[str, ...]
     """Distributions that own its files, name and version; more than one is a finding."""
@@ -65,7 +65,7 @@ class OptionEntry(Record):
 
 
 class ProviderEntry(Record):
-    """One provider on this machine."""
+    """What came of asking one provider on this machine."""
 
     name: str
     ort_name: str
@@ -108,7 +108,7 @@ class EnvironmentFinding(Record):
 
 
 class MachineReport(Record):
-    """What this machine offers."""
+    """What `partita providers` found: runtime, providers, devices, and the default chain."""
 
     schema_id: Literal["partita.providers/1"] = Field(default="partita.providers/1", alias="schema")
     partita_version: str

@@ -211,7 +211,7 @@ class RejectedPart:
 
     @property
     def parts(self) -> tuple[RejectedPart, ...]:
-        """This one and the others."""
+        """This part and the others that the provider rejects."""
         return (self, *self.others)
 
 

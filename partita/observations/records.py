@@ -69,7 +69,7 @@ Code = Annotated[ReasonCode, WrapValidator(_known_or_newer)]
 
 
 class InstalledWheel(Record):
-    """A distribution that is installed."""
+    """A distribution in this environment, with its version."""
 
     name: str
     version: str
@@ -169,7 +169,7 @@ class ChainEntry(Record):
 
 
 class Memory(Record):
-    """Memory, in bytes."""
+    """Memory of weights, cache and process, in bytes; None where it was not measured."""
 
     weight_bytes: int
     cache_bytes: int

@@ -220,7 +220,7 @@ class RejectedPart(Record):
 
 
 class CacheState(Record):
-    """One state buffer."""
+    """One buffer of the cache: its port, memory, and whether it stayed in place."""
 
     name: str
     layer: int
@@ -303,7 +303,7 @@ class Disagreement(Record):
 
 
 class PhaseSummary(Record):
-    """What came of one phase."""
+    """Figures of one phase for the first lines of a view."""
 
     phase: PhaseName
     nodes: int

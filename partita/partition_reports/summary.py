@@ -24,7 +24,6 @@ def summarise(report: Report) -> Summary:
 
 
 def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
-    """The figures of one phase."""
     return PhaseSummary(
         phase=phase.name,
         nodes=len(phase.nodes),

@@ -14,7 +14,6 @@ def find_timeline(indexes: Sequence[SessionIndex]) -> tuple[TimelineRun, ...]:
 
 
 def _session_runs(index: SessionIndex) -> list[TimelineRun]:
-    """The runs of one session, in order."""
     positions = {name: position for position, name in enumerate(index.order)}
     events: dict[int, list[tuple[int, int, int]]] = {}
     starts = {window.run: window.start_us for window in index.facts.runs}

@@ -17,7 +17,7 @@ from partita.providers.start import Failure, failure
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """A plugin package that is installed."""
+    """A wheel that carries a provider library, as it is installed here."""
 
     wheel: str
     version: str

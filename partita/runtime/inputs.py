@@ -246,7 +246,6 @@ def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
 
 
 def _input_bytes(port: ModelPort, shape: Shape) -> int:
-    """Bytes of one input."""
     return math.prod(shape) * STRING_BYTES if port.dtype == STRING else dtypes.size_bytes(port.dtype, shape)
 
 

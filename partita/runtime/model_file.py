@@ -94,7 +94,6 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of one graph and its subgraphs."""
     yield from graph.initializer
     for sparse in graph.sparse_initializer:
         yield from (sparse.values, sparse.indices)
@@ -103,7 +102,6 @@ def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in the attributes of one node."""
     for attribute in node.attribute:
         yield from (attribute.t, *attribute.tensors)
     for body in bodies(node):

@@ -87,7 +87,6 @@ def _earlier_notes(seen: Sequence[RunWindow]) -> tuple[str, ...]:
 
 
 def _graph_facts(runner: Runner, entry: LoadedGraph) -> SessionFacts:
-    """Facts of the session of one graph."""
     session = entry.session
     events, runs = entry.window.events()
     return session_facts(
@@ -132,7 +131,7 @@ def _memory_facts(runner: Runner) -> Memory:
 
 
 def step_fact(step: Step) -> StepFact:
-    """Timing of one step."""
+    """A step as the report has it."""
     return StepFact(
         step.phase, step.new_tokens, step.run_seconds, step.overhead_seconds, step.observed, step.row_tokens, step.again
     )

@@ -313,7 +313,6 @@ def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> s
 
 
 def _output_name(runner: Runner) -> str:
-    """Name of the logits output."""
     return next(port.name for port in runner.loaded("decode").graph.outputs if port.role == "logits")
 
 

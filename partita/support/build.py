@@ -116,7 +116,7 @@ def _by_types(form: Answer, refused: Iterable[Answer]) -> bool:
 
 
 def verdict(answers: Iterable[Answer]) -> Verdict:
-    """In a word."""
+    """All answers on a version of an operator in a word."""
     outcomes = {answer.outcome for answer in answers}
     if "taken" in outcomes:
         return "partly" if outcomes & NOT_TAKEN else "taken"

@@ -151,7 +151,6 @@ def _types_of(version: VersionEntry) -> Variants:
 
 
 def _forms_of(version: VersionEntry) -> Variants:
-    """Forms with an answer."""
     return {("form", *form.factors): form.outcome == "taken" for form in version.forms if form.outcome in TRIED}
 
 

@@ -93,7 +93,7 @@ class Said(Record):
 
 
 class VersionEntry(Record):
-    """One version of an operator."""
+    """What the provider takes of one version of an operator."""
 
     since: int
     """The version of the operator set that it came with."""

@@ -91,7 +91,7 @@ def took(found: SupportTable) -> str:
 
 
 def needs(found: SupportTable) -> Iterator[Section]:
-    """What the model needs."""
+    """Operators that the model needs, and whether the provider has them."""
     if found.model:
         order = {"taken": 1}
         rows = [_need_row(need) for need in sorted(found.model, key=lambda need: order.get(need.outcome, 0))]
@@ -100,7 +100,6 @@ def needs(found: SupportTable) -> Iterator[Section]:
 
 
 def _need_row(need: ModelNeed) -> tuple[str, ...]:
-    """One row."""
     name = f"{need.domain}:{need.operator}" if need.domain else need.operator
     types = ", ".join(f"{variable} {kind}" for variable, kind in need.types.items() if not is_fixed(variable))
     return f"{name}-{need.since}", types, str(need.nodes), OUTCOMES[need.outcome]

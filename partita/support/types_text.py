@@ -13,7 +13,7 @@ MOST_GROUPS = 6
 
 
 def taken_text(types: Assignments) -> str:
-    """What is taken."""
+    """The types that are taken, as a cell of a table."""
     if not types.taken:
         return "none" if refused(types) else "-"
     text = _described(types, types.taken)

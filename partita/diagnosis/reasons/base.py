@@ -23,7 +23,7 @@ from partita.observations.facts import Factor
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One reason code."""
+    """A reason code: when it applies, what shows it, and what to do about it."""
 
     code: ReasonCode
     level: Literal["provider", "node"]

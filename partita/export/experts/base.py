@@ -56,7 +56,7 @@ class Experts:
 
     @property
     def count(self) -> int:
-        """E."""
+        """Number of experts, E."""
         return self.up.shape[0]
 
 

@@ -36,7 +36,7 @@ class Gate:
     """True when the gates come first and then the ups, False when they take turns (or there is no gate)."""
 
     def attributes(self) -> dict[str, Any]:
-        """Attributes of the node."""
+        """What the MoE operator is told of the gate, by attribute."""
         if self.kind != "swiglu":
             return {"activation_type": self.kind}
         limit = {} if math.isinf(self.limit) else {"swiglu_limit": self.limit}

@@ -133,7 +133,6 @@ def _count_more_copies(both: Beside) -> Found:
 
 
 def _say_copy(change: CopyChange) -> str:
-    """A new copy."""
     return f"{change.what} ({change.direction.replace('_', ' ')})"
 
 

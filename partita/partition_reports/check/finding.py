@@ -144,7 +144,7 @@ class Chosen:
 
     @classmethod
     def of(cls, requirement: Requirement, phase: Phase, report: Report) -> Chosen:
-        """Choose."""
+        """The nodes of a phase that the selectors of a requirement choose."""
         reasons = {entry.node: entry.codes for entry in report.fallbacks if entry.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]

@@ -87,7 +87,6 @@ def _same_file(before: Report, after: Report) -> bool:
 
 
 def _common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
-    """Phases that both have."""
     later = {phase.name: phase for phase in after.phases}
     for phase in before.phases:
         if phase.name in later:

@@ -50,12 +50,12 @@ class BothPhases:
 
     @cached_property
     def pairs(self) -> Pairs:
-        """Which is which."""
+        """Nodes of both reports that are the same one, by their keys."""
         return pair_units(self.units_before, self.units_after)
 
     @cached_property
     def copy_pairs(self) -> CopyPairs:
-        """Which copy is which."""
+        """Copies of both reports that are the same one, by tensor and direction."""
         return pair_copies(self.before, self.after)
 
     @cached_property
@@ -227,7 +227,7 @@ class BothPhases:
                 yield self.copy_change(was, now)
 
     def copy_change(self, was: Copy | None, now: Copy | None) -> CopyChange:
-        """One copy."""
+        """What became of one copy; None when nothing did."""
         shown = now or was
         assert shown is not None
         return CopyChange(
@@ -254,7 +254,7 @@ class BothPhases:
                 yield self.figure(name, value, theirs[name], self.spread(name))
 
     def figure(self, name: str, was: float | None, now: float | None, spread: str) -> Figure:
-        """One figure."""
+        """A figure of both reports with its change."""
         ratio = now / was if was and now is not None else None
         return Figure.model_validate(
             {"phase": self.name, "name": name, "before": was, "after": now, "ratio": ratio, "spread": spread}

@@ -102,7 +102,6 @@ def _find_families(copies: Sequence[Copy]) -> dict[tuple[str, str, str], list[Co
 
 
 def _tensor_of(copy: Copy) -> str:
-    """What is copied."""
     return copy.name if copy.kind != "memcpy_node" else copy.tensor or NOT_KNOWN
 
 

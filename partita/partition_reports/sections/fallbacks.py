@@ -190,7 +190,7 @@ class Writer:
         return Group(title, tuple(blocks), reason_anchor(number))
 
     def remedy(self, reason: str, entries: Sequence[Fallback]) -> list[Block]:
-        """What to do."""
+        """Remedy and commands of a group, each once."""
         return [Line(entries[0].remedy, "remedy", "good"), *commands(for_reason(self.report, reason, entries))]
 
     def cost(self, entries: Sequence[Fallback]) -> Line:

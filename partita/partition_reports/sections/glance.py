@@ -225,7 +225,6 @@ def find_flags(report: Report) -> Iterator[Flag]:
 
 
 def _answer_questions(report: Report) -> tuple[Answer, ...]:
-    """The five questions."""
     return (_answer_where(report), _answer_what(report), _answer_why(report), _answer_cost(report), _answer_do(report))
 
 

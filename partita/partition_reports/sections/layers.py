@@ -57,7 +57,6 @@ def _split_rows(phase: Phase) -> dict[RowKey, list[NodePlacement]]:
 
 
 def _row_title(key: RowKey, keys: Sequence[RowKey]) -> str:
-    """What a row is called."""
     if key[0] == 1:
         return f"layer {key[1]}"
     return WHOLE if len(keys) == 1 else {0: BEFORE, 2: BESIDE, 3: AFTER}[key[0]]

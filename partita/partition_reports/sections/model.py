@@ -114,7 +114,7 @@ Block = Line | Command | Pairs | Table | Fold | Group
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section of a report."""
+    """A titled part of a report, ready for any renderer."""
 
     key: str
     """Its name for views, and its anchor."""

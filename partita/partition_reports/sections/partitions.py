@@ -48,7 +48,6 @@ def _partition_table(phase: Phase, where: str) -> Table:
 
 
 def _partition_row(part: Partition) -> tuple[str, ...]:
-    """One partition."""
     ways = ("in", "out")
     borders = [_say_border([tensor for tensor in part.boundary if tensor.direction == way]) for way in ways]
     where = span(part.first_position, part.nodes)

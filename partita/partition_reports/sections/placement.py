@@ -77,7 +77,6 @@ def group_table(title: str, phases: Sequence[Phase], pick: Groups, wanted: str |
 
 
 def _group_row(name: str, entries: Sequence[GroupShare | None], wanted: str | None, *, timed: bool) -> tuple[str, ...]:
-    """One group in every phase."""
     counts = dict.fromkeys(f"{entry.nodes:,}" if entry else "0" for entry in entries)
     cells = [name, " / ".join(counts)]
     if wanted:

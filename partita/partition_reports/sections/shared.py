@@ -55,7 +55,7 @@ def copied_bytes(copies: Sequence[Copy]) -> str:
 
 
 def bytes_per_token(cost: PhaseCost) -> str:
-    """Bytes for one token."""
+    """Bytes copied for one new token; None when a size is not known."""
     return human_bytes(None if cost.copy_bytes_per_token is None else round(cost.copy_bytes_per_token))
 
 

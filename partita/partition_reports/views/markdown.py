@@ -96,7 +96,7 @@ def _write_blocks(blocks: Sequence[Block]) -> Iterator[str]:
 
 
 def write_block(block: Block) -> Iterator[str]:
-    """One block."""
+    """A block of a section as lines of Markdown."""
     if isinstance(block, Line):
         label = f"**{safe(block.label)}**: " if block.label else ""
         yield f"{label}{safe(text_of(block.text))}"

@@ -43,7 +43,7 @@ class LoadedGraph:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One run."""
+    """How one session run went."""
 
     run_seconds: float
     """Wall time of the session run."""
@@ -111,7 +111,7 @@ class BoundGraph:
         self._chosen[len(positions) :] = positions[-1]
 
     def run(self) -> Outcome:
-        """Run once."""
+        """One session run with the buffers as they are bound; how long it took."""
         window = self._window
         began = time.perf_counter()
         try:

@@ -283,7 +283,7 @@ def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
 
 
 def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
-    """The graph of `case_model`."""
+    """The graph of `case_model`, without opsets and functions."""
     import onnx
 
     graph = onnx.GraphProto(name=NODE)

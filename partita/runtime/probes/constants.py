@@ -70,7 +70,6 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def _tensor_of(attribute: onnx.AttributeProto) -> onnx.TensorProto:
-    """The tensor in an attribute."""
     tensor: onnx.TensorProto = attribute.t
     return tensor
 

@@ -78,7 +78,7 @@ class Lab:
 
     @property
     def seconds_left(self) -> float:
-        """Of the budget."""
+        """What is left of the time budget, in seconds."""
         return self.deadline - time.monotonic()
 
     def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:

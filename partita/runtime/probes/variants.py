@@ -207,7 +207,7 @@ def optional_inputs(case: Case, schema: Schema | None) -> dict[int, str]:
 
 
 def optional_outputs(case: Case, schema: Schema | None) -> dict[int, str]:
-    """The same of outputs."""
+    """Optional outputs that are there, as `optional_inputs` has inputs."""
     slots = zip(case.node.output, schema.outputs if schema is not None else (), strict=False)
     return {position: slot.name for position, (name, slot) in enumerate(slots) if name and slot.optional}
 

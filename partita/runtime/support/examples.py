@@ -63,7 +63,7 @@ def examples() -> Mapping[tuple[str, str], tuple[Example, ...]]:
 
 
 def read(raw: Mapping[str, Any]) -> Example:
-    """One line."""
+    """An example from a line of the file."""
     return Example(
         domain=raw["domain"],
         name=raw["op"],
@@ -76,6 +76,5 @@ def read(raw: Mapping[str, Any]) -> Example:
 
 
 def _read_port(raw: Mapping[str, Any]) -> Port:
-    """One input."""
     values = raw.get("values")
     return Port(raw["type"], tuple(raw["shape"]), None if values is None else tuple(values))

@@ -93,7 +93,7 @@ def _ask_until_done(
 
 
 def answered(lines: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Variants that have an answer."""
+    """Variants for which the provider gave an answer in time."""
     return {line["id"] for line in lines if "outcome" in line}
 
 

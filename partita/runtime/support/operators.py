@@ -58,7 +58,7 @@ class Operator:
         return at(self.inputs, index)
 
     def output(self, index: int) -> Slot | None:
-        """The same of an output."""
+        """The slot of the output at `index`, as for an input."""
         return at(self.outputs, index)
 
     @property

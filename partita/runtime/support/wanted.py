@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked about."""
+    """Operators, or the nodes of a model, that a support table is to have."""
 
     versions: tuple[Wanted, ...]
     opset: int

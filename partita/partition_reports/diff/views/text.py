@@ -155,7 +155,6 @@ def _show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
 
 
 def _say_reason(change: ReasonChange) -> str:
-    """What became of a reason."""
     about = f"why not {provider(change.skipped)}: " if change.skipped else ""
     before, after = change.before or "unknown", change.after or "unknown"
     if change.change == "changed":
@@ -234,7 +233,6 @@ def _said_twice(figure: Figure, figures: Sequence[Figure]) -> bool:
 
 
 def _say_figure(figure: Figure, value: float | None) -> str:
-    """A figure in its unit."""
     if value is None:
         return NOT_KNOWN
     if figure.name.startswith("copy_bytes"):

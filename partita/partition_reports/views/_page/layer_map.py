@@ -114,7 +114,7 @@ class Drawer:
         )
 
     def block(self, phase: Phase, node: NodePlacement) -> Block:
-        """One node."""
+        """A node as a block of its layer, in the colour of its provider."""
         mark = self.marks[provider_of(node)]
         css, sign = mark.css, "" if mark.provider == self.main else mark.letter
         if is_copy(node):

@@ -46,7 +46,7 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class RunPicture:
-    """One run."""
+    """A session run as it is drawn."""
 
     anchor: str
     title: str

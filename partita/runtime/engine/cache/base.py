@@ -28,7 +28,7 @@ class Store(Protocol):
         """Bind every buffer as past and as present of a binding."""
 
     def clear(self) -> None:
-        """Zero all of it."""
+        """Make every state zero, as before the first token."""
 
     def clears(self, rows: int) -> bool:
         """Whether `begin` can prepare some of `rows` and leave the others as they are."""

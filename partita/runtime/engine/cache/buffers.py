@@ -47,7 +47,7 @@ class InPlace:
             binding.bind_output(state.present, buffer)
 
     def clear(self) -> None:
-        """Zero all of it."""
+        """Make every buffer zero, as before the first token."""
         for buffer in self.buffers:
             buffer.clear()
 

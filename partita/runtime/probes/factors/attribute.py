@@ -159,7 +159,6 @@ def _shown(attribute: onnx.AttributeProto) -> str:
 
 
 def _vary(case: Case) -> Iterator[Idea]:
-    """All kinds."""
     yield from _other_attributes(case)
     yield from _other_values(case)
     yield from _fewer_operands(case)
