@@ -46,7 +46,7 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
     """
     seen: BaseException | None = error
     while seen is not None:
-        module = module_of(seen)
+        module = _module_of(seen)
         if module and distributions(module):
             return _explain(module, seen)
         if module and foreign and isinstance(seen, ModuleNotFoundError):
@@ -55,7 +55,7 @@ def explain(error: BaseException, *, foreign: bool = False) -> InstallationError
     return None
 
 
-def module_of(error: BaseException) -> str:
+def _module_of(error: BaseException) -> str:
     """The library whose import failed, by its first name; empty when `error` is nothing of the kind."""
     if isinstance(error, ImportError):
         module = (error.name or "").partition(".")[0]
@@ -133,7 +133,7 @@ def _extras_of(module: str) -> set[str]:
 def distributions(module: str) -> tuple[str, ...]:
     """Declared distributions that install `module`, by their names: as the module, after py, or one of its wheels."""
     every = dict.fromkeys(name for wheels in declared().values() for name in wheels)
-    name = normal(module)
+    name = _normal(module)
     own = [wheel for wheel in every if wheel in (name, f"py{name}")]
     if name == RUNTIME:
         own += [wheel for wheel in every if wheel.startswith(f"{RUNTIME}-") and _has_module(wheel)]
@@ -173,10 +173,10 @@ def declared() -> dict[str, tuple[str, ...]]:
             continue
         extras = EXTRA.findall(line) or [ALWAYS]
         for extra in extras:
-            read.setdefault(extra, []).append(normal(name.group()))
+            read.setdefault(extra, []).append(_normal(name.group()))
     return {extra: tuple(dict.fromkeys(wheels)) for extra, wheels in read.items()}
 
 
-def normal(name: str) -> str:
+def _normal(name: str) -> str:
     """A name as package indexes compare them (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()

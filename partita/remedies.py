@@ -40,8 +40,8 @@ class Remedy:
         """With its blanks filled in; a tuple makes several words of one. Raises KeyError when a blank is left."""
         return Remedy(
             self.text.format(**blanks),
-            tuple(filled_word for word in self.command for filled_word in fill(word, blanks)),
-            tuple(filled_word for word in self.options for filled_word in fill(word, blanks)),
+            tuple(filled_word for word in self.command for filled_word in _fill(word, blanks)),
+            tuple(filled_word for word in self.options for filled_word in _fill(word, blanks)),
             self.otherwise.filled(**blanks) if self.otherwise is not None else None,
             self.reader,
         )
@@ -66,7 +66,7 @@ class Remedy:
         return command_line(self.command, to) if self.command else arguments(self.options)
 
 
-def fill(word: str, blanks: Mapping[str, object]) -> tuple[str, ...]:
+def _fill(word: str, blanks: Mapping[str, object]) -> tuple[str, ...]:
     """The words that one word with blanks becomes."""
     several = blanks.get(word[1:-1]) if word[:1] == "{" and word[-1:] == "}" else None
     return several if isinstance(several, tuple) else (word.format(**blanks),)

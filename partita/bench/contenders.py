@@ -79,7 +79,7 @@ def shown_rounds(lanes: Sequence[Lane]) -> frozenset[int]:
     return complete_rounds(lanes) or frozenset(turn.round for lane in lanes for turn in lane.turns) - {WARM_UP}
 
 
-def counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
+def _counted(lane: Lane, complete: frozenset[int]) -> tuple[Turn, ...]:
     """Turns that figures cover. One that failed keeps what it finished."""
     return tuple(turn for turn in lane.turns if turn.round != WARM_UP and (lane.error or turn.round in complete))
 
@@ -162,9 +162,9 @@ def build_contenders(lanes: Sequence[Lane], baseline: str | None) -> tuple[Conte
 
 def contender(lane: Lane, base: Lane | None, complete: frozenset[int]) -> Contender:
     """The figures of one contender. `base`: the baseline, which may be the same."""
-    turns = counted(lane, complete)
+    turns = _counted(lane, complete)
     rival = base if base is not None and base is not lane and not lane.error else None
-    theirs = counted(rival, complete) if rival is not None else ()
+    theirs = _counted(rival, complete) if rival is not None else ()
     difference = first_difference(turns[0].tokens, theirs[0].tokens) if turns and theirs else None
     decode, why = _phase_speed(turns, "decode"), explain(lane.observed) if lane.observed is not None else None
     decode_ms = sum(sum(turn.decode_ms) for turn in turns)

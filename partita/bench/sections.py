@@ -22,10 +22,10 @@ PHASES = ("decode", "prefill")
 
 def sections(bench: Bench) -> tuple[Section, ...]:
     """Every section that has something to say."""
-    return (work(bench), speed(bench), start(bench), *_where_time_goes(bench), *notes(bench))
+    return (_work(bench), speed(bench), _start(bench), *_where_time_goes(bench), *_notes(bench))
 
 
-def work(bench: Bench) -> Section:
+def _work(bench: Bench) -> Section:
     """What was run, on which machine."""
     packages, machine = (bench.package, *bench.others), bench.environment
     rows = "/".join(dict.fromkeys(str(package.batch_size) for package in packages))
@@ -34,7 +34,7 @@ def work(bench: Bench) -> Section:
         f"{rows} {'row' if rows == '1' else 'rows'}; stop tokens are ignored"
     )
     pairs: list[tuple[str, tuple[str, ...]]] = [
-        ("package" if len(packages) == 1 else "packages", tuple(map(describe, packages))),
+        ("package" if len(packages) == 1 else "packages", tuple(map(_describe, packages))),
         ("work", (told,)),
     ]
     if machine is not None:
@@ -44,7 +44,7 @@ def work(bench: Bench) -> Section:
     return Section("bench", "Bench", (Pairs("What was run", tuple(pairs)),))
 
 
-def describe(package: PackageFacts) -> str:
+def _describe(package: PackageFacts) -> str:
     """A package in a few words."""
     return f"{package.name}: {package.model_type}, {package.attention}, {package.precision}, {package.verification}"
 
@@ -82,7 +82,7 @@ def _say_ratio(ratio: Ratio | None) -> str:
     return NOT_KNOWN if ratio is None else f"{MARKS[ratio.standing]}{times(ratio.median)}"
 
 
-def start(bench: Bench) -> Section:
+def _start(bench: Bench) -> Section:
     """What there is one figure of, and whether the tokens are the same."""
     heads = (words("contender"), *(Column(title) for title in ("first token ms", "load s", "peak memory")))
     rows = [
@@ -117,13 +117,13 @@ def _where_time_goes(bench: Bench) -> Iterator[Section]:
     blocks: list[Block] = []
     if any(entry.why is not None for entry in bench.contenders):
         about = "Host time in nodes, in decode runs that were profiled and are not counted"
-        blocks += [placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
+        blocks += [_placement(bench), _host_time(bench, about), Line(EXPLAINED, tone="quiet")]
     blocks += [Line(entry.why_unknown, entry.name) for entry in bench.contenders if entry.why_unknown]
     if blocks:
         yield Section("where", "Where the time goes", tuple(blocks))
 
 
-def placement(bench: Bench) -> Table:
+def _placement(bench: Bench) -> Table:
     """What is where, and what moves."""
     rows = []
     for entry in bench.contenders:
@@ -146,7 +146,7 @@ def _host_time(bench: Bench, caption: str) -> Table:
     return table(caption, (words("contender"), *heads), rows)
 
 
-def notes(bench: Bench) -> Iterator[Section]:
+def _notes(bench: Bench) -> Iterator[Section]:
     """Whatever else has to be said."""
     if bench.notes:
         yield Section("notes", "Notes", tuple(Line(note, "note", "quiet") for note in bench.notes))

@@ -35,7 +35,7 @@ def _judge_one(entry: Contender, base: Contender | None) -> Verdict:
         same_tokens=entry.same_tokens,
         repeats=entry.repeats,
         phases=tuple(_weigh(entry, base, ratio) for ratio in (main, *others)),
-        same_provider=same_provider(entry, base),
+        same_provider=_same_provider(entry, base),
         time=_where_the_time_goes(entry),
     )
 
@@ -68,7 +68,7 @@ def _weigh(entry: Contender, base: Contender, found: Ratio) -> PhaseVerdict:
     )
 
 
-def same_provider(entry: Contender, base: Contender) -> str | None:
+def _same_provider(entry: Contender, base: Contender) -> str | None:
     """The one provider that both ran on alone, with the same package, so that a ratio is none of two providers."""
     ours, theirs = entry.why, base.why
     if entry.package != base.package or ours is None or theirs is None:

@@ -34,15 +34,15 @@ def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
     if verdict.baseline is None:
         return alone(verdict, entry)
     base = contenders[verdict.baseline]
-    parts = [compare(verdict, entry), *entry.unused]
+    parts = [_compare(verdict, entry), *entry.unused]
     if entry.difference is not None:
-        parts.insert(0, f"{wrong(entry, base)}, so its speed is that of another answer")
+        parts.insert(0, f"{_wrong(entry, base)}, so its speed is that of another answer")
     if verdict.repeats is False:
         parts.insert(0, f"{entry.name} gave other tokens from one round to the next")
     return "; ".join(parts)
 
 
-def wrong(entry: Contender, base: Contender) -> str:
+def _wrong(entry: Contender, base: Contender) -> str:
     """Where the tokens differ, counted as people count."""
     assert entry.difference is not None
     position, rows = entry.difference.position + 1, len(entry.turns[0].tokens)
@@ -50,13 +50,13 @@ def wrong(entry: Contender, base: Contender) -> str:
     return f"{entry.name} does not give the tokens of {base.name} from new token {position}{row} on"
 
 
-def compare(verdict: Verdict, entry: Contender) -> str:
+def _compare(verdict: Verdict, entry: Contender) -> str:
     """The ratio of the main phase, then the other one, then where the time goes."""
     main, *others = verdict.phases
     noise = main.standing == "within_noise"
     first = f"{_say_ratio(main)}{' of' if noise else ''} {verdict.baseline} in {main.phase}"
-    parts = [f"{entry.name} is {first} ({figures(main)})"]
-    parts += [f"{_say_ratio(other)} in {other.phase} ({figures(other)})" for other in others]
+    parts = [f"{entry.name} is {first} ({_figures(main)})"]
+    parts += [f"{_say_ratio(other)} in {other.phase} ({_figures(other)})" for other in others]
     text = ", ".join(parts)
     if verdict.same_provider is not None:
         text += f"; both ran on {short_provider(verdict.same_provider)} alone"
@@ -71,7 +71,7 @@ def _say_ratio(found: PhaseVerdict) -> str:
     return "within noise" if found.standing == "within_noise" else f"{times(found.ratio)}x"
 
 
-def figures(found: PhaseVerdict) -> str:
+def _figures(found: PhaseVerdict) -> str:
     """Medians of both; with their ranges when those are the point."""
     ranged = found.standing == "within_noise"
     ours, theirs = found.tokens_per_second, found.baseline_tokens_per_second

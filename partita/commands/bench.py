@@ -59,7 +59,7 @@ def run(options: BenchOptions) -> int:
     work = {entry.name: _task_of(options, entry.subject) for entry in entries}
     racers, interrupted = _race(options, entries, work, files)
     bench = build(options, subjects, racers, files, baseline, interrupted=interrupted)
-    return finish(options, bench, racers, sink)
+    return _finish(options, bench, racers, sink)
 
 
 def _task_of(options: BenchOptions, subject: Subject) -> Task:
@@ -144,7 +144,7 @@ def build(
     )
 
 
-def finish(options: BenchOptions, bench: Bench, racers: Sequence[Racer], sink: Sink | None) -> int:
+def _finish(options: BenchOptions, bench: Bench, racers: Sequence[Racer], sink: Sink | None) -> int:
     """Print and write, then raise what went wrong, else return the exit code."""
     failed = [racer for racer in racers if racer.error is not None]
     if any(entry.rounds for entry in bench.contenders):
@@ -152,7 +152,7 @@ def finish(options: BenchOptions, bench: Bench, racers: Sequence[Racer], sink: S
     if bench.interrupted:
         return INTERRUPTED
     if failed:
-        raise failure(failed)
+        raise _failure(failed)
     return 0
 
 
@@ -174,7 +174,7 @@ def show(options: BenchOptions, bench: Bench, sink: Sink | None) -> None:
             say_written("report", entry.report)
 
 
-def failure(failed: Sequence[Racer]) -> PartitaError:
+def _failure(failed: Sequence[Racer]) -> PartitaError:
     """One error for all contenders that could not run: of the class of the first, with its nodes."""
     first = failed[0].error
     assert first is not None

@@ -44,12 +44,12 @@ def main() -> None:
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
     worker = Worker()
     for line in sys.stdin:
-        out.write(json.dumps(answer(worker, json.loads(line))) + "\n")
+        out.write(json.dumps(_answer(worker, json.loads(line))) + "\n")
         out.flush()
     os._exit(0)
 
 
-def answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
+def _answer(worker: Worker, question: dict[str, Any]) -> dict[str, Any]:
     """The answer, or an error as data."""
     asked: dict[str, Callable[..., dict[str, Any]]] = {
         "load": worker.load,
@@ -99,7 +99,7 @@ class Worker:
         ]
         return {
             "load_seconds": sum(graph.session.load_seconds for graph in self.runner.graphs),
-            "active": active(self.runner),
+            "active": _active(self.runner),
             "unused": [*missing, *(f"{name} took no node" for name in idle)],
             "environment": environment().model_dump(mode="json"),
         }
@@ -167,7 +167,7 @@ class Worker:
         with self.open(observe=True) as runner:
             self.generate(runner)
             facts = with_optimised(run_facts(runner), [entry.session for entry in runner.graphs])
-            resolutions, used = runner.resolutions, active(runner)
+            resolutions, used = runner.resolutions, _active(runner)
             longest = max(len(prompt) for prompt in self.task.prompts)
             graphs = runner.executor.graphs
         asked = Asked(
@@ -188,7 +188,7 @@ class Worker:
         return {"active": used}
 
 
-def active(runner: Runner) -> list[str]:
+def _active(runner: Runner) -> list[str]:
     """Names of the providers of the chain that are used."""
     return [entry.provider.name for entry in runner.resolutions if entry.status == "active"]
 

@@ -34,18 +34,18 @@ def script(shell: str) -> str:
     """The script that makes `shell` ask. Raises UsageError for another shell, or one that cannot be told."""
     from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-    return str(get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=known(shell)))
+    return str(get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=_known(shell)))
 
 
 def install(shell: str) -> tuple[str, Path]:
     """Write the script where `shell` reads it at its start; the shell and the file. Raises UsageError, OSError."""
     from typer.completion import install as write  # type: ignore[attr-defined]
 
-    name, file = write(shell=known(shell), prog_name=PROGRAM, complete_var=VARIABLE)
+    name, file = write(shell=_known(shell), prog_name=PROGRAM, complete_var=VARIABLE)
     return str(name), Path(file)
 
 
-def known(shell: str) -> str:
+def _known(shell: str) -> str:
     """The name of a shell that has a script: the one given, or the one that this was started from."""
     name = _running() if shell == DETECT else shell
     if name not in SHELLS:

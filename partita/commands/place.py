@@ -50,7 +50,7 @@ def run(options: PlaceOptions, shown: Shown) -> int:
     sink = _claim_report(options, shown)
     say_target(target)
     if options.dry_run:
-        return finish(shown, sink, *place_dry(options), None)
+        return _finish(shown, sink, *place_dry(options), None)
     return despite_crashes(
         target.chain,
         lambda crashed: supervised(lambda: _place_here(options, shown, sink, target, crashed), target),
@@ -73,10 +73,10 @@ def _place_here(options: PlaceOptions, shown: Shown, sink: Sink | None, target: 
     from partita.library.place_run import place
 
     report, error = place(options, target, audience=TERMINAL, crashed=crashed)
-    return finish(shown, sink, report, bool(report.interrupted), error)
+    return _finish(shown, sink, report, bool(report.interrupted), error)
 
 
-def finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None) -> int:
+def _finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, error: PartitaError | None) -> int:
     """Write and print the report, then say what went wrong; the exit code.
 
     Raises `error`, why a run failed, or ProviderError for a limit.

@@ -79,7 +79,7 @@ def _find_view(file: Path, record: Record, name: str) -> View:
     return load_view(name, folder)
 
 
-def write_record(record: Record) -> None:
+def _write_record(record: Record) -> None:
     """A record as JSON on stdout, in plain ASCII: names can hold what a terminal would act on."""
     write_stdout(json.dumps(record.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n")
 
@@ -91,7 +91,7 @@ def explain(file: Path, node: str, *, as_json: bool) -> None:
 
     found = node_explanation.find(storage.read(file), node)
     if as_json:
-        write_record(found)
+        _write_record(found)
     if isinstance(found, node_explanation.Matches):
         if found.matches and not as_json:
             view.render_matches(found, stdout_console())
@@ -113,7 +113,7 @@ def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bo
             f"cannot compare {before} with {after}: {found.unrelated}; --force compares them all the same"
         )
     if as_json:
-        write_record(found)
+        _write_record(found)
     else:
         view.render(found, stdout_console())
     return DIFFERENT if exit_code and not found.same else 0
@@ -132,7 +132,7 @@ def check(file: Path, wanted: Wanted, baseline: Path | None, *, as_json: bool) -
     beside = None if baseline is None else (str(baseline), storage.read(baseline))
     result = gate.check(report, asked, str(file), beside)
     if as_json:
-        write_record(result)
+        _write_record(result)
     else:
         view.render(result, stdout_console())
     if not result.passed:

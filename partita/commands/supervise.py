@@ -115,7 +115,7 @@ class Passing:
         os.set_blocking(self.wakes, False)
         # A signal may come in any thread; what it writes wakes this one, in which Python runs handlers.
         self.waker = signal.set_wakeup_fd(self.wakes, warn_on_full_buffer=False)
-        self.handlers = {number: signal.signal(number, self.tell) for number in PASSED_ON if not ignored(number)}
+        self.handlers = {number: signal.signal(number, self.tell) for number in PASSED_ON if not _ignored(number)}
         self.handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def tell(self, number: int, frame: object) -> None:
@@ -148,7 +148,7 @@ class Passing:
         os.close(self.wakes)
 
 
-def ignored(number: int) -> bool:
+def _ignored(number: int) -> bool:
     """Whether this process was started with the signal ignored."""
     return signal.getsignal(number) == signal.SIG_IGN
 

@@ -82,7 +82,7 @@ def steps_for(
         now = next((trial.now for trial in helped), "")
         if in_vain or ("{now}" in step.remedy.command and not now):
             continue
-        found.append(fill(situation, wanted, step, now=now, known=_known(step, shown=bool(helped))))
+        found.append(_fill(situation, wanted, step, now=now, known=_known(step, shown=bool(helped))))
     return found
 
 
@@ -110,7 +110,7 @@ def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed
     return unprobed or not step.probes
 
 
-def fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known: Known = "says") -> Action:
+def _fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known: Known = "says") -> Action:
     """The step with the blanks filled in. `now`: what took the place in an experiment."""
     provider, package = provider_name(wanted), situation.package
     source = package.checkpoint if package is not None and "/" in package.checkpoint else ""
@@ -122,12 +122,12 @@ def fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known:
         "chain": ",".join(map(provider_name, situation.chain)) or provider,
         "now": now,
     }
-    action = written(step, blanks)
+    action = _written(step, blanks)
     told = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
     return replace(action, remedy=told, known=known)
 
 
-def written(step: Step, blanks: dict[str, str]) -> Action:
+def _written(step: Step, blanks: dict[str, str]) -> Action:
     """The step with its blanks filled in, word by word."""
     return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
 

@@ -167,7 +167,7 @@ def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, 
     operators.
     """
     parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
-    left = gone(facts, order)
+    left = _gone(facts, order)
     if facts.optimised is not None:
         return _owners(facts.optimised, frozenset((*parts, *local)), left, facts.graph)
     return {**_callers(local, left), **_turned_down(facts, parts, left)}
@@ -204,11 +204,11 @@ def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[Graph
 def may_be_part_of(facts: SessionFacts, order: Sequence[str], known: Parts) -> dict[str, tuple[str, ...]]:
     """The same, with all nodes that are gone where nothing tells: an experiment can look into their functions."""
     parts = _nodes_without_name(facts, order)
-    left = tuple(node.name for node in gone(facts, order)) if parts else ()
+    left = tuple(node.name for node in _gone(facts, order)) if parts else ()
     return {name: known.get(name) or left for name in parts}
 
 
-def gone(facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
+def _gone(facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
     """Exported nodes that no provider was given, and that do not run."""
     there = {*order, *(node.name for node in facts.assigned or ())}
     return [node for node in facts.graph if node.name and node.name not in there]

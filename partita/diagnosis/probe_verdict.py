@@ -86,7 +86,7 @@ def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion
     single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
     for factor in dict.fromkeys(trial.factor for trial in single):
         helped = [trial for trial in single if trial.factor == factor]
-        evidence = f"{choice(helped)} the provider accepts this node{without(first)}{_rest(others, factor)}"
+        evidence = f"{_choice(helped)} the provider accepts this node{without(first)}{_rest(others, factor)}"
         yield Conclusion(evidence, (factor,))
 
 
@@ -115,7 +115,7 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
         yield Conclusion(opening(first), code="subgraph_rejected")
     elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in (first, *changes)):
         more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
-        tried = f"{opening(first)}; {summary(changes)}{more}"
+        tried = f"{opening(first)}; {_summary(changes)}{more}"
         alike = [trial for trial in taken if not trial.parts]
         own = sum(not trial.parts for trial in forms)
         failed = [trial for trial in forms if trial.outcome in FAILED]
@@ -164,7 +164,7 @@ def without(first: Trial) -> str:
     return f"; unchanged, {UNCHANGED[first.outcome]}{said}"
 
 
-def choice(trials: Sequence[Trial]) -> str:
+def _choice(trials: Sequence[Trial]) -> str:
     """Changes that help, those that take the place of the same thing together; only the first few are named."""
     whole = [trial for trial in trials if trial.swap is None or not trial.swap.partly]
     together: dict[tuple[str, str], list[str]] = {}
@@ -192,15 +192,15 @@ def _alternatives(names: Sequence[str]) -> str:
 def _rest(others: Sequence[Trial], factor: Factor) -> str:
     """How much of other kinds was tried, and did not help."""
     tried = [trial for trial in others if trial.factor != factor and trial.outcome != "invalid"]
-    return "".join(f"; {text}" for text in counted(tried, "other variation"))
+    return "".join(f"; {text}" for text in _counted(tried, "other variation"))
 
 
-def summary(others: Sequence[Trial]) -> str:
+def _summary(others: Sequence[Trial]) -> str:
     """How much was tried in vain."""
-    return "; ".join(counted(others, "variation", kinds=True)) or "nothing about it could be varied"
+    return "; ".join(_counted(others, "variation", kinds=True)) or "nothing about it could be varied"
 
 
-def counted(trials: Sequence[Trial], what: str, *, kinds: bool = False) -> Iterator[str]:
+def _counted(trials: Sequence[Trial], what: str, *, kinds: bool = False) -> Iterator[str]:
     """How many experiments ended in which way, those aside in which the node was taken. `kinds`: and of which kind."""
     ended = [(end, [trial for trial in trials if trial.outcome in outcomes]) for end, outcomes in ENDS.items()]
     for end, found in ended:

@@ -23,7 +23,7 @@ def name_axes(model: ir.Model) -> None:
     if not names:
         return
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, names)) + r")\b")
-    for value in values(model):
+    for value in _values(model):
         if value.shape is not None and any(isinstance(size, ir.SymbolicDim) for size in value.shape):
             value.shape = ir.Shape([_renamed(size, names, pattern) for size in value.shape])
 
@@ -35,7 +35,7 @@ def _renamed(size: int | ir.SymbolicDim, names: dict[str, str], pattern: re.Patt
     return None if size.value is None else pattern.sub(lambda found: names[found.group(1)], str(size.value))
 
 
-def values(model: ir.Model) -> Iterator[ir.Value]:
+def _values(model: ir.Model) -> Iterator[ir.Value]:
     """Every value that has a shape, those of subgraphs included."""
     yield from model.graph.inputs
     for node in ir.traversal.RecursiveGraphIterator(model.graph):

@@ -51,15 +51,15 @@ def read_config(folder: Path, raw: Mapping[str, Any]) -> PreTrainedConfig:
     """The config in `folder`, whose JSON is `raw`, without what only says how to run. Raises what transformers does."""
     kept = _without_how_to_run(raw)
     if kept == raw:
-        return loaded(folder)
+        return _loaded(folder)
     with tempfile.TemporaryDirectory(prefix="partita-config-") as name:
         (Path(name) / "config.json").write_text(json.dumps(kept), encoding="utf-8")
-        config = loaded(Path(name))
+        config = _loaded(Path(name))
     config.name_or_path = str(folder)
     return config
 
 
-def loaded(folder: Path) -> PreTrainedConfig:
+def _loaded(folder: Path) -> PreTrainedConfig:
     """The config.json in `folder` as transformers reads it."""
     with quiet():
         config: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -84,31 +84,31 @@ def _is_dtype(value: Any) -> bool:
 
 def check_values(folder: Path, raw: Mapping[str, Any]) -> None:
     """Raise CheckpointError naming the first setting whose value no model can be computed with."""
-    for name, key, value in entries(raw):
+    for name, key, value in _entries(raw):
         if isinstance(value, float) and math.isnan(value):
-            raise bad(folder, name, value, "a number")
+            raise _bad(folder, name, value, "a number")
         if not isinstance(value, int | float) or isinstance(value, bool):
             if value is not None and POSITIVE.search(key):
-                raise bad(folder, name, value, "a number above 0")
+                raise _bad(folder, name, value, "a number above 0")
             continue
         if POSITIVE.search(key) and not (math.isfinite(value) and value > 0):
-            raise bad(folder, name, value, "a number above 0")
+            raise _bad(folder, name, value, "a number above 0")
         if (SIZES.search(key) and value < 1) or (NOT_NEGATIVE.search(key) and value < 0):
-            raise bad(folder, name, value, "a size")
+            raise _bad(folder, name, value, "a size")
 
 
-def bad(folder: Path, name: str, value: Any, wanted: str) -> CheckpointError:
+def _bad(folder: Path, name: str, value: Any, wanted: str) -> CheckpointError:
     """The refusal of one value."""
     return CheckpointError(f"{folder}: {name} in config.json is {str(value)[:40]!r}, not {wanted}; correct it")
 
 
-def entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
+def _entries(raw: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
     """Every setting that is no object: its path, its name and its value. Of the parts, those of the text alone."""
     for key, value in raw.items():
         if not isinstance(value, Mapping):
             yield f"{path}{key}", key, value
         elif key == "text_config":  # settings of rotary embeddings are looked at in rope_settings
-            yield from entries(value, f"{path}{key}.")
+            yield from _entries(value, f"{path}{key}.")
 
 
 def named(error: UnsupportedModelError, folder: Path, config: PreTrainedConfig) -> CheckpointError:

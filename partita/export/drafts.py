@@ -89,7 +89,7 @@ class Draft:
             tell(work, "the model's code needs the number of cached tokens as a Python int, and was traced with 0")
         graphs = Graphs(self, way, chosen, wanted, traced, {})
         with stage(work.progress, "rewrite", work.seconds, of=str(way)):
-            rewrite(graphs)
+            _rewrite(graphs)
         return graphs
 
     def _trace_told(self, way: Way) -> tuple[list[Phase], list[Traced]]:
@@ -187,7 +187,7 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None)
     return TraceSpec(options.batch_size, max_length, length, opset, way.form)
 
 
-def rewrite(graphs: Graphs) -> None:
+def _rewrite(graphs: Graphs) -> None:
     """Give the graphs their weights by reference, and run every pass."""
     draft = graphs.draft
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work

@@ -32,7 +32,7 @@ def to_opset17(model: ir.Model) -> None:
     """Rewrite the graph in place. Raises UnsupportedModelError for an operator that opset 17 does not have."""
     for node in list(model.graph):
         if node.domain == "" and _changed_since(node.op_type):
-            convert(node)
+            _convert(node)
     drop_unused_initializers(model.graph)
     model.opset_imports[""] = OPSET
 
@@ -42,7 +42,7 @@ def _changed_since(op_type: str) -> bool:
     return bool(onnx.defs.get_schema(op_type, WRITTEN, "").since_version > OPSET)
 
 
-def convert(node: ir.Node) -> None:
+def _convert(node: ir.Node) -> None:
     """Write one node as opset 17 has it."""
     if node.op_type in AXES_AS_INPUT:
         _axes_as_attribute(node)
@@ -54,7 +54,7 @@ def convert(node: ir.Node) -> None:
     elif node.op_type in ("ScatterElements", "ScatterND") and node.attributes.get_string("reduction", "none") == "none":
         pass  # only two kinds of reduction are new
     else:
-        raise refused(node)
+        raise _refused(node)
 
 
 def _has_sizes(node: ir.Node) -> bool:
@@ -78,16 +78,16 @@ def _axes_as_attribute(node: ir.Node) -> None:
     node.attributes.pop("noop_with_empty_axes", None)
     if axes is None:
         if keep_as_is:
-            raise refused(node)
+            raise _refused(node)
         return
     values = constant(axes)
     if not values:
-        raise refused(node)
+        raise _refused(node)
     node.resize_inputs(1)
     node.attributes["axes"] = ir.AttrInt64s("axes", [int(value) for value in values])
 
 
-def refused(node: ir.Node) -> UnsupportedModelError:
+def _refused(node: ir.Node) -> UnsupportedModelError:
     """The error for a node that cannot be written."""
     return UnsupportedModelError(
         f"{node.name or node.op_type}: {node.op_type} cannot be written in opset {OPSET}; use "

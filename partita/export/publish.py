@@ -60,7 +60,7 @@ class Reservation:
             if self.seen is None or not os.path.lexists(self.out):
                 _move(self.folder, self.out)
             else:
-                replace(self.folder, self.out, self.seen)
+                _replace(self.folder, self.out, self.seen)
         except TakenError as taken:
             raise PackageError(
                 f"{self.out}: {taken} while the export ran; it was left alone, and the finished package is in "
@@ -206,21 +206,21 @@ def _move(folder: Path, out: Path) -> None:
     folder that holds something (rename(2)).
     """
     if os.path.lexists(out):
-        raise TakenError(f"a {kind(out)} has appeared there")
+        raise TakenError(f"a {_kind(out)} has appeared there")
     try:
         folder.rename(out)
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
-            raise TakenError(f"a {kind(out)} has appeared there") from error
+            raise TakenError(f"a {_kind(out)} has appeared there") from error
         raise
 
 
-def kind(path: Path) -> str:
+def _kind(path: Path) -> str:
     """What is at `path`, in a word."""
     return "link" if path.is_symlink() else "folder" if path.is_dir() else "file"
 
 
-def replace(folder: Path, out: Path, seen: Snapshot) -> None:
+def _replace(folder: Path, out: Path, seen: Snapshot) -> None:
     """Put `folder` in the place of the package at `out`, when that is still as it was `seen`. Raises TakenError if not.
 
     The old package is put aside first, where nobody finds it to change it, and comes back if anything fails.

@@ -96,7 +96,7 @@ def run_all(
     twin = work.options.computing.twin is not None
     verified = manifest.verification.status == "verified"
     same = target is not None and target.provider == CPU and not twin
-    first = () if same and not verified else (on_cpu(work, manifest, smoke),)
+    first = () if same and not verified else (_on_cpu(work, manifest, smoke),)
     if target is None:
         return None, first
     try:
@@ -106,7 +106,7 @@ def run_all(
     return result, (record,) if same else (*first, record)
 
 
-def on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
+def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     """The smoke run on the CPU provider, of the float32 twin where that speaks for the package; the replay of the known
     answer counts as one. Raises NotRunningError.
     """
@@ -117,7 +117,7 @@ def on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     if smoke is None:
         return SmokeRecord(chain=CPU, status="not_run", detail="no runtime was given")
     with stage(work.progress, "smoke run", work.seconds):
-        return tried(work, manifest, _on_twin(smoke) if twin else smoke, CPU)
+        return _tried(work, manifest, _on_twin(smoke) if twin else smoke, CPU)
 
 
 def _on_twin(smoke: Smoke) -> Smoke:
@@ -130,7 +130,7 @@ def _on_twin(smoke: Smoke) -> Smoke:
     return run
 
 
-def tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
+def _tried(work: Work, manifest: Manifest, smoke: Smoke, provider: str) -> SmokeRecord:
     """A smoke run, or why there is no memory for it. Raises NotRunningError."""
     try:
         if not work.options.verify:  # else it was looked at before the original model ran
@@ -166,7 +166,7 @@ def _on_target(work: Work, manifest: Manifest, target: Target) -> tuple[Verifica
         why = f"not run here: {target.not_here or 'no runtime was given'}"
         return None, SmokeRecord(chain=target.provider, status="not_run", detail=why)
     with stage(work.progress, "smoke target", work.seconds):
-        record = tried(work, manifest, target.smoke, target.provider)
+        record = _tried(work, manifest, target.smoke, target.provider)
     if alone is not None:
         tell(work, f"not verified on {target.provider}: {alone.__cause__}")
     return None, record

@@ -28,7 +28,7 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
         return []
     found, notes = match_names(model, checkpoint.tensors).found, []
     for target, source in pairs.items():
-        if target not in found or source not in found or equal(found[target], found[source], checkpoint):
+        if target not in found or source not in found or _equal(found[target], found[source], checkpoint):
             continue
         parent, _, name = target.rpartition(".")
         old = model.get_parameter(target)
@@ -42,7 +42,7 @@ def untie(fake: FakeModel, checkpoint: Checkpoint) -> list[str]:
     return notes
 
 
-def equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
+def _equal(one: Origin, other: Origin, checkpoint: Checkpoint) -> bool:
     """Whether two weights have the same shape and, in float32, the same values."""
     if one.shape != other.shape:
         return False

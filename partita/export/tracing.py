@@ -142,7 +142,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     ):
         wrapper = _Wrapper(fake, lowering, tuple(table), spec)
         onnx_program = torch.onnx.export(
-            exported(wrapper, arguments, spec),
+            _exported(wrapper, arguments, spec),
             tuple(arguments.values()),
             dynamo=True,
             opset_version=max(spec.opset, WRITTEN),
@@ -191,7 +191,7 @@ def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tupl
         }
 
 
-def exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
+def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
     """The wrapper as torch traces it. Raises FixedLengthError when a symbolic size turns out to be no such thing."""
     shapes: dict[str, Any] | None = None
     if spec.sequence_length is None:

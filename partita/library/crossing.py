@@ -26,20 +26,20 @@ def told(error: Exception) -> dict[str, Any]:
     if ours is None:
         ours = PartitaError(f"internal error: {type(error).__name__}: {error}")
     kind = public_class(ours)
-    fields = {name: adapter.dump_python(getattr(ours, name), mode="json") for name, adapter in named(kind).items()}
+    fields = {name: adapter.dump_python(getattr(ours, name), mode="json") for name, adapter in _named(kind).items()}
     return {"type": kind.__name__, "said": ours.said, "fields": fields, "exit_code": ours.exit_code}
 
 
 def rebuilt(given: Mapping[str, Any]) -> PartitaError:
     """What `told` made data of, as the class it was."""
     kind: type[PartitaError] = getattr(errors, given["type"])
-    fields = {name: adapter.validate_python(given["fields"][name]) for name, adapter in named(kind).items()}
+    fields = {name: adapter.validate_python(given["fields"][name]) for name, adapter in _named(kind).items()}
     error = kind(given["said"], **fields)
     error.exit_code = given["exit_code"]
     return error
 
 
-def named(kind: type[PartitaError]) -> dict[str, TypeAdapter[Any]]:
+def _named(kind: type[PartitaError]) -> dict[str, TypeAdapter[Any]]:
     """What a class takes by name, with what makes data of it."""
     hints = get_type_hints(kind.__init__)
     parameters = inspect.signature(kind.__init__).parameters.values()

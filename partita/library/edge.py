@@ -108,10 +108,10 @@ def run(
         if error.title not in (name, name.rpartition(".")[2]):
             raise
         first = error.errors()[0]
-        raise ArgumentError(f"{name}(): {wrong(signature, first['type'], first['loc'], first['input'])}") from error
+        raise ArgumentError(f"{name}(): {_wrong(signature, first['type'], first['loc'], first['input'])}") from error
 
 
-def wrong(signature: inspect.Signature, kind: str, where: tuple[int | str, ...], given: Any) -> str:
+def _wrong(signature: inspect.Signature, kind: str, where: tuple[int | str, ...], given: Any) -> str:
     """What is wrong with one argument, as a sentence."""
     names = [name for name in signature.parameters if name != "self"]
     argument = where[0] if where else ""

@@ -132,7 +132,7 @@ def run_export(
     check_name(options.exporter)
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)
-    return write(options, replay=replay, smoke=smoke, reader=reader(), target=target, progress=shown)
+    return write(options, replay=replay, smoke=smoke, reader=_reader(), target=target, progress=shown)
 
 
 def _choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
@@ -174,7 +174,7 @@ def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
     return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
 
 
-def reader() -> Reader:
+def _reader() -> Reader:
     """How generate reads the files of a package."""
     from partita.export.companions import Reader
     from partita.runtime.text import load_text, stop_token_ids

@@ -36,7 +36,7 @@ def main() -> None:
     with read_by("python"):
         while (line := questions.get()) is not None:
             question = json.loads(line)
-            out.write(json.dumps({"number": question["number"], **answer(host, question)}) + "\n")
+            out.write(json.dumps({"number": question["number"], **_answer(host, question)}) + "\n")
             out.flush()
     os._exit(0)
 
@@ -54,7 +54,7 @@ def _listen(questions: queue.Queue[str | None], folder: Path) -> None:
     os._exit(1)
 
 
-def answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
+def _answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
     """The answer, or an error as data."""
     asked: dict[str, Callable[[dict[str, Any]], Any]] = {
         "load": host.load,

@@ -42,13 +42,13 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
     with ended_by_exception(), read_by(request["reader"]):  # its own children go with it
-        result = answer(request)
+        result = _answer(request)
     out.write(json.dumps({"result": result}) + "\n")
     out.flush()
     os._exit(0)
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """What came of it: an error of ours as data, an interruption, and why a run failed."""
     try:
         return {"error": None, **_place_it(request)}

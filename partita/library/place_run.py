@@ -108,13 +108,13 @@ def place(
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None and not isinstance(placed.error, RunInterruptedError):
             facts = replace(facts, notes=(*facts.notes, FAILED_DRY))
-    report = join(facts, resolutions, asked(options, target), package=package, model=model, played=played)
+    report = join(facts, resolutions, _asked(options, target), package=package, model=model, played=played)
     if played is not None and options.graph_capture:
         report = _with_capture(report, options, placed, models)
     return report, placed.error
 
 
-def asked(options: PlaceOptions, target: Target) -> Asked:
+def _asked(options: PlaceOptions, target: Target) -> Asked:
     """What the report repeats of the request."""
     given = {f"{name}.{key}": value for name, pairs in target.options.items() for key, value in pairs.items()}
     lists = {
@@ -153,13 +153,13 @@ def _with_capture(report: Report, options: PlaceOptions, placed: Placed, models:
     """The report with the verdict on graph capture, one per ONNX file."""
     assert report.dry_run is not None
     verdicts = tuple(
-        judge(report, try_capture(model, placed.resolutions, CAPTURE_OPTION, options.where.threads))
+        _judge(report, try_capture(model, placed.resolutions, CAPTURE_OPTION, options.where.threads))
         for model in models.values()
     )
     return report.model_copy(update={"dry_run": report.dry_run.model_copy(update={"graph_capture": verdicts})})
 
 
-def judge(report: Report, attempt: Attempt) -> GraphCapture:
+def _judge(report: Report, attempt: Attempt) -> GraphCapture:
     """Whether a session would be captured: ONNX Runtime has to open it, and nothing may be copied in its runs.
 
     ONNX Runtime looks for control flow and for nodes outside the device, not for the copies that it inserts later, nor

@@ -50,28 +50,28 @@ class Report(records.Report):
     @public
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
-        put(storage.to_json(self), path, "report")
+        _put(storage.to_json(self), path, "report")
 
     @public
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as one HTML page that loads nothing; written to `path` where there is one."""
         from partita.partition_reports.views import html
 
-        return put(html.to_text(self), path, "page")
+        return _put(html.to_text(self), path, "page")
 
     @public
     def to_markdown(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as GitHub Markdown, for a comment of CI; written to `path` where there is one."""
         from partita.partition_reports.views import markdown
 
-        return put(markdown.to_text(self), path, "comment")
+        return _put(markdown.to_text(self), path, "comment")
 
     @public
     def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
         """The report as tables of text, without colour; written to `path` where there is one."""
         from partita.partition_reports.views import text
 
-        return put(text.VIEW.to_text(self), path, "text")
+        return _put(text.VIEW.to_text(self), path, "text")
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -138,7 +138,7 @@ class Report(records.Report):
         return found
 
 
-def put(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
+def _put(text: str, path: str | os.PathLike[str] | None, what: str) -> str:
     """The text, written to `path` where there is one. Raises ReportError when it cannot be."""
     if path is not None:
         check_writable(Path(path), what)

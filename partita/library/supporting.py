@@ -83,7 +83,7 @@ def support(
 
 def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tuple[SupportTable, bool]:
     """The table, and whether Ctrl-C cut it short. Raises UsageError, PackageError, ProviderError."""
-    check_options(options)
+    _check_options(options)
     target = read_chain_options(options.where)
     provider = _one_of(target, options)
     what, asked = _what_is_asked(options)
@@ -98,7 +98,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
         environment, played = dry_run(options.device)
         resolution = resolve_one(provider, (provider.ort_name,), target.options.get(provider.name, {}))
     else:
-        resolution, devices = usable(resolution)
+        resolution, devices = _usable(resolution)
 
     from partita.runtime.support.measure import measure
     from partita.support.build import build_table
@@ -117,7 +117,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
             device=played,
             devices=devices,
         ),
-        versions=versions(measured.newest_opset),
+        versions=_versions(measured.newest_opset),
         asked=asked,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         partita_version=partita.__version__,
@@ -127,7 +127,7 @@ def measure_support(options: SupportOptions, audience: Audience = QUIET) -> tupl
     return table, measured.interrupted
 
 
-def check_options(options: SupportOptions) -> None:
+def _check_options(options: SupportOptions) -> None:
     """Check what can be checked without a provider. Raises UsageError."""
     given = [bool(options.operators), options.model is not None, options.everything]
     if sum(given) != 1:
@@ -169,7 +169,7 @@ def _what_is_asked(options: SupportOptions) -> tuple[Mapping[str, Any], str]:
         return {"model": str(path.resolve())}, f"what {options.model.name} needs"
     if options.everything:
         return {"operators": None}, "all operators"
-    found = [pair for name in options.operators for pair in named(name)]
+    found = [pair for name in options.operators for pair in _named(name)]
     return {"operators": [list(pair) for pair in found]}, ", ".join(options.operators)
 
 
@@ -183,7 +183,7 @@ def _graph_of(path: Path) -> Path:
     return found
 
 
-def named(name: str) -> list[tuple[str, str]]:
+def _named(name: str) -> list[tuple[str, str]]:
     """Operators of that name, in any case, as (domain, name); with a domain only its own. Raises UsageError."""
     from partita.runtime.support.operators import operators
 
@@ -201,7 +201,7 @@ def named(name: str) -> list[tuple[str, str]]:
     return fitting
 
 
-def usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
+def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
     """The provider as it started in a process of its own, and its devices in words. Raises ProviderError."""
     from partita.runtime.provider_check import check
 
@@ -226,7 +226,7 @@ def dry_run(name: str | None) -> tuple[dict[str, str], str]:
     return child_environment(prepare(provider_library()), played, os.environ), played.name
 
 
-def versions(opset: int | None) -> Versions:
+def _versions(opset: int | None) -> Versions:
     """Of everything that an answer may depend on."""
     from partita.runtime.environment import environment
 

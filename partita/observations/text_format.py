@@ -115,11 +115,11 @@ def _family(texts: tuple[str, ...], members: list[str]) -> str:
     columns = [dict.fromkeys(column) for column in zip(*(DIGITS.findall(name) for name in members), strict=True)]
     varying = sum(len(values) > 1 for values in columns)
     return texts[0] + "".join(
-        f"{written(list(values), alone=varying == 1)}{text}" for values, text in zip(columns, texts[1:], strict=True)
+        f"{_written(list(values), alone=varying == 1)}{text}" for values, text in zip(columns, texts[1:], strict=True)
     )
 
 
-def written(values: list[str], *, alone: bool) -> str:
+def _written(values: list[str], *, alone: bool) -> str:
     """The numbers at one place: the only one, from first to last, some, or `*`."""
     if len(values) == 1:
         return values[0]

@@ -65,7 +65,7 @@ def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
     return Copy.model_validate(
         {
             "kind": "session_input" if is_input else "session_output",
-            "direction": direction(origin, target),
+            "direction": _direction(origin, target),
             "name": port.name,
             "bytes_per_run": port_bytes(port, phase),
             "host_us_per_run": None,
@@ -74,7 +74,7 @@ def _port_copy(port: PortFact, phase: PhaseName) -> Copy:
     )
 
 
-def direction(origin: str, target: str) -> str:
+def _direction(origin: str, target: str) -> str:
     """Which way data moves between two memories, by their names."""
     return "_to_".join("host" if _is_host(memory) else "device" for memory in (origin, target))
 

@@ -28,7 +28,7 @@ def phase_cost(
     partitions: Sequence[Partition], copies: Sequence[Copy], tokens: int | None, *, timed: bool
 ) -> PhaseCost:
     """What one run of a phase pays. `tokens`: new ones per run; `timed`: False for a dry run, which has no times."""
-    crossing = crossings(partitions)
+    crossing = _crossings(partitions)
     moved = total_bytes(copies)
     wait = waiting_us(copies) if timed else None
     return PhaseCost(
@@ -45,7 +45,7 @@ def phase_cost(
     )
 
 
-def crossings(partitions: Iterable[Partition]) -> list[BoundaryTensor]:
+def _crossings(partitions: Iterable[Partition]) -> list[BoundaryTensor]:
     """Tensors that one partition hands to another, once for each that takes it."""
     borders = (tensor for part in partitions for tensor in part.boundary)
     return [tensor for tensor in borders if tensor.direction == "out" and tensor.other_side != SESSION]
@@ -103,7 +103,7 @@ def _cost_of(
     `caused`: copies because of it; `whole`: node time of the phase.
     """
     part = share(node.host_us_per_run, whole)
-    harmless, why = judge(caused, part, phase, wanted)
+    harmless, why = _judge(caused, part, phase, wanted)
     return FallbackCost(
         copies=tuple(copy.name for copy in caused),
         copy_bytes_per_run=total_bytes(caused),
@@ -115,7 +115,7 @@ def _cost_of(
     )
 
 
-def judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: ChainEntry) -> tuple[bool | None, str]:
+def _judge(caused: Sequence[Copy], part: float | None, phase: Phase, wanted: ChainEntry) -> tuple[bool | None, str]:
     """Whether a fallback is harmless, and the ground for it. It is not known without a time, as in a dry run."""
     if caused:
         return False, f"it causes {plural(len(caused), 'copy')}"

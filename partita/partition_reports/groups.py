@@ -43,7 +43,7 @@ def share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) -> dict[str, list[NodePlacement]]:
+def _split(nodes: Iterable[NodePlacement], key: Callable[[NodePlacement], str]) -> dict[str, list[NodePlacement]]:
     """Nodes by the group that `key` names, groups in order of appearance."""
     groups: dict[str, list[NodePlacement]] = {}
     for node in nodes:
@@ -73,7 +73,7 @@ def by_provider(
             host_us_per_run=total_us(members),
             time_share=share(total_us(members), whole),
         )
-        for provider, members in split(nodes, provider_of).items()
+        for provider, members in _split(nodes, provider_of).items()
     ]
     return tuple(sorted(shares, key=lambda entry: -entry.nodes))
 
@@ -86,7 +86,7 @@ def group(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], str])
 
 def by_layer(nodes: tuple[NodePlacement, ...]) -> tuple[GroupShare, ...]:
     """Nodes and time per layer, in layer order; what is outside layers comes last."""
-    first = {name: members[0].layer for name, members in split(nodes, _layer_name).items()}
+    first = {name: members[0].layer for name, members in _split(nodes, _layer_name).items()}
     shares = {entry.name: entry for entry in _grouped(nodes, _layer_name)}
     names = sorted(shares, key=lambda name: (first[name] is None, first[name] or 0))
     return tuple(shares[name] for name in names)
@@ -103,5 +103,5 @@ def _grouped(nodes: tuple[NodePlacement, ...], key: Callable[[NodePlacement], st
             host_us_per_run=total_us(members),
             time_share=share(total_us(members), whole),
         )
-        for name, members in split(nodes, key).items()
+        for name, members in _split(nodes, key).items()
     ]

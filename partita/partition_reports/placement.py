@@ -69,7 +69,7 @@ def find_disagreements(index: SessionIndex, phase: PhaseName) -> tuple[Disagreem
         claims = index.claims[name]
         providers = frozenset().union(*claims.values()) if claims else frozenset()
         if len(providers) != 1:
-            detail = describe(claims) if claims else "no source names a provider for this node"
+            detail = _describe(claims) if claims else "no source names a provider for this node"
             sources = tuple(claims) or (index.order_source,)
             found.append(Disagreement(phase=phase, node=name, detail=detail, sources=sources))
     return (*found, *_unlike_graphs(index, phase), *_unlike_copies(index, phase))
@@ -104,6 +104,6 @@ def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
     yield Disagreement(phase=phase, node="Memcpy", detail=detail, sources=sources)
 
 
-def describe(claims: Claims) -> str:
+def _describe(claims: Claims) -> str:
     """Each source with the provider it names."""
     return "; ".join(f"{source} says {' and '.join(sorted(providers))}" for source, providers in claims.items())

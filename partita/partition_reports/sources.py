@@ -30,14 +30,14 @@ def state_sources(facts: RunFacts, indexes: Sequence[SessionIndex]) -> tuple[Sou
         SourceStatement(
             source=kind.source,
             available=kind.available(facts),
-            covers=kind.covers(facts, indexes) if kind.available(facts) else nothing(kind.missing(facts)),
+            covers=kind.covers(facts, indexes) if kind.available(facts) else _nothing(kind.missing(facts)),
             limits=kind.limits,
         )
         for kind in KINDS
     )
 
 
-def nothing(why: str) -> str:
+def _nothing(why: str) -> str:
     """What a source covers that is not there."""
     return f"nothing in this run: {why}" if why else "nothing in this run"
 

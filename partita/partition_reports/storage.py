@@ -51,7 +51,7 @@ def read(path: Path) -> Report:
 
 def read_one_of(path: Path, kinds: Mapping[str, type[Shown]]) -> Shown:
     """Read a record of one of these kinds, by the schemas that the files name. Raises as `read` does."""
-    raw = parse(path)
+    raw = _parse(path)
     if not isinstance(raw, dict) or not isinstance(raw.get("schema"), str):
         how = either("--report FILE", "Report.save")
         raise ReportError(f"{path}: not a partition report, it has no schema field; write one with {how}")
@@ -71,7 +71,7 @@ def _validated(path: Path, raw: dict[str, Any], record: type[Shown]) -> Shown:
         raise ReportError(f"{path}: field {where!r}: {first['msg']}{more}; write the report again") from error
 
 
-def parse(path: Path) -> Any:
+def _parse(path: Path) -> Any:
     """The JSON value in the file, or on stdin. Raises ReportError when there is none."""
     try:
         raw = sys.stdin.buffer.read() if path == STDIN else path.read_bytes()

@@ -71,10 +71,10 @@ def _find_option(written: str, provider: Provider, name: str) -> Option | None:
         raise UsageError(f"{written}: {provider.name} takes no options")
     near = difflib.get_close_matches(name.lower(), by_name, n=1)
     hint = f"did you mean {by_name[near[0]].name!r}? " if near else ""
-    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {hint}it has: {listed(provider.options)}")
+    raise UsageError(f"{written}: {provider.name} has no option {name!r}; {hint}it has: {_listed(provider.options)}")
 
 
-def listed(options: Iterable[Option]) -> str:
+def _listed(options: Iterable[Option]) -> str:
     """Options with their kinds: `device_id (int), use_tf32 (bool)`."""
     return ", ".join(f"{option.name} ({_kind_of(option)})" for option in options)
 

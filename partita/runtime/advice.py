@@ -58,7 +58,7 @@ def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool 
         return None
     situation = Situation(package, str(graph.parent), (wanted,))
     for code in codes:
-        asks, knows = split(action for action in steps_for(situation, code, wanted) if action.exports)
+        asks, knows = _split(action for action in steps_for(situation, code, wanted) if action.exports)
         certain = knows[0] if knows else None
         if asks and asking:
             return replace(asks[0], otherwise=certain)
@@ -67,7 +67,7 @@ def export_anew(graph: Path, codes: Sequence[str], wanted: str, *, asking: bool 
     return None
 
 
-def split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
+def _split(actions: Iterable[Action]) -> tuple[list[Remedy], list[Remedy]]:
     """Remedies that ask a provider which lowering it takes, and the others, by their titles."""
     found: tuple[list[Remedy], list[Remedy]] = ([], [])
     for action in actions:

@@ -164,7 +164,7 @@ def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) ->
                 raise ProviderError(f"{spelled('pins', pin.text)}: {nothing_left([entry])}")
 
 
-def entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
+def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
     """The chain as a report has it."""
     return tuple(chain_entry(resolution) for resolution in chain)
 
@@ -243,7 +243,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
         session.close()
     if not active_of(settled):
         # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
-        rows = refused_nodes(facts, entries(settled))
+        rows = refused_nodes(facts, _entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
         return ProviderError(nothing_left(settled), where=path, nodes=rows_of(rows, ()) if dropped else ())
     return not_all_on(path, settled, facts)
@@ -251,7 +251,7 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
 
 def not_all_on(path: Path, chain: tuple[Resolution, ...], facts: SessionFacts) -> ChainError:
     """The refusal, with its nodes."""
-    rows = refused_nodes(facts, entries(chain))
+    rows = refused_nodes(facts, _entries(chain))
     names = ", ".join(resolution.provider.name for resolution in active_of(chain))
     counted = Counter(row.op_type or "?" for row in rows).most_common()
     shown = ", ".join(f"{op} ({count})" for op, count in counted[:MOST_NAMED])

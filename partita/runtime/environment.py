@@ -19,7 +19,7 @@ PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch
 
 def environment() -> Environment:
     """Describe this machine and the installed packages."""
-    build, wheels = ort_build(), onnxruntime_wheels()
+    build, wheels = ort_build(), _onnxruntime_wheels()
     return Environment(
         cpu=_cpu_name(),
         logical_cores=os.cpu_count() or 1,
@@ -45,7 +45,7 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
     return versions
 
 
-def onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
+def _onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
     """The wheel that ONNX Runtime came in; all of them when several overwrote each other."""
     return tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in runtime_wheels())
 

@@ -18,12 +18,12 @@ def nvidia_gpus() -> tuple[Gpu, ...] | None:
     except nvml.NVMLError:
         return None
     try:
-        driver = text(nvml.nvmlSystemGetDriverVersion())
-        cuda = cuda_version(nvml.nvmlSystemGetCudaDriverVersion())
+        driver = _text(nvml.nvmlSystemGetDriverVersion())
+        cuda = _cuda_version(nvml.nvmlSystemGetCudaDriverVersion())
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return tuple(
             Gpu(
-                name=text(nvml.nvmlDeviceGetName(handle)),
+                name=_text(nvml.nvmlDeviceGetName(handle)),
                 memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
                 driver=driver,
                 cuda_driver=cuda,
@@ -36,11 +36,11 @@ def nvidia_gpus() -> tuple[Gpu, ...] | None:
         nvml.nvmlShutdown()
 
 
-def text(value: str | bytes) -> str:
+def _text(value: str | bytes) -> str:
     """Older versions of the package give bytes."""
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def cuda_version(number: int) -> str:
+def _cuda_version(number: int) -> str:
     """`13.0` for 13000."""
     return f"{number // 1000}.{number % 1000 // 10}"

@@ -122,18 +122,18 @@ def input_shapes(
                 raise UsageError(
                     f"{spelled('shapes', text)}: {name} is one symbolic size, not an input; give one number"
                 )
-            settle(spelled("shapes", text), sizes, name, numbers[0])
+            _settle(spelled("shapes", text), sizes, name, numbers[0])
         else:
             raise UsageError(
-                f"{spelled('shapes', text)}: {name!r} is neither an input nor a symbolic size; {known(ports, symbols)}"
+                f"{spelled('shapes', text)}: {name!r} is neither an input nor a symbolic size; {_known(ports, symbols)}"
             )
     for name, shape in shapes.items():
         for declared, size in zip(by_name[name].shape or (), shape, strict=False):
             if isinstance(declared, str):
                 source = sources.get(name) or spelled("shapes", f"{name}={','.join(map(str, shape))}")
-                settle(source, sizes, declared, size)
+                _settle(source, sizes, declared, size)
     for port in ports:
-        found = resolved(port, sizes)
+        found = _resolved(port, sizes)
         if port.name not in shapes and found is not None:
             shapes[port.name] = found
     missing = [port for port in made if port.name not in shapes]
@@ -188,7 +188,7 @@ def _checked_shape(given: str, port: ModelPort, numbers: Shape, *, what: str = "
     return numbers
 
 
-def settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
+def _settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
     """Note what a symbolic size is. Raises UsageError when it is something else already."""
     if sizes.setdefault(name, size) != size:
         raise UsageError(
@@ -196,7 +196,7 @@ def settle(given: str, sizes: dict[str, int], name: str, size: int) -> None:
         )
 
 
-def resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
+def _resolved(port: ModelPort, sizes: Mapping[str, int]) -> Shape | None:
     """The shape of an input once symbolic sizes are known; None when some size is still missing."""
     if port.shape is None:
         return None
@@ -219,7 +219,7 @@ def _ask_for(missing: Sequence[ModelPort], sizes: Mapping[str, int], command: tu
             flags[f"{port.name}={example}"] = None
     example = command_line((*command, *(word for sizes_of in flags for word in ("--shape", sizes_of))))
     verb = "needs" if len(missing) == 1 else "need"
-    return f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(together(missing))}; give them, e.g.: {example}"
+    return f"{plural(len(missing), 'input')} {verb} sizes: {'; '.join(_together(missing))}; give them, e.g.: {example}"
 
 
 def _likely(symbol: str, symbols: Collection[str]) -> int:
@@ -227,7 +227,7 @@ def _likely(symbol: str, symbols: Collection[str]) -> int:
     return 2 if "total" in symbol.lower() and any("past" in other.lower() for other in symbols) else 1
 
 
-def together(ports: Sequence[ModelPort]) -> list[str]:
+def _together(ports: Sequence[ModelPort]) -> list[str]:
     """Inputs with what they are; those that differ in the numbers of their names only are one entry."""
     alike: dict[str, list[str]] = {}
     for port in ports:
@@ -239,7 +239,7 @@ def together(ports: Sequence[ModelPort]) -> list[str]:
     ]
 
 
-def known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
+def _known(ports: Sequence[ModelPort], symbols: set[str]) -> str:
     """What sizes can be given for."""
     inputs = f"inputs are {listing(f'{port.name} {port.declared}' for port in ports)}" if ports else "it has no inputs"
     return f"{inputs}; symbolic sizes are {listing(sorted(symbols))}" if symbols else inputs

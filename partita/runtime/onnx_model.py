@@ -111,14 +111,14 @@ def read_onnx(path: Path) -> OnnxModel:
 
     Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
     """
-    proto = parse(path)
+    proto = _parse(path)
     try:
-        return describe(path, proto)
+        return _describe(path, proto)
     except (TypeError, ValueError, KeyError) as error:  # e.g. a name that is not UTF-8, a type that ONNX does not have
         raise PackageError(f"{path}: damaged: it can be parsed, but not read ({error}); {AGAIN}") from error
 
 
-def describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
+def _describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     """Structure of a parsed model. Raises PackageError for its weights, TypeError or ValueError where it is damaged."""
     _check_data_files(proto, path)
     initializers = {tensor.name for tensor in proto.graph.initializer}
@@ -142,7 +142,7 @@ def describe(path: Path, proto: onnx.ModelProto) -> OnnxModel:
     )
 
 
-def parse(path: Path) -> onnx.ModelProto:
+def _parse(path: Path) -> onnx.ModelProto:
     """The protobuf message in the file. Raises PackageError when there is none."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

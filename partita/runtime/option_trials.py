@@ -41,13 +41,13 @@ def _rejected_options(resolution: Resolution) -> tuple[str, ...]:
     if starts(resolution):
         return ()
     for name in resolution.options:
-        if starts(without(resolution, {name})):
+        if starts(_without(resolution, {name})):
             return (name,)
-    several = len(resolution.options) > 1 and starts(without(resolution, resolution.options))
+    several = len(resolution.options) > 1 and starts(_without(resolution, resolution.options))
     return tuple(resolution.options) if several else ()
 
 
-def without(resolution: Resolution, names: Collection[str]) -> Resolution:
+def _without(resolution: Resolution, names: Collection[str]) -> Resolution:
     """The provider without some of its options."""
     return replace(resolution, options={name: v for name, v in resolution.options.items() if name not in names})
 
@@ -57,7 +57,7 @@ def starts(resolution: Resolution) -> bool:
     cpu = known_providers()["cpu"]
     behind = [] if resolution.provider.ort_name == cpu.ort_name else [Resolution(cpu, "active")]
     try:
-        session = open_native(NOWHERE, [resolution, *behind], Opening(model=one_node()))
+        session = open_native(NOWHERE, [resolution, *behind], Opening(model=_one_node()))
     except NativeFailureError:
         return False
     try:
@@ -66,7 +66,7 @@ def starts(resolution: Resolution) -> bool:
         session.close()
 
 
-def one_node() -> bytes:
+def _one_node() -> bytes:
     """A Relu over four numbers, which every provider knows."""
     import onnx
     from onnx import TensorProto, helper

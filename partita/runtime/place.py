@@ -370,7 +370,7 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
     graphs = runner.executor.graphs
     try:
         for _ in range(runs):
-            begin(engine, graphs.chunk or min(PREFILL_TOKENS, graphs.max_length))
+            _begin(engine, graphs.chunk or min(PREFILL_TOKENS, graphs.max_length))
             engine.step()
         for _ in range(runs if graphs.max_length > 1 else 0):
             decode(engine)
@@ -381,7 +381,7 @@ def run_package(runner: Runner, runs: int) -> PartitaError | None:
     return None
 
 
-def begin(engine: Engine, tokens: int) -> None:
+def _begin(engine: Engine, tokens: int) -> None:
     """Begin a dummy prompt of so many tokens in every row; what was in it has left."""
     taken = [row for row, request in enumerate(engine.rows) if request is not None]
     for row in taken:
@@ -407,7 +407,7 @@ def decode(engine: Engine) -> None:
             continue
         if anew:
             return
-        begin(engine, 1)
+        _begin(engine, 1)
         anew = True
 
 

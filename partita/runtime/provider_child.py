@@ -35,7 +35,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
-    result = answer(request, out)
+    result = _answer(request, out)
     say(out, {"result": result})
     os._exit(0)
 
@@ -46,7 +46,7 @@ def say(out: TextIO, line: dict[str, Any]) -> None:
     out.flush()
 
 
-def answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
+def _answer(request: dict[str, Any], out: TextIO) -> dict[str, Any]:
     """The result: what was found out until something raised, and what it raised."""
     found: dict[str, Any] = {"error": None}
     try:

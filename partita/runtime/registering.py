@@ -16,7 +16,7 @@ from partita.runtime.wheels import duplicate_remedy, duplicate_runtime, runtime_
 def registered(chain: Sequence[Resolution]) -> tuple[Resolution, ...]:
     """The chain once plugin libraries are registered: one that does not load, or has no device, is unavailable."""
     return tuple(
-        register(resolution)
+        _register(resolution)
         if resolution.library is not None and resolution.status == "active"
         else _overwritten(resolution)
         for resolution in chain
@@ -47,7 +47,7 @@ def _overwritten(resolution: Resolution) -> Resolution:
     return unavailable(resolution, Failure("duplicate_runtime", finding.evidence, duplicate_remedy(owners)))
 
 
-def register(resolution: Resolution) -> Resolution:
+def _register(resolution: Resolution) -> Resolution:
     """Register the library of one provider. A library may call its provider otherwise than the user does."""
     assert resolution.library is not None
     provider = resolution.provider

@@ -38,20 +38,20 @@ def smoke(
         idle = [idle_providers(entry.session, entry.model) for entry in runner.graphs]
         if first.status != "active" or all(first.provider.name in names for names in idle):
             raise ProviderError(f"{folder}: {first.provider.name} takes none of its nodes")
-        size = prompt_tokens(runner)
-        for _ in serve(runner.executor, [request(runner, row, size) for row in range(runner.contract.batch_size)]):
+        size = _prompt_tokens(runner)
+        for _ in serve(runner.executor, [_request(runner, row, size) for row in range(runner.contract.batch_size)]):
             pass
         names = ",".join(entry.provider.name for entry in runner.resolutions if entry.status == "active")
     detail = f"opened, read {plural(size, 'token')} and one more; its logits are finite"
     return SmokeRecord(chain=names, status="ran", detail=detail)
 
 
-def prompt_tokens(runner: Runner) -> int:
+def _prompt_tokens(runner: Runner) -> int:
     """A whole chunk of a static pair, else a few tokens."""
     return runner.executor.graphs.chunk or max(1, min(PROMPT_TOKENS, runner.contract.max_length - 1))
 
 
-def request(runner: Runner, row: int, size: int) -> Request:
+def _request(runner: Runner, row: int, size: int) -> Request:
     """A prompt of tokens from all over the vocabulary, and two more: one from the prompt, one from a decode step."""
     vocab_size, batch = runner.contract.vocab_size, runner.contract.batch_size
     spread = np.linspace(0, vocab_size - 1, batch * size, dtype=np.int64).reshape(batch, size)

@@ -85,7 +85,7 @@ class Text:
         Raises UsageError when the package has no chat template, GenerationError when the template refuses the
         messages.
         """
-        full = self._tokenizer if isinstance(self._tokenizer, FullTokenizer) else loaded(FullTokenizer, self._folder)
+        full = self._tokenizer if isinstance(self._tokenizer, FullTokenizer) else _loaded(FullTokenizer, self._folder)
         other = None if full.native.chat_template else template_of_processor(self._folder)
         if not full.native.chat_template and other is None:
             raise UsageError(
@@ -222,14 +222,14 @@ def load_text(folder: Path, kind: TokenizerKind = "transformers") -> Text:
     if kind == "none" or not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise PackageError("the package has no tokenizer", where=folder, remedy=TOKEN_IDS)
     if kind == "tokenizers":
-        return Text(loaded(PlainTokenizer, folder), folder)
-    return Text(loaded(FullTokenizer, folder), folder)
+        return Text(_loaded(PlainTokenizer, folder), folder)
+    return Text(_loaded(FullTokenizer, folder), folder)
 
 
 Loaded = TypeVar("Loaded", PlainTokenizer, FullTokenizer)
 
 
-def loaded(reader: type[Loaded], folder: Path) -> Loaded:
+def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
     """Load a tokenizer; PackageError when it does not."""
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():

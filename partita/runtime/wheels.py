@@ -80,7 +80,7 @@ def environment_findings(
         found.append(
             EnvironmentFinding(
                 reason="initialisation_failed",
-                evidence=f"{names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}",
+                evidence=f"{_names(owners)} is installed, but cannot be imported: {import_error or 'no reason known'}",
                 **said(_reinstall(owners[0])),
             )
         )
@@ -88,7 +88,8 @@ def environment_findings(
         found.append(
             EnvironmentFinding(
                 reason="version_mismatch",
-                evidence=f"{names(owners)} is installed, but the onnxruntime that Python imports is {imported_version}",
+                evidence=f"{_names(owners)} is installed, but the onnxruntime that Python imports is "
+                f"{imported_version}",
                 **said(_reinstall(owners[0])),
             )
         )
@@ -102,7 +103,7 @@ def _shown(owners: Iterable[tuple[str, str]]) -> str:
     return listing(f"{name} {version}" for name, version in owners)
 
 
-def names(owners: Iterable[Wheel]) -> str:
+def _names(owners: Iterable[Wheel]) -> str:
     """Names and versions of wheels."""
     return _shown((owner.name, owner.version) for owner in owners)
 
@@ -121,10 +122,10 @@ def duplicate_runtime(owners: Sequence[Wheel]) -> EnvironmentFinding:
     """Several wheels: in one folder their files are a mixture, in several the first one hides the others."""
     mixed = [owner for owner in owners if owner.folder == owners[0].folder]
     if len(mixed) > 1:
-        evidence = f"{names(mixed)} share one folder, {owners[0].folder}, and overwrote each other's files"
+        evidence = f"{_names(mixed)} share one folder, {owners[0].folder}, and overwrote each other's files"
     else:
-        hidden = names(owner for owner in owners if owner.folder != owners[0].folder)
-        evidence = f"{names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
+        hidden = _names(owner for owner in owners if owner.folder != owners[0].folder)
+        evidence = f"{_names(mixed)} in {owners[0].folder} hides {hidden} elsewhere on Python's path"
     return EnvironmentFinding(
         reason="duplicate_runtime",
         evidence=evidence,
@@ -164,7 +165,7 @@ def _plugin_mismatches(wheel: str, owners: Sequence[Wheel]) -> list[EnvironmentF
                 EnvironmentFinding(
                     reason="version_mismatch",
                     evidence=f"{wheel} {installed_version(wheel)} requires {needed.name}{needed.specifier}, and "
-                    f"{names(owners)} is installed",
+                    f"{_names(owners)} is installed",
                     **said(FITTING.filled(wheel=owners[0].name, specifier=needed.specifier, plugin=wheel)),
                 )
             )

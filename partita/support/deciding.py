@@ -38,7 +38,7 @@ def _by_forms(
 ) -> dict[frozenset[int], list[str]]:
     """Factors that no taken form has, by the forms that have them."""
     found: dict[str, set[int]] = {}
-    for number, factor in pairs(others, harmless, still):
+    for number, factor in _pairs(others, harmless, still):
         found.setdefault(factor, set()).add(number)
     groups: dict[frozenset[int], list[str]] = {}
     for factor, forms in found.items():
@@ -46,7 +46,7 @@ def _by_forms(
     return groups
 
 
-def pairs(others: Sequence[frozenset[str]], harmless: frozenset[str], still: set[int]) -> Iterator[tuple[int, str]]:
+def _pairs(others: Sequence[frozenset[str]], harmless: frozenset[str], still: set[int]) -> Iterator[tuple[int, str]]:
     """Every form that is still open with every factor of it that may decide."""
     for number in sorted(still):
         for factor in sorted(others[number] - harmless):

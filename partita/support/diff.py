@@ -71,7 +71,7 @@ def compare(before: SupportTable, after: SupportTable, *, names: tuple[str, str]
     changes = [change for place in both if (change := _compare_version(place, first[place], second[place])) is not None]
     lost = sum(len(change.types_lost) + len(change.forms_lost) for change in changes)
     gained = sum(len(change.types_gained) + len(change.forms_gained) for change in changes)
-    compared = sum(len(known(first[place]).keys() & known(second[place]).keys()) for place in both)
+    compared = sum(len(_known(first[place]).keys() & _known(second[place]).keys()) for place in both)
     return SupportDiff(
         headline=headline(lost, gained, len(changes), compared),
         before=_side(before, names[0]),
@@ -126,7 +126,7 @@ def _all_versions(table: SupportTable) -> Iterator[tuple[tuple[str, int], Versio
     """Every version of every operator that was tried."""
     for entry in table.operators:
         for version in entry.versions:
-            if known(version):
+            if _known(version):
                 yield _place_of(entry, version), version
 
 
@@ -135,7 +135,7 @@ def _place_of(entry: OperatorEntry, version: VersionEntry) -> tuple[str, int]:
     return entry.full_name, version.since
 
 
-def known(version: VersionEntry) -> Variants:
+def _known(version: VersionEntry) -> Variants:
     """Every variant with an answer."""
     return {**_types_of(version), **_forms_of(version)}
 
@@ -161,15 +161,15 @@ def _compare_version(place: tuple[str, int], before: VersionEntry, after: Versio
     change = OperatorChange(
         operator=place[0],
         since=place[1],
-        types_lost=moved(*types, to=False),
-        types_gained=moved(*types, to=True),
-        forms_lost=moved(*forms, to=False),
-        forms_gained=moved(*forms, to=True),
+        types_lost=_moved(*types, to=False),
+        types_gained=_moved(*types, to=True),
+        forms_lost=_moved(*forms, to=False),
+        forms_gained=_moved(*forms, to=True),
     )
     any_change = change.types_lost or change.types_gained or change.forms_lost or change.forms_gained
     return change if any_change else None
 
 
-def moved(before: Variants, after: Variants, *, to: bool) -> tuple[str, ...]:
+def _moved(before: Variants, after: Variants, *, to: bool) -> tuple[str, ...]:
     """Variants with an answer in both tables, which is `to` in the second only."""
     return tuple(", ".join(key[1:]) for key, taken in before.items() if after.get(key) is to and taken is not to)

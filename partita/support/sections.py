@@ -53,10 +53,10 @@ def headline(found: SupportTable) -> str:
 
 def sections(found: SupportTable) -> tuple[Section, ...]:
     """Every section that has something to say."""
-    return (asked(found), *needs(found), *_tables(found), *gaps(found))
+    return (_asked(found), *_needs(found), *_tables(found), *_gaps(found))
 
 
-def asked(found: SupportTable) -> Section:
+def _asked(found: SupportTable) -> Section:
     """Who was asked, with which versions, and what it took."""
     provider, versions = found.provider, found.versions
     device = f"dry run as {provider.device}" if provider.device else ", ".join(provider.devices)
@@ -71,13 +71,13 @@ def asked(found: SupportTable) -> Section:
         ("operators of", f"onnx {versions.onnx}"),
         ("machine", f"{versions.cpu}, {versions.operating_system}"),
         ("asked", found.asked),
-        ("took", took(found)),
+        ("took", _took(found)),
     ]
     rows = tuple((name, (value,)) for name, value in pairs if value)
     return Section("asked", "Asked", (Pairs("Who was asked", rows),))
 
 
-def took(found: SupportTable) -> str:
+def _took(found: SupportTable) -> str:
     """Variants, sessions and seconds."""
     counts = found.variants
     total = sum(counts.model_dump().values())
@@ -90,7 +90,7 @@ def took(found: SupportTable) -> str:
     return "; ".join(parts)
 
 
-def needs(found: SupportTable) -> Iterator[Section]:
+def _needs(found: SupportTable) -> Iterator[Section]:
     """Operators that the model needs, and whether the provider has them."""
     if found.model:
         order = {"taken": 1}
@@ -116,17 +116,17 @@ def _tables(found: SupportTable) -> Iterator[Section]:
         about = ", ".join(f"{VERDICTS[verdict]}: {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
         key = f"domain-{domain.replace('.', '-') or 'onnx'}"
         yield Section(
-            key, f"Operators of {name}", tuple(blocks(entries, whole=len(found.operators) <= FEW_OPERATORS)), about
+            key, f"Operators of {name}", tuple(_blocks(entries, whole=len(found.operators) <= FEW_OPERATORS)), about
         )
 
 
-def blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]:
+def _blocks(entries: Sequence[OperatorEntry], *, whole: bool) -> Iterator[Block]:
     """The newest version of each operator, and the older ones behind a fold; all in one table where they are few."""
     if whole:
         yield _version_table(
             "Every version", [(entry, version) for entry in entries for version in entry.versions[::-1]]
         )
-        yield from said(entries)
+        yield from _said(entries)
         return
     yield _version_table("The newest version of each operator", [(entry, entry.newest) for entry in entries])
     older = [(entry, version) for entry in entries for version in entry.versions[-2::-1]]
@@ -169,7 +169,7 @@ def _condition_text(condition: Condition) -> str:
     return " or ".join(condition.factors)
 
 
-def said(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
+def _said(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
     """What the provider said of what it does not take."""
     for entry in entries:
         for version in entry.versions[::-1]:
@@ -177,7 +177,7 @@ def said(entries: Sequence[OperatorEntry]) -> Iterator[Block]:
                 yield Line(each.text, f"{entry.full_name}-{version.since}", "quiet")
 
 
-def gaps(found: SupportTable) -> Iterator[Section]:
+def _gaps(found: SupportTable) -> Iterator[Section]:
     """What was not tried, and notes."""
     lines: list[Block] = [Line(note, "note", "quiet") for note in found.notes]
     if found.without_example:

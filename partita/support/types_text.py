@@ -15,9 +15,9 @@ MOST_GROUPS = 6
 def taken_text(types: Assignments) -> str:
     """The types that are taken, as a cell of a table."""
     if not types.taken:
-        return "none" if refused(types) else "-"
+        return "none" if _refused(types) else "-"
     text = _described(types, types.taken)
-    if not refused(types) and not types.untried and len(types.taken) > 1:
+    if not _refused(types) and not types.untried and len(types.taken) > 1:
         text = f"all: {text}"
     if not types.replaced:
         return text
@@ -26,20 +26,20 @@ def taken_text(types: Assignments) -> str:
 
 def refused_text(types: Assignments) -> str:
     """What is not, though it is a valid model."""
-    listed = refused(types)
+    listed = _refused(types)
     if not listed or len(_moving_variables(types)) < 2:
         return _described(types, listed) if listed else ""
     return f"the other {plural(len(listed), 'combination')}" if types.taken else f"all {len(listed)} combinations"
 
 
-def refused(types: Assignments) -> tuple[Row, ...]:
+def _refused(types: Assignments) -> tuple[Row, ...]:
     """Assignments that are valid and not taken."""
     return (*types.left, *types.failed, *types.crashed)
 
 
 def _valid(types: Assignments) -> tuple[Row, ...]:
     """Assignments that are valid models."""
-    return (*types.taken, *refused(types))
+    return (*types.taken, *_refused(types))
 
 
 def is_fixed(variable: str) -> bool:

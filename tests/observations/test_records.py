@@ -22,6 +22,7 @@ def test_fields_of_one_name_are_taken_over_and_others_are_left():
         "outcome": "taken",
         "said": "",
         "cached": True,
+        "now": "float16",
         "company": False,
     }
 

@@ -44,7 +44,7 @@ def write(
     )
 
 
-def attend(reading: Reading) -> torch.Tensor:
+def _attend(reading: Reading) -> torch.Tensor:
     """Attention of [B, H, S, D] over all rows of the cache; gives [B, S, H, Dv].
 
     The operator has no sink: a layer that has one is written in primitives.
@@ -71,11 +71,11 @@ def attend(reading: Reading) -> torch.Tensor:
     return output.transpose(1, 2)
 
 
-def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
     present_key = write(call.past_key, call.key, call.positions, call.cursors)
     present_value = write(call.past_value, call.value, call.positions, call.cursors)
-    return attend(call.reading(present_key, present_value)), present_key, present_value
+    return _attend(call.reading(present_key, present_value)), present_key, present_value
 
 
 LOWERING = Lowering(
@@ -89,9 +89,9 @@ LOWERING = Lowering(
         Cursor("write_indices", "write_start", "int64", per_row=True),
         Cursor("nonpad_kv_seqlen", "valid_length", "int64", per_row=True),
     ),
-    emit=emit,
+    emit=_emit,
     write=write,
-    attend=attend,
+    attend=_attend,
     takes_mask=True,
     same_kv_width=False,
     appends_in_batches=True,

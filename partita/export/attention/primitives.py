@@ -37,7 +37,7 @@ def write(
     )
 
 
-def split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """Reshape to four sizes, of which the third may be symbolic."""
     return reshaped(tensor, (*shape[:2], -1, shape[3]), shape)
 
@@ -60,9 +60,9 @@ def attend(reading: Reading) -> torch.Tensor:
     kv_heads, max_length = reading.keys.shape[1], reading.keys.shape[2]
     # Query heads of one KV head are rows of one product, so that keys and values need no copy per query head.
     rows = heads // kv_heads * length
-    query = split(reading.query * reading.scale, (batch, kv_heads, rows, width))
+    query = _split(reading.query * reading.scale, (batch, kv_heads, rows, width))
     scores = product(query, reading.keys.transpose(2, 3))
-    scores = split(scores, (batch, heads, length, max_length))
+    scores = _split(scores, (batch, heads, length, max_length))
     if reading.softcap:
         scores = torch.tanh(scores / reading.softcap) * reading.softcap
     if reading.mask is not None:
@@ -71,8 +71,8 @@ def attend(reading: Reading) -> torch.Tensor:
         seen = _allowed(reading.positions, reading.window, max_length)
         scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
     weights = _with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
-    weights = split(weights, (batch, kv_heads, rows, max_length))
-    output = split(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
+    weights = _split(weights, (batch, kv_heads, rows, max_length))
+    output = _split(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
     return output.transpose(1, 2)
 
 
@@ -86,7 +86,7 @@ def _with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     return weights / (weights.sum(dim=-1, keepdim=True) + torch.exp(column - highest))
 
 
-def emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _emit(call: AttentionCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Emit the nodes. Returns output [B, S, H, Dv], present key [B, Hkv, N, D], present value [B, Hkv, N, Dv]."""
     present_key = write(call.past_key, call.key, call.positions)
     present_value = write(call.past_value, call.value, call.positions)
@@ -101,7 +101,7 @@ LOWERING = Lowering(
     min_opset=17,
     domains=(),
     cursors=(),
-    emit=emit,
+    emit=_emit,
     write=write,
     attend=attend,
     takes_mask=True,

@@ -57,17 +57,17 @@ def recognised(experts: Experts) -> Gate | None:
     """The activation of `experts` as the operator has it; None when it has none like it."""
     # A trace records what torch does, and has fake tensors and a graph of its own; the numbers here are none of it.
     with unset_fake_temporarily(), _disable_current_modes(), torch.no_grad():
-        tries = (gated(experts.activate, True), gated(experts.activate, False)) if experts.gated else plain(experts)
+        tries = (_gated(experts.activate, True), _gated(experts.activate, False)) if experts.gated else _plain(experts)
         return next((gate for gate in tries if gate is not None), None)
 
 
-def plain(experts: Experts) -> list[Gate]:
+def _plain(experts: Experts) -> list[Gate]:
     """The activations without a gate that give the same numbers."""
     numbers = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
-    return [Gate(kind) for kind, function in PLAIN.items() if same(experts.activate, function, numbers)]
+    return [Gate(kind) for kind, function in PLAIN.items() if _same(experts.activate, function, numbers)]
 
 
-def gated(activate: Function, halves: bool) -> Gate | None:
+def _gated(activate: Function, halves: bool) -> Gate | None:
     """The formula with the parameters that give the same numbers, in one layout; None when no parameters do."""
     try:
         gate = _fitted(activate, halves)
@@ -76,7 +76,7 @@ def gated(activate: Function, halves: bool) -> Gate | None:
     scale = 10.0 if math.isinf(gate.limit) else 3 * gate.limit
     numbers = torch.randn(SAMPLES, 2 * WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * scale
     numbers[: SAMPLES // 2] /= scale
-    return gate if same(activate, lambda x: swiglu(x, gate), numbers) else None
+    return gate if _same(activate, lambda x: _swiglu(x, gate), numbers) else None
 
 
 def _fitted(activate: Function, halves: bool) -> Gate:
@@ -97,14 +97,14 @@ def _fitted(activate: Function, halves: bool) -> Gate:
     return Gate("swiglu", alpha, beta, limit, halves)
 
 
-def swiglu(numbers: torch.Tensor, gate: Gate) -> torch.Tensor:
+def _swiglu(numbers: torch.Tensor, gate: Gate) -> torch.Tensor:
     """The operator's formula on [..., 2*I]."""
     parts = numbers.chunk(2, dim=-1) if gate.halves else (numbers[..., ::2], numbers[..., 1::2])
     g, u = parts[0].clamp(max=gate.limit), parts[1].clamp(-gate.limit, gate.limit)
     return g * torch.sigmoid(gate.alpha * g) * (u + gate.beta)
 
 
-def same(left: Function, right: Function, numbers: torch.Tensor) -> bool:
+def _same(left: Function, right: Function, numbers: torch.Tensor) -> bool:
     """Whether two functions agree on `numbers`."""
     try:
         wanted, found = left(numbers).double(), right(numbers).double()

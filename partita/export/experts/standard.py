@@ -35,10 +35,10 @@ def emit(call: Call) -> tuple[str, torch.Tensor]:
         return "standard operators over the selected experts", _gathered(call, call.tokens)
     if call.experts.after is not None:
         return "standard operators over all experts, one output each", _separate(call)
-    return "standard operators over all experts", together(call)
+    return "standard operators over all experts", _together(call)
 
 
-def together(call: Call) -> torch.Tensor:
+def _together(call: Call) -> torch.Tensor:
     """All experts, summed up by the second product."""
     experts = call.experts
     count, inner, hidden = experts.down.shape

@@ -46,7 +46,7 @@ class Traces:
         way = self.choosing.best()
         if way is None:
             return None
-        made = exported(self.draft.graphs(way))
+        made = _exported(self.draft.graphs(way))
         self.tried[made.label] = way
         return made
 
@@ -89,7 +89,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     )
 
 
-def exported(graphs: Graphs) -> Exported:
+def _exported(graphs: Graphs) -> Exported:
     """Traced graphs as they are handed over."""
     draft, first = graphs.draft, graphs.traced[0]
     models = tuple(item.model for item in graphs.traced)

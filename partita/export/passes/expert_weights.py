@@ -27,12 +27,12 @@ def run(model: ir.Model, context: PassContext) -> int:
     for node in list(model.graph):
         if node.graph is model.graph and node.op_type in ("Transpose", "Reshape"):
             with over(node):
-                count += fold(model.graph, node)
+                count += _fold(model.graph, node)
     drop_unused_initializers(model.graph)
     return count
 
 
-def fold(graph: ir.Graph, node: ir.Node) -> bool:
+def _fold(graph: ir.Graph, node: ir.Node) -> bool:
     """Fold one node, or the interleaving that begins with it, into the weight it reads; False where it is not one."""
     value = node.inputs[0]
     weight = stored(value)
@@ -42,17 +42,17 @@ def fold(graph: ir.Graph, node: ir.Node) -> bool:
         order = tuple(node.attributes.get_ints("perm", range(weight.shape.rank())[::-1]))
         if len(order) < 3:
             return False
-        return put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
+        return _put(graph, (node,), weight.permuted(order), f"{value.name}.permuted")
     shape = _wanted_shape(node, weight)
     if shape is None:
         return False
     if (rest := _interleaving(node, weight.part.shape, shape)) is not None:
         axis, nodes = rest
-        return put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
+        return _put(graph, (node, *nodes), weight.interleaved(axis), f"{value.name}.interleaved")
     following = only_consumer(node.outputs[0])
     if weight.shape.rank() < 3 or following is None or following.op_type in ("Transpose", "Reshape"):
         return False
-    return put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
+    return _put(graph, (node,), weight.reshaped(shape), f"{value.name}.reshaped")
 
 
 def _wanted_shape(node: ir.Node, weight: StoredPart) -> tuple[int, ...] | None:
@@ -85,7 +85,7 @@ def _interleaving(
     return None
 
 
-def put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
+def _put(graph: ir.Graph, nodes: tuple[ir.Node, ...], weight: StoredPart | None, name: str) -> bool:
     """Let `weight` stand where the result of the last of `nodes` was, and drop the nodes; False where there is none."""
     if weight is None:
         return False

@@ -54,12 +54,12 @@ def _run_one(model: ir.Model, each: Pass, context: PassContext) -> int:
     except OverNodeError as error:
         cause = error.__cause__
         assert cause is not None
-        raise PassError(each.name, told(cause), error.node) from error
+        raise PassError(each.name, _told(cause), error.node) from error
     except Exception as error:
-        raise PassError(each.name, told(error)) from error
+        raise PassError(each.name, _told(error)) from error
 
 
-def told(error: BaseException) -> str:
+def _told(error: BaseException) -> str:
     """An exception in one line."""
     return ": ".join(text for text in (type(error).__name__, " ".join(str(error).split())) if text)
 

@@ -34,7 +34,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     if positions is None:
         return 0
     length = context.spec.max_length
-    tables = [(value, _tabulated(model, positions, value, length)) for value in waves(graph, positions)]
+    tables = [(value, _tabulated(model, positions, value, length)) for value in _waves(graph, positions)]
     count = 0
     for value, table in tables:
         if table is not None:
@@ -44,7 +44,7 @@ def run(model: ir.Model, context: PassContext) -> int:
     return count
 
 
-def waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
+def _waves(graph: ir.Graph, positions: ir.Value) -> list[ir.Value]:
     """Values [B, S, D] that depend on nothing but the positions, through a wave, and are read by something else."""
     before, after = {positions}, set[ir.Value]()
     for node in graph:
@@ -108,13 +108,13 @@ def _rows_of(compute: ReferenceEvaluator, positions: ir.Value, length: int) -> n
     assert positions.dtype is not None
     numbers = np.arange(length, dtype=positions.dtype.numpy())[None]  # one row of the batch: the others are the same
     orders = ({positions.name or "": order} for order in (numbers, numbers[:, ::-1]))
-    rows, mirrored = (np.asarray(outputs(compute, order)) for order in orders)
+    rows, mirrored = (np.asarray(_outputs(compute, order)) for order in orders)
     if rows.shape[1] != length or not np.array_equal(rows, mirrored[:, ::-1]) or (rows != rows[:1]).any():
         return None
     return np.ascontiguousarray(rows[0])
 
 
-def outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> Any:
+def _outputs(compute: ReferenceEvaluator, feed: dict[str, npt.NDArray[Any]]) -> Any:
     """What a model of one output gives for positions [B, N]."""
     return compute.run(None, feed)[0]  # type: ignore[index]  # a list, as no names are given
 

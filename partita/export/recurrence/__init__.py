@@ -36,7 +36,7 @@ def recurrences() -> dict[str, Recurrence]:
 def used_by(model: torch.nn.Module) -> tuple[str, ...]:
     """Names of the known functions that the modelling code of `model` has."""
     known = recurrences()
-    return tuple(sorted({name for module in modelling_code(model) for name in known if hasattr(module, name)}))
+    return tuple(sorted({name for module in _modelling_code(model) for name in known if hasattr(module, name)}))
 
 
 def read_states(model: torch.nn.Module) -> bool:
@@ -50,7 +50,7 @@ def replaced(model: torch.nn.Module, form: Form) -> Iterator[None]:
     """In this block the modelling code of `model` computes its recurrences in `form`."""
     known = recurrences()
     with ExitStack() as stack:
-        for module in modelling_code(model):
+        for module in _modelling_code(model):
             for name, recurrence in known.items():
                 if hasattr(module, name):
                     stack.callback(setattr, module, name, getattr(module, name))
@@ -58,6 +58,6 @@ def replaced(model: torch.nn.Module, form: Form) -> Iterator[None]:
         yield
 
 
-def modelling_code(model: torch.nn.Module) -> list[ModuleType]:
+def _modelling_code(model: torch.nn.Module) -> list[ModuleType]:
     """The Python modules that define the classes of `model`."""
     return [sys.modules[name] for name in sorted({type(part).__module__ for part in model.modules()})]

@@ -21,7 +21,7 @@ NORM_EPSILON = 1e-6
 """Of the norm of queries and keys, as in transformers (`l2norm` in its modelling code)."""
 
 
-def contrib(
+def _contrib(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -55,7 +55,7 @@ def standard(
     use_qk_l2norm_in_kernel: bool = False,
     **keywords: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `contrib` otherwise."""
+    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `_contrib` otherwise."""
     heads, length, dtype = value.shape[2], value.shape[1], query.dtype
     query, key, value, g, beta = _prepared(query, key, value, g, beta, norm=use_qk_l2norm_in_kernel)
     state = _initial(initial_state, key, heads, value.shape[-1])
@@ -146,6 +146,6 @@ def inverted(system: torch.Tensor) -> torch.Tensor:
 
 RECURRENCE = Recurrence(
     functions=("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"),
-    contrib=contrib,
+    contrib=_contrib,
     standard=standard,
 )

@@ -20,7 +20,7 @@ from partita.export.linear_attention import linear_attention
 from partita.export.recurrence.base import Recurrence
 
 
-def contrib(
+def _contrib(
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
     A: torch.Tensor,
@@ -61,7 +61,7 @@ def standard(
     return_last_state: bool = False,
     **keywords: Any,
 ) -> Any:
-    """Token by token, for a fixed number of tokens; as `contrib` otherwise."""
+    """Token by token, for a fixed number of tokens; as `_contrib` otherwise."""
     step = _time_step(dt, delta_bias, softplus=delta_softplus)[..., None]
     decay = torch.exp(A.to(torch.float32)[None, :, None] * step)
     new = step * B.to(torch.float32).transpose(1, 2)[:, None] * hidden_states.to(torch.float32)[..., None]
@@ -111,6 +111,6 @@ def _finished(
 
 RECURRENCE = Recurrence(
     functions=("mamba_selective_scan",),
-    contrib=contrib,
+    contrib=_contrib,
     standard=standard,
 )

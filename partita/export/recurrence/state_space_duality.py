@@ -22,7 +22,7 @@ from partita.export.recurrence.base import Recurrence
 CHUNK = 64
 
 
-def contrib(
+def _contrib(
     hidden_states: torch.Tensor,
     dt: torch.Tensor,
     A: torch.Tensor,
@@ -61,7 +61,7 @@ def standard(
     return_final_states: bool = False,
     **keywords: Any,
 ) -> Any:
-    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `contrib` otherwise."""
+    """As products of matrices, chunk by chunk, for a fixed number of tokens; as `_contrib` otherwise."""
     tokens, step, key, query = _prepared(hidden_states, dt, B, C, dt_bias, dt_limit, softplus=dt_softplus)
     state, outputs = _initial(initial_states, tokens, key), []
     by_head = [tensor.transpose(1, 2) for tensor in (tokens * step[..., None], key, query)]
@@ -134,7 +134,7 @@ def _finished(
 
 RECURRENCE = Recurrence(
     functions=("mamba2_chunk_scan",),
-    contrib=contrib,
+    contrib=_contrib,
     standard=standard,
     reads_state=True,
 )

@@ -64,8 +64,8 @@ def _show_table(page: Page, report: MachineReport) -> None:
             "yes" if entry.usable else "no",
             "yes" if entry.in_build else "no",
             "-" if entry.plugin is None else "yes",
-            answer(entry.library_loads),
-            "software" if entry.software_device else answer(entry.device_found),
+            _answer(entry.library_loads),
+            "software" if entry.software_device else _answer(entry.device_found),
             decimals(entry.seconds),
         )
         for entry in report.providers
@@ -78,7 +78,7 @@ def _show_table(page: Page, report: MachineReport) -> None:
         page.line("software: it runs on a driver that computes on the CPU; it is not chosen automatically.")
 
 
-def answer(known: bool | None) -> str:
+def _answer(known: bool | None) -> str:
     """`yes`, `no`, or `-` when it is not known."""
     return "-" if known is None else "yes" if known else "no"
 

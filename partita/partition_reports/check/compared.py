@@ -48,15 +48,15 @@ class Beside:
         for chain in (now, was):
             if before in chain and after in chain:
                 return chain.index(after) > chain.index(before)
-        return rank(now, after) > rank(was, before)
+        return _rank(now, after) > _rank(was, before)
 
 
-def rank(chain: Sequence[str], provider: str) -> int:
+def _rank(chain: Sequence[str], provider: str) -> int:
     """Where a provider stands in a chain; after all others when it is not in it."""
     return chain.index(provider) if provider in chain else len(chain)
 
 
-def wanted_other(both: Beside) -> Found | None:
+def _wanted_other(both: Beside) -> Found | None:
     """1 when another provider is preferred now. A baseline that wanted the same has nothing to be said of that."""
     if both.same_wanted:
         return None
@@ -156,7 +156,7 @@ def _count_more_copy_bytes(both: Beside) -> Found:
     return Found(grown if known else None, "; ".join(larger) or "no more where known")
 
 
-def lost_cache(both: Beside) -> Found | None:
+def _lost_cache(both: Beside) -> Found | None:
     """1 when the cache stayed in place in the baseline and no longer does; None when it did not there, either."""
     if is_cache_in_place(both.baseline).value != 1:
         return None
@@ -175,12 +175,12 @@ def _measure_slowdown(both: Beside) -> Found:
 
 
 COMPARED: dict[str, Callable[[Beside], Found | None]] = {
-    "wanted_other": wanted_other,
+    "wanted_other": _wanted_other,
     "lost_phases": _count_lost_phases,
     "nodes_left": _count_nodes_left,
     "new_reasons": _count_new_reasons,
     "more_copies": _count_more_copies,
     "more_copy_bytes": _count_more_copy_bytes,
-    "lost_cache": lost_cache,
+    "lost_cache": _lost_cache,
     "slowdown": _measure_slowdown,
 }

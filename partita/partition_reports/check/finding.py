@@ -81,7 +81,7 @@ def _decide(found: Found, measure: Measure) -> tuple[bool, str]:
 
 def _find_in_phases(requirement: Requirement, measures: Sequence[Measure], report: Report) -> list[tuple[bool, str]]:
     """The same for measures of selected nodes, and of phases."""
-    phases = [phase for phase in report.phases if is_known(phase) and about(phase, requirement.selectors)]
+    phases = [phase for phase in report.phases if is_known(phase) and _about(phase, requirement.selectors)]
     if not phases:
         return [(False, "the report has no such phase with a node in it")]
     alike: dict[Finding, list[str]] = {}
@@ -91,7 +91,7 @@ def _find_in_phases(requirement: Requirement, measures: Sequence[Measure], repor
     return [(found.holds, f"{found.figure} in {listing(names)}{found.more}") for found, names in alike.items()]
 
 
-def about(phase: Phase, selectors: Iterable[Selector]) -> bool:
+def _about(phase: Phase, selectors: Iterable[Selector]) -> bool:
     """The phase is meant."""
     return all((phase.name == entry.value) == entry.equal for entry in selectors if entry.field == "phase")
 
@@ -105,13 +105,13 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
     if value is None:
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure)}")
     holds = COMPARE[measure.sign](value, measure.value)
-    shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else say(measure, value)
+    shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _say(measure, value)
     left_out = phase.bodies.nodes if phase.bodies and measure.field in COUNTED else 0
     bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
 
-def say(measure: Measure, value: float) -> str:
+def _say(measure: Measure, value: float) -> str:
     """A share with four decimals, so that it can be told from its limit; other numbers with three digits."""
     return f"{value:.4g}" if measure.field.endswith("share") else decimals(value)
 
@@ -156,8 +156,8 @@ class Chosen:
         if field == "nodes":
             return len(self.nodes)
         if field == "share":
-            whole = weight(self.base)
-            return weight(self.nodes) / whole if whole else None
+            whole = _weight(self.base)
+            return _weight(self.nodes) / whole if whole else None
         whole_us, part_us = total_us(self.base), total_us(self.nodes) if self.nodes else 0.0
         return part_us / whole_us if whole_us and part_us is not None else None
 
@@ -165,7 +165,7 @@ class Chosen:
         """Why a figure is not there."""
         if measure.field in MEASURED:
             return "the report does not have it"
-        return "no time is known" if weight(self.base) else "no node of the file is selected"
+        return "no time is known" if _weight(self.base) else "no node of the file is selected"
 
     def blame(self, measure: Measure) -> str:
         """The nodes because of which it does not hold: those that are missing, or those that are too many."""
@@ -185,7 +185,7 @@ class Chosen:
         return f"{node.name} ({node.op_type or 'unknown'} on {where}{why})"
 
 
-def weight(nodes: Iterable[NodePlacement]) -> int:
+def _weight(nodes: Iterable[NodePlacement]) -> int:
     """Nodes of the file behind these."""
     return sum(len(stands_for(node)) for node in nodes if node.replaces or "model_file" in node.sources)
 

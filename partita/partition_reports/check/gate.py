@@ -94,12 +94,12 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     Raises ReportError when the baseline is of another model: nothing can be said then. UsageError when something is
     asked that only a baseline tells, and there is none.
     """
-    outcomes = [*sound(report)]
+    outcomes = [*_sound(report)]
     if any(is_known(phase) for phase in report.phases):
         beside = None if baseline is None else Beside.of(report, baseline[1], (baseline[0], name))
         asked = gate.asked()
         asked = asked if baseline is None else (*asked, *_kept_up(asked))
-        outcomes += [outcome for requirement in asked for outcome in held(requirement, report, beside)]
+        outcomes += [outcome for requirement in asked for outcome in _held(requirement, report, beside)]
     return GateResult(
         report=name,
         baseline=baseline[0] if baseline else None,
@@ -108,7 +108,7 @@ def check(report: Report, gate: Gate, name: str, baseline: tuple[str, Report] | 
     )
 
 
-def sound(report: Report) -> Iterator[Outcome]:
+def _sound(report: Report) -> Iterator[Outcome]:
     """A report that does not add up proves nothing, nor does one without a node."""
     if not any(is_known(phase) for phase in report.phases):
         yield Outcome(check="report", holds=False, detail="no phase has a node, so nothing can be confirmed")
@@ -117,7 +117,7 @@ def sound(report: Report) -> Iterator[Outcome]:
         yield Outcome(check="report", holds=False, detail=f"it does not add up: {'; '.join(failed)}")
 
 
-def held(requirement: Requirement, report: Report, beside: Beside | None) -> Iterator[Outcome]:
+def _held(requirement: Requirement, report: Report, beside: Beside | None) -> Iterator[Outcome]:
     """What came of one requirement; nothing where it does not apply to this pair of reports."""
     findings = find(requirement, report, beside)
     if findings:

@@ -125,7 +125,7 @@ def parse_requirement(text: str, words: Vocabulary) -> Requirement:
         elif field in FIELDS:
             measures.append(Measure(field, sign, _parse_number(text, field, value)))
         else:
-            raise UsageError(f"{spelled('requirements', text)}: {unknown(field, FIELDS, 'field')}")
+            raise UsageError(f"{spelled('requirements', text)}: {_unknown(field, FIELDS, 'field')}")
     _check_sense(text, selectors, measures)
     return Requirement(spelled("requirements", text), text, tuple(selectors), tuple(measures))
 
@@ -137,9 +137,9 @@ def _parse_selector(text: str, field: str, sign: str, value: str, words: Vocabul
     if not value:
         raise UsageError(f"{spelled('requirements', text)}: {field} has no value")
     if field == "phase" and value not in PHASES:
-        raise UsageError(f"{spelled('requirements', text)}: {unknown(value, PHASES, 'phase')}")
+        raise UsageError(f"{spelled('requirements', text)}: {_unknown(value, PHASES, 'phase')}")
     if field == "reason" and value not in words.reasons:
-        raise UsageError(f"{spelled('requirements', text)}: {unknown(value, words.reasons, 'reason')}")
+        raise UsageError(f"{spelled('requirements', text)}: {_unknown(value, words.reasons, 'reason')}")
     return Selector(field, sign != "!=", words.provider(value) if field == "provider" else value)
 
 
@@ -178,7 +178,7 @@ def _check_sense(text: str, selectors: Sequence[Selector], measures: Sequence[Me
         )
 
 
-def unknown(word: str, known: Iterable[str], noun: str) -> str:
+def _unknown(word: str, known: Iterable[str], noun: str) -> str:
     """A word that nobody knows, with the nearest one and the list."""
     listed = list(known)
     near = difflib.get_close_matches(word.lower(), listed, n=1)

@@ -39,7 +39,7 @@ def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B"
         reasons=reasons,
         copies=copies,
         figures=tuple(figure for both in phases for figure in both.figures()),
-        notes=tuple(notes(before, after, phases)),
+        notes=tuple(_notes(before, after, phases)),
     )
     return diff.model_copy(update={"headline": headline(diff)})
 
@@ -93,7 +93,7 @@ def _common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
             yield BothPhases(phase, later[phase.name], before, after)
 
 
-def notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[str]:
+def _notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[str]:
     """What a reader has to know to read the figures."""
     for both in phases:
         if both.tokens_differ:

@@ -57,21 +57,21 @@ def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
 def state(report: Report) -> Iterator[tuple[tuple[str, str], str]]:
     """What a report states about the run, without figures and without what differs from run to run anyway."""
     for subject, values in (
-        ("environment", environment(report)),
+        ("environment", _environment(report)),
         ("package", package(report)),
-        ("model", model(report)),
-        ("request", request(report)),
-        ("chain", chain(report)),
+        ("model", _model(report)),
+        ("request", _request(report)),
+        ("chain", _chain(report)),
         ("cache", {"cache": _cache_state(report)} if report.cache is not None else {}),
-        ("dry_run", dry_run(report)),
-        ("checks", outcome(report)),
+        ("dry_run", _dry_run(report)),
+        ("checks", _outcome(report)),
     ):
         for name, value in values.items():
             if value is not None:
                 yield (subject, name), str(value)
 
 
-def environment(report: Report) -> Mapping[str, object]:
+def _environment(report: Report) -> Mapping[str, object]:
     """Software and machine. Memory is left out: it differs between equal machines."""
     env = report.environment
     return {
@@ -104,7 +104,7 @@ def package(report: Report) -> Mapping[str, object]:
     }
 
 
-def model(report: Report) -> Mapping[str, object]:
+def _model(report: Report) -> Mapping[str, object]:
     """What was run, when it is no package."""
     facts = report.model
     if facts is None:
@@ -119,7 +119,7 @@ def model(report: Report) -> Mapping[str, object]:
     }
 
 
-def request(report: Report) -> Mapping[str, object]:
+def _request(report: Report) -> Mapping[str, object]:
     """What the user asked for."""
     asked = report.request
     return {
@@ -135,7 +135,7 @@ def request(report: Report) -> Mapping[str, object]:
     }
 
 
-def chain(report: Report) -> Mapping[str, object]:
+def _chain(report: Report) -> Mapping[str, object]:
     """What became of each provider."""
     return {entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain}
 
@@ -148,7 +148,7 @@ def _cache_state(report: Report) -> str:
     return say_cache(cache) if cache.states else "no cache"
 
 
-def dry_run(report: Report) -> Mapping[str, object]:
+def _dry_run(report: Report) -> Mapping[str, object]:
     """The device that was played."""
     played = report.dry_run
     if played is None:
@@ -160,7 +160,7 @@ def dry_run(report: Report) -> Mapping[str, object]:
     }
 
 
-def outcome(report: Report) -> Mapping[str, object]:
+def _outcome(report: Report) -> Mapping[str, object]:
     """What was wrong with the run or the report."""
     failed = [check.name for check in report.checks if not check.passed]
     lost = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected]

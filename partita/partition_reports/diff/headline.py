@@ -26,7 +26,7 @@ def headline(diff: ReportDiff) -> str:
     """One sentence. Names come from the reports as they are: a view has to make them harmless."""
     if diff.unrelated:
         return f"not comparable: {diff.unrelated}"
-    around = list(versions(diff))
+    around = list(_versions(diff))
     if diff.same:
         counts: dict[int, list[str]] = {}
         for figure in diff.figures:
@@ -35,11 +35,11 @@ def headline(diff: ReportDiff) -> str:
         where = listing(f"{plural(count, 'node')} in {listing(phases)}" for count, phases in counts.items())
         head = f"no difference in placement, reasons and copies ({where})"
     else:
-        head = ", ".join(placement(diff))
+        head = ", ".join(_placement(diff))
     return "; ".join([head, *around])
 
 
-def placement(diff: ReportDiff) -> Iterator[str]:
+def _placement(diff: ReportDiff) -> Iterator[str]:
     """What is different about nodes, reasons and copies."""
     yield from _movements(diff.moved)
     if not diff.moved:
@@ -51,7 +51,7 @@ def placement(diff: ReportDiff) -> Iterator[str]:
     for change, noun in (("new", "new reason"), ("changed", "changed reason"), ("gone", "reason")):
         for count, phases in _by_count(entry for entry in others if entry.change == change):
             yield f"{plural(count, noun)}{' gone' if change == 'gone' else ''} in {phases}"
-    yield from copies(diff)
+    yield from _copies(diff)
 
 
 def _movements(moved: Iterable[NodeChange]) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _by_count(changes: Iterable[NodeChange | ReasonChange]) -> Iterator[tuple[in
         yield len(shared), listing(phases)
 
 
-def copies(diff: ReportDiff) -> Iterator[str]:
+def _copies(diff: ReportDiff) -> Iterator[str]:
     """How many copies more or fewer in the phase that is run for every token, and their bytes."""
     figures = {(figure.phase, figure.name): figure for figure in diff.figures}
     phases = [phase for phase, name in figures if name == "copies"]
@@ -108,7 +108,7 @@ def _say_bytes(per_token: Figure | None, per_run: Figure | None) -> str:
     return ""
 
 
-def versions(diff: ReportDiff) -> Iterator[str]:
+def _versions(diff: ReportDiff) -> Iterator[str]:
     """Versions and requests that changed: what matters most by name, the rest as a count."""
     told = [change for change in diff.changes if (change.subject, change.key) in NAMED or change.cache_moved]
     for change in told:

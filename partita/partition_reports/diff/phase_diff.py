@@ -243,7 +243,7 @@ class BothPhases:
 
     def figures(self) -> Iterator[Figure]:
         """Counts, sizes and times."""
-        ours, theirs = counted(self.before), counted(self.after)
+        ours, theirs = _counted(self.before), _counted(self.after)
         for name, value in ours.items():
             if name == "copy_bytes_per_run" and self.tokens_differ:
                 continue
@@ -299,7 +299,7 @@ def _reasons_by_node(report: Report, phase: Phase) -> dict[str, Fallback]:
     return {key: entry for entry in entries for key in keys.get(entry.node, [entry.node])}
 
 
-def counted(phase: Phase) -> dict[str, float | None]:
+def _counted(phase: Phase) -> dict[str, float | None]:
     """Figures that are counted, not measured."""
     cost = phase.cost
     return {

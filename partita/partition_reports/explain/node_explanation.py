@@ -114,7 +114,7 @@ class Matches(Record):
 
 def find(report: Report, query: str) -> Explanation | Matches:
     """The one node that `query` names, in full or by a part that only it has; else what it may have meant."""
-    known = list(dict.fromkeys(names(report)))
+    known = list(dict.fromkeys(_names(report)))
     fitting = _fits(known, query)
     if len(fitting) == 1:
         return explain(report, fitting[0])
@@ -155,7 +155,7 @@ def _near(known: list[str], query: str) -> list[str]:
     return [tails[tail] for tail in last]
 
 
-def names(report: Report) -> Iterator[str]:
+def _names(report: Report) -> Iterator[str]:
     """Every name that the report has something to say about, nodes of the plan first."""
     for phase in report.phases:
         yield from (node.name for node in phase.nodes)

@@ -1,7 +1,7 @@
 """Pages that need nothing else: no server, no network, and for reading no JavaScript.
 
 A page is a template of a view over the frame, the style and the script of the folder `page`. Every text goes through
-`harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and nothing else.
+`_harmless` and Jinja's escaping; a content security policy lets the page's own style and script run and nothing else.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
     policy = POLICY.format(style=_digest(style), script=_digest(script))
     shared = {"style": Markup(style), "script": Markup(script), "policy": policy}
     source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
-    return environment({template: source}).get_template(template).render(**shared, **contents)
+    return _environment({template: source}).get_template(template).render(**shared, **contents)
 
 
-def environment(own: Mapping[str, str]) -> Environment:
+def _environment(own: Mapping[str, str]) -> Environment:
     """Jinja with escaping on, and an error for a name that a template misspells. `own`: templates beside the shared."""
     made = Environment(
         loader=DictLoader({**{name: read_part(f"{name}.html.jinja") for name in SHARED}, **own}),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=harmless,
+        finalize=_harmless,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -51,7 +51,7 @@ def _kind_of(block: object) -> str:
     return type(block).__name__.lower()
 
 
-def harmless(value: object) -> object:
+def _harmless(value: object) -> object:
     """Text without control and bidirectional characters; anything else as it is. Escaping comes after this."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value

@@ -137,12 +137,12 @@ def table(
     room = width - indent
     lines: list[tuple[Kind, str]] = []
     natural = [max(map(cell_len, (column.title, *(row[n] for row in rows)))) for n, column in enumerate(columns)]
-    below = [n for n, column in enumerate(columns) if column.below and total(natural) > room]
+    below = [n for n, column in enumerate(columns) if column.below and _total(natural) > room]
     least = [
         _narrowest(column, [row[n] for row in rows], min(READABLE if n else READABLE_NAME, room // 2))
         for n, column in enumerate(columns)
     ]
-    parts = split([n for n in range(1, len(columns)) if n not in below], columns, least, room)
+    parts = _split([n for n in range(1, len(columns)) if n not in below], columns, least, room)
     if parts is None:
         lines += _stacked(columns, rows, room)
     for number, part in enumerate(parts or ()):
@@ -165,25 +165,25 @@ def _whole_words(text: str) -> list[str]:
     return UNIT.sub(JOINT, text).split(" ")
 
 
-def split(others: Sequence[int], columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]] | None:
+def _split(others: Sequence[int], columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]] | None:
     """The columns of each part, by their numbers: the first, and some of the `others`. None where one of them does not
     even fit beside the first.
     """
-    if total([least[n] for n in (0, *others)]) <= room:
+    if _total([least[n] for n in (0, *others)]) <= room:
         return [[0, *others]]
     parts: list[list[int]] = []
     for _, block in groupby(others, lambda n: columns[n].group or n):
         group = list(block)
-        if parts and total([least[n] for n in (*parts[-1], *group)]) <= room:
+        if parts and _total([least[n] for n in (*parts[-1], *group)]) <= room:
             parts[-1] += group
-        elif total([least[n] for n in (0, *group)]) <= room:
+        elif _total([least[n] for n in (0, *group)]) <= room:
             parts.append([0, *group])
         else:
             return None
     return parts
 
 
-def total(widths: Sequence[int]) -> int:
+def _total(widths: Sequence[int]) -> int:
     """The width of columns side by side."""
     return sum(widths) + GAP * (len(widths) - 1)
 
@@ -201,13 +201,13 @@ def _grid(
     chosen = [columns[n] for n in part]
     titles, *cells = [[row[n] for n in part] for row in ([column.title for column in columns], *rows)]
     widths = [max(least[n], *(cell_len(row[at]) for row in (titles, *cells))) for at, n in enumerate(part)]
-    while total(widths) > room:
+    while _total(widths) > room:
         # The widest gives way, texts before numbers: a heading or a number of several words is folded last.
         can = [at for at, n in enumerate(part) if widths[at] > least[n]]
         widths[max([at for at in can if not chosen[at].number] or can, key=widths.__getitem__)] -= 1
     for line in _side_by_side(titles, chosen, widths):
         yield "head", line
-    yield "rule", rule * total(widths)
+    yield "rule", rule * _total(widths)
     for whole, row in zip(rows, cells, strict=True):
         for line in _side_by_side(row, chosen, widths):
             yield "row", line

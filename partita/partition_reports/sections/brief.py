@@ -23,10 +23,10 @@ def brief(report: Report) -> list[tuple[str, str]]:
     """Labels and sentences, most important first; the first has no label."""
     top = glance(report)
     lines = [("", f"{top.name}: {top.state.headline}"), *where(report), *why(report), *_what_to_do(top)]
-    lines += [("copies", copies(main))] if (main := main_phase(report)) else []
+    lines += [("copies", _copies(main))] if (main := main_phase(report)) else []
     if report.cache is not None and report.cache.states:
         lines.append(("cache", say_cache(report.cache)))
-    lines += [("speed", told) for told in speed(report)]
+    lines += [("speed", told) for told in _speed(report)]
     passed = sum(check.passed for check in report.checks)
     lines.append(("checks", f"{passed} of {len(report.checks)} passed"))
     flags = "; ".join(f"{flag.label}: {flag.short or flag.text}" for flag in find_flags(report))
@@ -77,7 +77,7 @@ def _what_to_do(top: Glance) -> Iterator[tuple[str, str]]:
         yield "remedy", first.text if isinstance(first, Command) else text_of(first)
 
 
-def copies(phase: Phase) -> str:
+def _copies(phase: Phase) -> str:
     """Copies and partitions of one run."""
     cost, parts = phase.cost, plural(len(phase.partitions), "partition")
     where = "" if phase.name == "run" else f" of {phase.name}"
@@ -87,7 +87,7 @@ def copies(phase: Phase) -> str:
     return f"{counted} in a run{where}; {parts}"
 
 
-def speed(report: Report) -> Iterator[str]:
+def _speed(report: Report) -> Iterator[str]:
     """Tokens per second, or time per run, of every phase, the one that is run for every token first."""
     told = [
         f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}"

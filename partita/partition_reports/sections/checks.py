@@ -18,7 +18,7 @@ def section(report: Report) -> Section:
     passed = len(report.checks) - len(failed)
     blocks: list[Block] = [Line(f"{passed} of {plural(len(report.checks), 'check')} passed")]
     blocks += [Line(f"FAILED {check.name}: {check.detail}", tone="bad") for check in failed]
-    blocks += disagreements(report)
+    blocks += _disagreements(report)
     if report.checks:
         blocks.append(Fold("All checks", (_all_checks(report),)))
     return Section("checks", "Checks", tuple(blocks))
@@ -31,7 +31,7 @@ def _all_checks(report: Report) -> Table:
     return table("Checks", [words(title) for title in ("check", "result", "detail")], rows)
 
 
-def disagreements(report: Report) -> Iterator[Block]:
+def _disagreements(report: Report) -> Iterator[Block]:
     """Nodes on which sources differ."""
     phases: dict[tuple[str, str], list[str]] = {}
     for entry in report.disagreements:

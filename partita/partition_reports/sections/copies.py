@@ -50,7 +50,7 @@ def section(report: Report) -> Section | None:
         return Section("copies", "Copies", (Line(_say_none(report)),))
     blocks: list[Block] = []
     for phases in merge_phases(copying):
-        blocks += [_family_table(report, phases), Fold(f"All copies{where(phases)}", (_copy_table(report, phases),))]
+        blocks += [_family_table(report, phases), Fold(f"All copies{_where(phases)}", (_copy_table(report, phases),))]
     blocks.append(Line(TIMED if is_timed(report) else UNTIMED, tone="quiet"))
     return Section("copies", "Copies", tuple(blocks))
 
@@ -62,7 +62,7 @@ def _say_none(report: Report) -> str:
     return f"None: no Memcpy node, and {bound if known else 'nothing is known of session inputs and outputs'}."
 
 
-def where(phases: Sequence[Phase]) -> str:
+def _where(phases: Sequence[Phase]) -> str:
     """` in prefill and decode`."""
     return in_phases(phase.name for phase in phases)
 
@@ -83,7 +83,9 @@ def _family_table(report: Report, phases: Sequence[Phase]) -> Table:
         rows.append((tensor, way, f"{len(copies):,}", copied_bytes(copies), *time, cause))
     heads = [words("tensor"), words("direction"), Column("copies"), Column("bytes")]
     heads += [Column("wait, ms")] if timed else []
-    caption = f"{plural(len(phase.copies), 'copy')} between devices{where(phases)}; bytes{' and wait' if timed else ''}"
+    caption = (
+        f"{plural(len(phase.copies), 'copy')} between devices{_where(phases)}; bytes{' and wait' if timed else ''}"
+    )
     caption += f" {per_run(phase.name)}"
     return table(caption, [*heads, words("caused by", below=True)], rows, rest=rest)
 
@@ -126,7 +128,7 @@ def _copy_table(report: Report, phases: Sequence[Phase]) -> Table:
     timed = is_timed(report)
     heads = [words("tensor"), words("direction"), Column("bytes"), *([Column("wait and copy, ms")] if timed else [])]
     heads += [words("made by"), words("caused by")]
-    caption = f"Copies{where(phases)}, in execution order"
+    caption = f"Copies{_where(phases)}, in execution order"
     return table(caption, heads, [_copy_row(copy, targets, timed=timed) for copy in phase.copies])
 
 

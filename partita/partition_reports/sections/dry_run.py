@@ -17,10 +17,10 @@ def section(report: Report) -> Section | None:
     if played is None:
         return None
     captures = [_capture(verdict) for verdict in played.graph_capture or ()]
-    return Section("dry_run", "Dry run", (Pairs("The device", device(played)), *captures))
+    return Section("dry_run", "Dry run", (Pairs("The device", _device(played)), *captures))
 
 
-def device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The device that was played, and what is therefore not real."""
     about = (
         f"{played.device_name} ({played.device}): compute capability {played.compute_capability}, "

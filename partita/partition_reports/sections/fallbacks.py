@@ -58,7 +58,7 @@ Aside = tuple[str, str, str, str]
 def section(report: Report) -> Section:
     """Providers that are not there, parts that were refused, then the nodes by reason."""
     wanted = wanted_of(report)
-    blocks: list[Block] = [*unavailable(report), *rejected(report)]
+    blocks: list[Block] = [*unavailable(report), *_rejected(report)]
     blocks += (Writer(report).group(*entry) for entry in enumerate(by_reason(report)))
     if not report.fallbacks:
         blocks.append(Line(_say_none(report)))
@@ -85,11 +85,11 @@ def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
         groups.setdefault((entry.reason, entry.provider), []).append(entry)
     return sorted(
         groups.items(),
-        key=lambda item: (_is_harmless(item[1]), item[0][0] == "unexplained", *weight(item[1]), item[0]),
+        key=lambda item: (_is_harmless(item[1]), item[0][0] == "unexplained", *_weight(item[1]), item[0]),
     )
 
 
-def weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
+def _weight(entries: Sequence[Fallback]) -> tuple[float, int, int]:
     """Sorts groups: most time of copies and nodes in their last phase first, then most copies, then most nodes."""
     costs = [entry.cost for entry in entries if entry.cost is not None and entry.phase == entries[-1].phase]
     time = sum((cost.copy_wait_us_per_run or 0.0) + (cost.host_us_per_run or 0.0) for cost in costs)
@@ -117,7 +117,7 @@ def unavailable(report: Report) -> Iterator[Group]:
             yield Group(f"{entry.provider} is not available: {entry.reason or 'no reason known'}", tuple(blocks))
 
 
-def rejected(report: Report) -> Iterator[Table]:
+def _rejected(report: Report) -> Iterator[Table]:
     """Parts of the graph that a provider does not open."""
     rows = [
         (
@@ -227,7 +227,7 @@ class Writer:
             blocks += [Line(f"{why}: {told}", f"not on {name} either"), Line(help_, f"remedy for {name}", "good")]
         nodes = self.nodes(by_node)
         blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
-        blocks += experiments(members)
+        blocks += _experiments(members)
         return Group("", tuple(blocks))
 
     def nodes(self, by_node: Mapping[str, Sequence[Fallback]]) -> Table:
@@ -353,7 +353,7 @@ def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     return (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, HARMLESS[cost.harmless], cost.why)
 
 
-def experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
+def _experiments(members: Sequence[Fallback]) -> Iterator[Fold]:
     """The experiments of each node; those with the same outcome are shown once."""
     alike: dict[tuple[Trial, ...], list[Fallback]] = {}
     for entry in members:

@@ -114,7 +114,7 @@ class Glance:
 def glance(report: Report) -> Glance:
     """The top of a report."""
     return Glance(
-        name=name_of(report),
+        name=_name_of(report),
         state=find_state(report),
         verdict=give_verdict(report),
         asked=_say_asked(report),
@@ -123,7 +123,7 @@ def glance(report: Report) -> Glance:
     )
 
 
-def name_of(report: Report) -> str:
+def _name_of(report: Report) -> str:
     """The package or file that the report is about."""
     if report.package is not None:
         return report.package.name

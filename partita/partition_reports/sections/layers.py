@@ -85,7 +85,7 @@ def section(report: Report) -> Section | None:
 
     wanted = wanted_of(report) if mixed else None
     blocks: list[Block] = [group_table("layer", phases, shares, wanted, timed=is_timed(report))]
-    blocks += [Line(text, tone="quiet") for text in notes(phases, timed=is_timed(report))]
+    blocks += [Line(text, tone="quiet") for text in _notes(phases, timed=is_timed(report))]
     return Section("layers", "Layers", tuple(blocks))
 
 
@@ -100,7 +100,7 @@ def _layer_share(row: LayerRow, nodes: Sequence[NodePlacement], phase: Phase) ->
     )
 
 
-def notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
+def _notes(phases: Sequence[Phase], *, timed: bool) -> list[str]:
     """How nodes without a module of their own are counted."""
     nodes = [node for phase in phases for node in phase.nodes]
     told = [TIMES] if timed else []

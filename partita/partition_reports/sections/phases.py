@@ -65,17 +65,17 @@ def _cost_figures(phases: Sequence[Phase], *, timed: bool) -> Iterator[Figure]:
     """Partitions, crossings, copies, bytes and waits, all of one run. Figures per token only where there are tokens."""
     costs = [phase.cost for phase in phases]
     yield "partitions", *(f"{len(phase.partitions):,}" for phase in phases)
-    yield "tensors between partitions", *each(costs, _say_crossings)
-    yield "copies between devices", *each(costs, _say_copies)
+    yield "tensors between partitions", *_each(costs, _say_crossings)
+    yield "copies between devices", *_each(costs, _say_copies)
     if timed:
-        yield "wait in copies, ms", *each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
+        yield "wait in copies, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_run, 1e-3))
     if any(cost is not None and cost.tokens_per_run for cost in costs):
-        yield "bytes copied per token", *each(costs, bytes_per_token)
+        yield "bytes copied per token", *_each(costs, bytes_per_token)
         if timed:
-            yield "wait per token, ms", *each(costs, lambda cost: decimals(cost.host_wait_us_per_token, 1e-3))
+            yield "wait per token, ms", *_each(costs, lambda cost: decimals(cost.host_wait_us_per_token, 1e-3))
 
 
-def each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> list[str]:
+def _each(costs: Sequence[PhaseCost | None], say: Callable[[PhaseCost], str]) -> list[str]:
     """What `say` makes of the cost of each phase; `-` where there is none."""
     return [NOT_KNOWN if cost is None else say(cost) for cost in costs]
 

@@ -120,7 +120,7 @@ def _about_providers(report: Report) -> Iterator[Line]:
         if len(phase.providers) > 1 or any(node.replaces for node in phase.nodes):
             for entry in phase.providers:
                 yield Line(f"{_say_behind(entry)}{tally(entry.op_types)}", f"{short_provider(entry.provider)}{where}")
-        for line in stand_ins(phase):
+        for line in _stand_ins(phase):
             yield Line(line, tone="quiet")
         if phase.bodies is not None:
             yield Line(_say_bodies(phase.bodies), f"Control-flow subgraphs{where}, in no other figure")
@@ -133,7 +133,7 @@ def _say_behind(entry: ProviderShare) -> str:
     return f"{plural(entry.nodes, 'node')} for {entry.exported_nodes:,} of the file: "
 
 
-def stand_ins(phase: Phase) -> list[str]:
+def _stand_ins(phase: Phase) -> list[str]:
     """What compiled and fused nodes stand for; those that run alike nodes in every layer share a line."""
     alike: dict[tuple[str, tuple[str, ...]], list[NodePlacement]] = {}
     compiled: dict[str, list[str]] = {}

@@ -15,10 +15,10 @@ Pair = tuple[str, tuple[str, ...]]
 
 def section(report: Report) -> Section:
     """Everything that was asked for."""
-    return Section("request", "Request", (Pairs("Request", tuple(pairs(report))),))
+    return Section("request", "Request", (Pairs("Request", tuple(_pairs(report))),))
 
 
-def pairs(report: Report) -> Iterator[Pair]:
+def _pairs(report: Report) -> Iterator[Pair]:
     """Package or model, then the request, then the chain."""
     request = report.request
     if report.package is not None:

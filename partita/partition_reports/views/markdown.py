@@ -35,7 +35,7 @@ SPECIAL = re.compile(r"[\\`*\[\]<>|~&@]|(?<=:)//|(?<=www)\.|^[#+-](?= )")
 def to_text(report: Report) -> str:
     """The whole comment."""
     top = glance(report)
-    parts = [*head(top)]
+    parts = [*_head(top)]
     for section in sections(report):
         if section.key not in LEFT_OUT:
             parts += _write_section(section)
@@ -47,7 +47,7 @@ def safe(text: str) -> str:
     return SPECIAL.sub(lambda found: "".join(f"&#{ord(mark)};" for mark in found[0]), clean(text))
 
 
-def head(top: Glance) -> Iterator[str]:
+def _head(top: Glance) -> Iterator[str]:
     """What happened, and the five answers as a table."""
     yield f"### {top.state.sign} {safe(top.state.headline)}"
     yield ""
@@ -59,14 +59,14 @@ def head(top: Glance) -> Iterator[str]:
     yield "| question | answer | more |"
     yield "| :--- | :--- | :--- |"
     for answer in top.answers:
-        lines = "<br>".join(say(line) for line in answer.lines)
+        lines = "<br>".join(_say(line) for line in answer.lines)
         yield f"| {safe(answer.question)} | {safe(answer.figure)} | {lines} |"
     yield ""
     yield f"<sub>{safe(top.name)}: {safe(top.asked)}</sub>"
     yield ""
 
 
-def say(line: object) -> str:
+def _say(line: object) -> str:
     """A line or command within a cell."""
     if isinstance(line, Command):
         return f"<code>{safe(line.text)}</code>"

@@ -38,7 +38,7 @@ def to_text(report: Report) -> str:
 def _make_trace(report: Report) -> dict[str, Any]:
     """The trace as the format wants it."""
     if not report.timeline:
-        raise ReportError(f"the report has no timeline to make a trace of: {why_none(report)}")
+        raise ReportError(f"the report has no timeline to make a trace of: {_why_none(report)}")
     files = list(dict.fromkeys(run.file for run in report.timeline))
     events = [event for number, file in enumerate(files, 1) for event in _file_events(report, file, number)]
     return {
@@ -54,7 +54,7 @@ def _make_trace(report: Report) -> dict[str, Any]:
     }
 
 
-def why_none(report: Report) -> str:
+def _why_none(report: Report) -> str:
     """Why there is no timeline."""
     if report.dry_run is not None:
         return "it is of a dry run, which has no times"
@@ -92,13 +92,13 @@ def _file_events(report: Report, file: str, pid: int) -> Iterator[Event]:
         name = event.pop("track")
         lanes = tracks.setdefault(name, Lanes(name, len(tracks)))
         event["pid"], event["tid"] = pid, _track_id(lanes.rank, lanes.take(event["ts"], event["ts"] + event["dur"]))
-    yield metadata("process_name", pid, 0, name=file)
-    yield metadata("process_sort_index", pid, 0, sort_index=pid)
+    yield _metadata("process_name", pid, 0, name=file)
+    yield _metadata("process_sort_index", pid, 0, sort_index=pid)
     for lanes in tracks.values():
         for lane in range(len(lanes.ends)):
             tid = _track_id(lanes.rank, lane)
-            yield metadata("thread_name", pid, tid, name=lanes.name if not lane else f"{lanes.name} ({lane + 1})")
-            yield metadata("thread_sort_index", pid, tid, sort_index=tid)
+            yield _metadata("thread_name", pid, tid, name=lanes.name if not lane else f"{lanes.name} ({lane + 1})")
+            yield _metadata("thread_sort_index", pid, tid, sort_index=tid)
     yield from slices
 
 
@@ -112,7 +112,7 @@ def _track_id(rank: int, lane: int) -> int:
     return 1000 * rank + lane + 1
 
 
-def metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
+def _metadata(kind: str, pid: int, tid: int, **args: object) -> Event:
     """What a process or a track is called, or where it stands."""
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
 
@@ -145,7 +145,7 @@ def _node_slices(report: Report, run: TimelineRun) -> Iterator[Event]:
             "ph": "X",
             "ts": run.start_us + start_us,
             "dur": max(host_us, 0),
-            "args": {"position": position, "phase": run.phase, "run": run.run, **about(node, reasons, copies)},
+            "args": {"position": position, "phase": run.phase, "run": run.run, **_about(node, reasons, copies)},
             "track": _track_of(node),
         }
 
@@ -162,7 +162,7 @@ def _track_of(node: NodePlacement | None) -> str:
     return COPIES if is_memcpy(node) else short_provider(node.provider)
 
 
-def about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dict[str, Copy]) -> dict[str, object]:
+def _about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dict[str, Copy]) -> dict[str, object]:
     """What is shown when a slice is selected; what is not known is left out."""
     if node is None:
         return {}

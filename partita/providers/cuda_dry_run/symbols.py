@@ -73,7 +73,7 @@ class Wanted:
     """Name, version and library of each undefined symbol; the last two are None for a symbol without version."""
 
 
-def words(text: str) -> tuple[str, ...]:
+def _words(text: str) -> tuple[str, ...]:
     """Names in `text`, one or more a line."""
     return tuple(text.split())
 
@@ -85,7 +85,7 @@ LIBRARIES: tuple[Library, ...] = (
         (
             (
                 "kernels are known to the device only, and none is ever launched",
-                words(
+                _words(
                     "__cudaRegisterFatBinaryEnd __cudaRegisterFunction __cudaRegisterVar __cudaUnregisterFatBinary "
                     "__cudaPushCallConfiguration __cudaLaunchKernel cudaLaunchKernel cudaLaunchKernelExC "
                     "cudaLaunchCooperativeKernel cudaFuncSetAttribute cudaKernelSetAttributeForDevice cudaLibraryUnload"
@@ -93,22 +93,22 @@ LIBRARIES: tuple[Library, ...] = (
             ),
             (
                 ORDER,
-                words("cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent"),
+                _words("cudaEventRecord cudaEventRecordWithFlags cudaEventSynchronize cudaStreamWaitEvent"),
             ),
-            (RELEASES, words("cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy")),
-            (NO_ARITHMETIC, words("cudaGraphLaunch")),
-            ("a pool keeps no memory back", words("cudaMemPoolSetAttribute cudaMemPoolTrimTo")),
+            (RELEASES, _words("cudaEventDestroy cudaGraphDestroy cudaGraphExecDestroy cudaMemPoolDestroy")),
+            (NO_ARITHMETIC, _words("cudaGraphLaunch")),
+            ("a pool keeps no memory back", _words("cudaMemPoolSetAttribute cudaMemPoolTrimTo")),
         ),
     ),
     Library(
         "libcublas.so.13",
         "cublas.c",
         (
-            (RELEASES, words("cublasDestroy_v2")),
-            (NO_RESULT, words("cublasSetMathMode cublasSetStream_v2")),
+            (RELEASES, _words("cublasDestroy_v2")),
+            (NO_RESULT, _words("cublasSetMathMode cublasSetStream_v2")),
             (
                 NO_ARITHMETIC,
-                words(
+                _words(
                     "cublasDgeam cublasSgeam cublasDgemm_v2 cublasSgemm_v2 cublasDgemmBatched cublasSgemmBatched "
                     "cublasDgemmStridedBatched cublasSgemmStridedBatched cublasGemmEx cublasGemmBatchedEx "
                     "cublasGemmStridedBatchedEx cublasDgetrfBatched cublasSgetrfBatched cublasDgetriBatched "
@@ -123,30 +123,30 @@ LIBRARIES: tuple[Library, ...] = (
         (
             (
                 RELEASES,
-                words(
+                _words(
                     "cublasLtDestroy cublasLtMatmulDescDestroy cublasLtMatrixLayoutDestroy "
                     "cublasLtMatmulPreferenceDestroy cublasLtMatrixTransformDescDestroy"
                 ),
             ),
             (
                 NO_RESULT,
-                words(
+                _words(
                     "cublasLtMatmulDescSetAttribute cublasLtMatrixLayoutSetAttribute "
                     "cublasLtMatmulPreferenceSetAttribute cublasLtMatmulAlgoConfigSetAttribute cublasLtMatmulAlgoInit"
                 ),
             ),
-            (NO_ARITHMETIC, words("cublasLtMatmul cublasLtMatrixTransform")),
+            (NO_ARITHMETIC, _words("cublasLtMatmul cublasLtMatrixTransform")),
         ),
     ),
     Library("libcurand.so.10", None),
-    Library("libcuda.so.1", None, ((NO_RESULT, words("cuTensorMapEncodeTiled")),)),
+    Library("libcuda.so.1", None, ((NO_RESULT, _words("cuTensorMapEncodeTiled")),)),
     Library(
         "libcufft.so.12",
         "cufft.c",
         (
-            (RELEASES, words("cufftDestroy")),
-            (NO_RESULT, words("cufftSetStream")),
-            (NO_ARITHMETIC, words("cufftXtExec")),
+            (RELEASES, _words("cufftDestroy")),
+            (NO_RESULT, _words("cufftSetStream")),
+            (NO_ARITHMETIC, _words("cufftXtExec")),
         ),
         lazy=True,
     ),
@@ -156,7 +156,7 @@ LIBRARIES: tuple[Library, ...] = (
         (
             (
                 RELEASES,
-                words(
+                _words(
                     "cudnnDestroy cudnnBackendDestroyDescriptor cudnnDestroyActivationDescriptor "
                     "cudnnDestroyConvolutionDescriptor cudnnDestroyDropoutDescriptor cudnnDestroyFilterDescriptor "
                     "cudnnDestroyLRNDescriptor cudnnDestroyPoolingDescriptor cudnnDestroyReduceTensorDescriptor "
@@ -165,7 +165,7 @@ LIBRARIES: tuple[Library, ...] = (
             ),
             (
                 NO_RESULT,
-                words(
+                _words(
                     "cudnnBackendFinalize cudnnBackendSetAttribute cudnnDeriveBNTensorDescriptor "
                     "cudnnSetActivationDescriptor cudnnSetConvolutionGroupCount cudnnSetConvolutionMathType "
                     "cudnnSetConvolutionNdDescriptor cudnnSetDropoutDescriptor cudnnSetFilterNdDescriptor "
@@ -175,7 +175,7 @@ LIBRARIES: tuple[Library, ...] = (
             ),
             (
                 NO_ARITHMETIC,
-                words(
+                _words(
                     "cudnnActivationForward cudnnAddTensor cudnnBackendExecute cudnnBatchNormalizationForwardInference "
                     "cudnnBatchNormalizationForwardTraining cudnnConvolutionBiasActivationForward "
                     "cudnnConvolutionForward cudnnLRNCrossChannelForward cudnnPoolingForward cudnnReduceTensor "

@@ -43,7 +43,7 @@ class Cache:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.answers = read(path) if path is not None else {}
+        self.answers = _read(path) if path is not None else {}
         self.new: dict[str, Known] = {}
 
     def get(self, key: str) -> Known | None:
@@ -60,12 +60,12 @@ class Cache:
             return
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            merged = {**read(self.path), **self.new}
+            merged = {**_read(self.path), **self.new}
             kept = dict(list(merged.items())[-MOST_ANSWERS:])
             replace(self.path, json.dumps({"format": FORMAT, "answers": kept}))
 
 
-def read(path: Path) -> dict[str, Known]:
+def _read(path: Path) -> dict[str, Known]:
     """The answers in a file; none when it cannot be read, or is not ours."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -85,11 +85,11 @@ def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = No
     folder = cache_folder(KIND)
     if folder is None:
         return Cache(None)
-    text = json.dumps(identity(resolution, os.environ if environment is None else environment), sort_keys=True)
+    text = json.dumps(_identity(resolution, os.environ if environment is None else environment), sort_keys=True)
     return Cache(folder / f"{resolution.provider.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json")
 
 
-def identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
+def _identity(resolution: Resolution, environment: Mapping[str, str]) -> Mapping[str, Any]:
     """Everything that an answer may depend on, besides the model."""
     build = asdict(ort_build())
     build.pop("folder")

@@ -82,7 +82,7 @@ def experiment(request: Mapping[str, Any], out: TextIO) -> None:
         # The first model also starts the provider, which may take long on a GPU.
         set_alarm(request["start_seconds"] if first else request["model_seconds"])
         try:
-            found = try_model(Path(request["folder"]) / name, resolution, request["one_node"])
+            found = _try_model(Path(request["folder"]) / name, resolution, request["one_node"])
         except Exception as error:  # noqa: BLE001 - not the provider's doing, so it must not be read as its crash
             found = Found("invalid", f"the experiment itself failed: {type(error).__name__}: {error}")
         say(out, {"model": name, **asdict(found)})
@@ -118,7 +118,7 @@ def wanted_provider(wanted: Mapping[str, Any]) -> Resolution:
     return settled
 
 
-def try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
+def _try_model(path: Path, resolution: Resolution, one_node: bool) -> Found:
     """Open one model: the outcome, and what was said."""
     from partita.runtime.ort.session import NativeFailureError, Opening, open_native
 

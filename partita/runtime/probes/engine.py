@@ -160,7 +160,7 @@ def probe_refusal(error: ChainError, model: OnnxModel, sizes: Sizes, seconds: fl
     if error.facts is not None:
         return not_all_on(error.path, chain, session)
     answers = [_answer_of(session, was, now) for was, now in zip(error.chain, chain, strict=True)]
-    return refused(error, answers) if any(answer.news for answer in answers) else error
+    return _refused(error, answers) if any(answer.news for answer in answers) else error
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _answer_of(session: SessionFacts, was: Resolution, now: Resolution) -> Refus
     return Refusal(now.provider.name, entry, told.reason, told.evidence, news=True)
 
 
-def refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
+def _refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
     """The refusal in other words, provider by provider. How a package can be made anew, for the first one of which
     experiments told something and for which that helps, takes the place of its general remedy.
     """

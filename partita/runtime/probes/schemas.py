@@ -90,7 +90,7 @@ def history(domain: str, op_type: str) -> tuple[Schema, ...]:
 
 def read(schema: Any) -> Schema:
     """A schema as plain data; onnx and ONNX Runtime describe theirs in nearly the same words."""
-    allowed = {entry.type_param_str: numbers(entry.allowed_type_strs) for entry in schema.type_constraints}
+    allowed = {entry.type_param_str: _numbers(entry.allowed_type_strs) for entry in schema.type_constraints}
     attributes = dict(schema.attributes)
     return Schema(
         since=int(schema.since_version),
@@ -108,7 +108,7 @@ def _read_slot(entry: Any, allowed: Mapping[str, tuple[int, ...]]) -> Slot:
     return Slot(
         name=str(entry.name),
         variable=variable,
-        types=allowed.get(variable, numbers([variable])),
+        types=allowed.get(variable, _numbers([variable])),
         optional=option == "optional",
         variadic=option == "variadic",
     )
@@ -123,7 +123,7 @@ def _default_of(attribute: Any) -> bytes:
     return bytes(value.SerializeToString()) if value is not None and value.name else b""
 
 
-def numbers(texts: Any) -> tuple[int, ...]:
+def _numbers(texts: Any) -> tuple[int, ...]:
     """Element types of `tensor(float)` and the like; what is no tensor is left out."""
     inner = [text[len(PREFIX) : -len(SUFFIX)] for text in texts if text.startswith(PREFIX) and text.endswith(SUFFIX)]
     return tuple(sorted({found.number for found in map(dtypes.find, inner) if found is not None}))

@@ -61,7 +61,7 @@ def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
     """The function of one node. `deep`: functions in it are unfolded as well."""
     node = graph.nodes.get(owner)
     opsets = {plain_domain(entry.domain): entry.version for entry in graph.proto.opset_import}
-    if node is None or not has_function(node, opsets):
+    if node is None or not _has_function(node, opsets):
         return None
     try:
         body = _inline(part_model(graph, [owner], fixed=False), plain_domain(node.domain), node.op_type, deep=deep)
@@ -71,7 +71,7 @@ def _unfold(graph: Graph, owner: str, *, deep: bool) -> Graph | None:
     return cut_proto(body, graph.folder, {name: sizes for name, sizes in fixed.items() if sizes is not None})
 
 
-def has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
+def _has_function(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
     """Whether the operator set describes the operator by other operators."""
     import onnx
 

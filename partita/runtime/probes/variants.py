@@ -142,13 +142,13 @@ def constant(case: Case, feed: Feed, value: onnx.TensorProto | None) -> Feed:
         value = case.folded.get(feed.name) or case.given.get(feed.name)
     if value is not None:
         value = value if element in (None, value.data_type) else cast(value, element)
-        return Feed(feed.name, tensor_type(value.data_type, value.dims), named(value, feed.name))
+        return Feed(feed.name, tensor_type(value.data_type, value.dims), _named(value, feed.name))
     if element is None or sizes is None:
         return feed
     return Feed(feed.name, tensor_type(element, sizes), zeros(feed.name, element, sizes))
 
 
-def named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
+def _named(tensor: onnx.TensorProto, name: str) -> onnx.TensorProto:
     """The tensor under this name."""
     import onnx
 

@@ -127,7 +127,7 @@ class Asker:
 
     def verdict(self, failure: NativeFailureError, name: str) -> Verdict:
         """What the failure of a session with this variant alone says of it."""
-        kind, text = type(failure.error).__name__, plain(str(failure), name)
+        kind, text = type(failure.error).__name__, _plain(str(failure), name)
         logged = self.logged(failure.log).get(name, "")
         if kind == NOBODY or UNPLACED.search(text):
             return Verdict("left", logged)
@@ -151,7 +151,7 @@ class Asker:
                 name = (match.groupdict().get("node") or "") if match else ""
                 if NAME.fullmatch(name) and name not in found:
                     head = HEAD.match(line)
-                    found[name] = plain(head["text"] if head else line, name)
+                    found[name] = _plain(head["text"] if head else line, name)
         return found
 
 
@@ -198,7 +198,7 @@ def _halves(names: Sequence[str]) -> list[list[str]]:
     return [list(names[:middle]), list(names[middle:])]
 
 
-def plain(text: str, name: str) -> str:
+def _plain(text: str, name: str) -> str:
     """A message without the name of the variant and the temporary file."""
     from partita.runtime.ort.errors import one_line
 

@@ -108,7 +108,7 @@ def _adapted(operator: Operator, example: Example) -> Iterator[Form]:
         return
     attributes = {name: value for name, value in example.attributes.items() if name in operator.attributes}
     if example.since != operator.since:
-        attributes |= moved(operator, newer, example)
+        attributes |= _moved(operator, newer, example)
         attributes = {name: _as_kind(value, operator.attributes[name].kind) for name, value in attributes.items()}
     missing = [name for name, entry in operator.attributes.items() if entry.required and name not in attributes]
     if (missing and not example.node) or None in attributes.values():
@@ -147,7 +147,7 @@ def _by_name(operator: Operator, newer: Operator, example: Example) -> list[Port
     return found
 
 
-def moved(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
+def _moved(operator: Operator, newer: Operator | None, example: Example) -> dict[str, Any]:
     """Attributes of this version that the example has as inputs, with their values."""
     found: dict[str, Any] = {}
     wanted = {name.lower(): name for name in operator.attributes}
@@ -185,12 +185,12 @@ def _as_kind(value: Any, kind: str) -> Any:
         return value if kind == "tensor" else None
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     if kind in ("ints", "floats", "strings"):
-        made = [convert(entry, kind[:-1]) for entry in listed]
+        made = [_convert(entry, kind[:-1]) for entry in listed]
         return None if None in made else made
-    return convert(listed[0], kind) if len(listed) == 1 else None
+    return _convert(listed[0], kind) if len(listed) == 1 else None
 
 
-def convert(value: Any, kind: str) -> Any:
+def _convert(value: Any, kind: str) -> Any:
     """One number or text as another kind."""
     if kind == "string":
         return value if isinstance(value, str) else None
@@ -211,7 +211,7 @@ def _factors_of(form: Form) -> Iterator[str]:
             continue
         value = form.attributes.get(name)
         if value is not None and not isinstance(value, dict):
-            yield f"{name}={said(value)}"
+            yield f"{name}={_said(value)}"
         elif value is None and not form.node:
             yield f"{name} by default"
     for index, slot in enumerate(form.operator.inputs):
@@ -227,8 +227,8 @@ def _factors_of(form: Form) -> Iterator[str]:
                 yield f"{slot.name} {'constant' if index in form.constant else 'not constant'}"
 
 
-def said(value: Any) -> str:
+def _said(value: Any) -> str:
     """The value of an attribute in a few characters."""
     if isinstance(value, (list, tuple)):
-        return "[" + ",".join(map(said, value)) + "]"
+        return "[" + ",".join(map(_said, value)) + "]"
     return f"{value:g}" if isinstance(value, float) else str(value)

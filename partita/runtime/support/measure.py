@@ -86,7 +86,7 @@ def _ask_until_done(
             return unusable
         begun = next((line for line in reversed(lines) if "begun" in line), {"begun": [STARTUP]})
         if begun["begun"] == [STARTUP] and not any("opset" in line for line in lines):
-            return f"its process {ended(outcome)} while it started"
+            return f"its process {_ended(outcome)} while it started"
         blame(begun, answered(lines), outcome, path)
         fruitless = 0 if answered(read_lines(path)) > known else fruitless + 1
     return ""
@@ -101,7 +101,7 @@ def blame(begun: Mapping[str, Any], known: set[str], outcome: ChildOutcome, path
     """Write down the crash of a variant that was alone in the first session of its process; else it is tried so."""
     if len(begun["begun"]) != 1 or not begun.get("fresh") or begun["begun"][0] in known:
         return
-    said = f"its process {ended(outcome)}"
+    said = f"its process {_ended(outcome)}"
     line = {"id": begun["begun"][0], "outcome": "crashed", "said": said}
     if begun.get("judge"):  # not the provider's doing: nothing is known of the model then
         line = {"id": begun["begun"][0], "outcome": "invalid", "said": f"on the CPU provider alone, {said}"}
@@ -109,7 +109,7 @@ def blame(begun: Mapping[str, Any], known: set[str], outcome: ChildOutcome, path
         file.write(f"\n{json.dumps(line)}\n")  # the line before may have been cut off
 
 
-def ended(outcome: ChildOutcome) -> str:
+def _ended(outcome: ChildOutcome) -> str:
     """How a child ended, in words."""
     if outcome.signal is not None and outcome.signal == getattr(signal, "SIGALRM", None):
         return f"gave no answer within {SESSION_SECONDS:g} s"

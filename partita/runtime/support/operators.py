@@ -55,11 +55,11 @@ class Operator:
 
     def input(self, index: int) -> Slot | None:
         """The slot of the input at `index`; the last one of a variadic operator takes all that follow."""
-        return at(self.inputs, index)
+        return _at(self.inputs, index)
 
     def output(self, index: int) -> Slot | None:
         """The slot of the output at `index`, as for an input."""
-        return at(self.outputs, index)
+        return _at(self.outputs, index)
 
     @property
     def opset(self) -> int:
@@ -76,7 +76,7 @@ OLDEST = 7
 """ONNX Runtime says that it guarantees support from this version of ONNX's operator set on."""
 
 
-def at(slots: tuple[Slot, ...], index: int) -> Slot | None:
+def _at(slots: tuple[Slot, ...], index: int) -> Slot | None:
     """The slot at a place."""
     if index < len(slots):
         return slots[index]

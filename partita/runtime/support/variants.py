@@ -44,10 +44,10 @@ class Variant:
         """Its name for who asks and who answers."""
         operator = self.form.operator
         told = ",".join(f"{variable}={kind}" for variable, kind in self.types)
-        return _hash_of(f"{operator.domain}:{operator.name}:{operator.since}|{identity(self.form)}|{told}|{self.kind}")
+        return _hash_of(f"{operator.domain}:{operator.name}:{operator.since}|{_identity(self.form)}|{told}|{self.kind}")
 
 
-def identity(form: Form) -> str:
+def _identity(form: Form) -> str:
     """What tells forms of one version apart."""
     ports = [None if port is None else (len(port.shape), port.values) for port in form.inputs]
     return (
@@ -232,7 +232,7 @@ def _add_variant(graph: onnx.GraphProto, name: str, variant: Variant, *, company
         whole = onnx.NodeProto.FromString(base64.b64decode(form.node))
         node.attribute.extend(entry for entry in whole.attribute if entry.name in form.operator.attributes)
     else:
-        node.attribute.extend(attributes(form, types))
+        node.attribute.extend(_attributes(form, types))
 
 
 def _chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
@@ -242,7 +242,7 @@ def _chosen_output(form: Form, types: Mapping[str, str]) -> str | None:
     return types.get(slot.variable) if slot is not None and slot.variable not in named else None
 
 
-def attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
+def _attributes(form: Form, types: Mapping[str, str]) -> Iterator[onnx.AttributeProto]:
     """The attributes of a form, those that choose a type as the types have it."""
     import onnx
 

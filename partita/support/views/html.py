@@ -8,7 +8,7 @@ from partita.support.records import SupportTable
 from partita.support.sections import headline, sections
 
 
-def to_text(found: SupportTable) -> str:
+def _to_text(found: SupportTable) -> str:
     """The whole page."""
     parts = sections(found)
     return render(
@@ -26,4 +26,4 @@ def to_text(found: SupportTable) -> str:
     )
 
 
-VIEW = View("html", ".html", "a support table as one page for a browser", to_text, what="page")
+VIEW = View("html", ".html", "a support table as one page for a browser", _to_text, what="page")

@@ -11,7 +11,7 @@ from partita.support.records import SupportTable
 from partita.support.sections import headline, sections
 
 
-def to_text(found: SupportTable) -> str:
+def _to_text(found: SupportTable) -> str:
     """The whole page."""
     parts = [f"### {safe(headline(found))}", ""]
     for section in sections(found):
@@ -35,4 +35,4 @@ def write(block: Block) -> Iterator[str]:
     yield "</details>"
 
 
-VIEW = View("markdown", ".md", "a support table as Markdown", to_text)
+VIEW = View("markdown", ".md", "a support table as Markdown", _to_text)

@@ -281,7 +281,7 @@ def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(tmp_path, mo
         raise MemoryError("no memory")
 
     monkeypatch.setattr(child, "wanted_provider", lambda _: CUDA)
-    monkeypatch.setattr(child, "try_model", broken)
+    monkeypatch.setattr(child, "_try_model", broken)
     monkeypatch.setattr(child, "set_alarm", lambda _: None)
     out = io.StringIO()
     request = {"start_seconds": 1, "model_seconds": 1, "models": ["0.onnx"], "folder": str(tmp_path), "one_node": True}
