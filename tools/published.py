@@ -70,8 +70,8 @@ the log nor a pin tells the cause:
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
   compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
 - **Another option of the provider.** Some options let a provider take more than it does by default
-  (`webgpu.enableInt64=1`, `qnn.offload_graph_io_quantization=0`). One that matters to such a node, and that the command
-  line does not set, is tried before anything of the node is changed.
+  (`webgpu.enableInt64=1`, `qnn.offload_graph_io_quantization=0`). One that matters to such a node, and that had
+  another value in the run, is tried before anything of the node is changed.
 - **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
   element types, as other opsets have the operator, without each attribute that can go and with other values of it,
   and with other inputs: an optional one left out, one made constant, another rank. What makes the provider take it is

@@ -146,7 +146,7 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
     They count for a provider that failed over the graph, too, when this node is what it failed over.
     """
     culprit = is_culprit(context)
-    if not context.started and not culprit:
+    if not context.started and not culprit and not _left_inside(context):
         return
     for shown in conclusions(context.probe):
         if shown.code == code or any(factor in factors for factor in shown.factors):
@@ -172,8 +172,15 @@ def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 def is_culprit(context: Context) -> bool:
     """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
     part, probe = context.rejected, context.probe
-    inside = part is not None and context.node in part.nodes
+    inside = part is not None and context.node in (*part.nodes, *part.inside)
     return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILED
+
+
+def _left_inside(context: Context) -> bool:
+    """Whether the node is in the part that the provider fails over, and is left by it when it is tried by itself."""
+    part, probe = context.rejected, context.probe
+    inside = part is not None and context.node in part.nodes
+    return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome == "left"
 
 
 def inserted(context: Context) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OTHER_FORM, Factor, NodeProbe, Swap, Trial
+from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, Factor, NodeProbe, Swap, Trial
 from partita.observations.text_format import listing, plural
 
 Code = Literal["not_claimed", "no_kernel_op", "subgraph_rejected"]
@@ -65,7 +65,11 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     if first.outcome == "taken":
         taken = "accepts the nodes of its function, not the operator itself" if first.unfolded else "accepts it"
         evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {taken}"
-        return (Conclusion(f"{evidence}{_beside(others)}", code="not_claimed"),)
+        around = f"{evidence}{_beside(others)}"
+        options = [trial for trial in others if trial.factor == OPTION and helps(trial)]
+        if options:
+            return (Conclusion(f"{around}; {_choice(options)} it does", (OPTION,)),)
+        return (Conclusion(around, code="not_claimed"),)
     if first.outcome == "invalid":
         return ()
     return tuple(_by_one_change(first, others)) or tuple(_by_several(first, others)) or tuple(_in_vain(probe))
@@ -113,6 +117,10 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     taken = [trial for trial in forms if trial.outcome == "taken" and not trial.unfolded]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
+        alike = [trial for trial in taken if not trial.parts]
+        if alike and not probe.unprobed:
+            decides = "in the types of this one, so its attributes, inputs or shapes decide"
+            yield Conclusion(f"{_takes_others(alike)} {decides}; {opening(first)}", FORM, inferred=True)
     elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in (first, *changes)):
         more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"

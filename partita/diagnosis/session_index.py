@@ -86,6 +86,19 @@ class SessionIndex:
         by_name = naming.module_of(name, self.modules)
         return by_name or naming.common_module(self.exported[each].module for each in self.replaces(name))
 
+    def in_bodies(self) -> tuple[AssignedNode, ...] | None:
+        """Nodes that ONNX Runtime lists and that are in no main graph; None when there is no control flow.
+
+        Functions can hold control flow, too, and show it when they are unfolded. A listed node counts when neither the
+        file's main graph nor the plan has its name, and no compiled subgraph has it.
+        """
+        operators = (node.op_type for node in self.exported.values())
+        if not any(op in CONTROL_FLOW for op in (*operators, *map(self.op_type, self.order))):
+            return None
+        main = set(self.exported) | set(self.order)
+        main |= {node.name for inside in self.compiled.values() for node in inside}
+        return tuple(node for node in self.facts.assigned or () if node.name not in main)
+
     def replaces(self, name: str) -> tuple[str, ...]:
         """Exported nodes that left the graph and that `name` took the place of."""
         return self.stands_for.get(name, ())

@@ -37,8 +37,8 @@ def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
     """
     listed = {
         node.name: node
-        for node in index.facts.assigned or ()
-        if node.name in index.inner and node.name not in index.present
+        for node in index.in_bodies() or ()
+        if node.name not in index.present and (node.name in index.inner or node.name.startswith(INLINED))
     }
     return tuple(listed.values())
 

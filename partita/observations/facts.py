@@ -206,6 +206,8 @@ class RejectedPart:
     """Why parts were not tried, e.g. a type that is not known; empty when all were that were wanted."""
     others: tuple[RejectedPart, ...] = ()
     """Further parts, none of which has a node of another: each fails without the ones before it."""
+    inside: tuple[str, ...] = ()
+    """Nodes in bodies of its nodes over which the provider fails when they are tried by themselves."""
     rest_opens: bool = False
     """Without this part and the others the provider opens the graph; else it is not known to."""
 

@@ -11,6 +11,14 @@ _QUALIFIERS = re.compile(r"(?: (?:const|noexcept|mutable|volatile|override)\b| ?
 _OPENING, _CLOSING = "([{<", ")]}>"
 
 
+def cut(text: str, longest: int) -> str:
+    """The text in at most `longest` characters, cut in its middle: ONNX Runtime says a cause first, compilers last."""
+    if len(text) <= longest:
+        return text
+    first = longest // 3
+    return f"{text[: first - 2]} … {text[first + 1 - longest :]}"
+
+
 def without_signatures(text: str) -> str:
     """`<file>:<line> <function signature> what is said` -> `what is said`, also in the middle and several times.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from partita.observations.codes import ReasonCode
-from partita.observations.native_text import without_signatures
+from partita.observations.native_text import cut, without_signatures
 from partita.observations.text_format import clean
 from partita.providers.base import Library, Provider
 from partita.providers.patterns import START_PATTERNS
@@ -62,7 +62,7 @@ def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
     library = _named_library(provider, evidence) if reason == "library_missing" else None
     remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
     shown = one_line(evidence)
-    return Failure(reason, shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…", remedy)
+    return Failure(reason, cut(shown, LONGEST), remedy)
 
 
 def _named_library(provider: Provider, text: str) -> Library | None:

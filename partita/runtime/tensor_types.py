@@ -30,7 +30,7 @@ def tensor_types(
         _fix_inputs(light, inputs)
     inferred = _infer(light)
     for _ in range(MOST_ROUNDS):
-        if not _spread_elements(inferred):
+        if not _spread_elements(inferred) and not _look_into_functions(inferred):
             break
         inferred = _infer(inferred)
     types: dict[str, onnx.TypeProto] = {}
@@ -72,6 +72,59 @@ def _spread_elements(model: onnx.ModelProto) -> bool:
                 graph.value_info.add(name=name).type.tensor_type.elem_type = element
                 found = True
     return found
+
+
+def _look_into_functions(model: onnx.ModelProto) -> bool:
+    """Give outputs of operators for which the onnx package has no rule, and a function, what follows from the function:
+    GroupNormalization, say. Returns whether any was found.
+    """
+    import onnx
+    import onnx.inliner
+
+    graph = model.graph
+    known = {port.name for port in (*graph.value_info, *graph.output, *graph.input) if _is_typed(port.type)}
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    lacking = {
+        (node.domain, node.op_type)
+        for node in graph.node
+        if any(name and name not in known for name in node.output) and _has_function_only(node, versions)
+    }
+    if not lacking:
+        return False
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    for tensor in graph.initializer:  # a function may depend on their types
+        asked.graph.value_info.add(name=tensor.name, type=tensor_type(tensor.data_type, tensor.dims))
+    try:
+        unfolded = _infer(onnx.inliner.inline_selected_functions(asked, sorted(lacking), False, True))
+    except Exception:  # noqa: BLE001 - native code that raises anything; the types stay unknown
+        return False
+    made = {name for node in graph.node for name in node.output if name} - known
+    found = [port for port in (*unfolded.graph.value_info, *unfolded.graph.output) if port.name in made]
+    stale = {port.name: port for port in graph.output}
+    for port in (port for port in found if _is_typed(port.type)):
+        if port.name in stale:
+            stale[port.name].type.CopyFrom(port.type)
+        else:
+            graph.value_info.add(name=port.name).type.CopyFrom(port.type)
+    return any(_is_typed(port.type) for port in found)
+
+
+def _is_typed(kind: onnx.TypeProto) -> bool:
+    """Whether more is known of a type than that it is one."""
+    return kind.WhichOneof("value") is not None
+
+
+def _has_function_only(node: onnx.NodeProto, versions: Mapping[str, int]) -> bool:
+    """Whether ONNX describes the operator by other operators, and has no rule for its types."""
+    import onnx
+
+    try:
+        schema = onnx.defs.get_schema(node.op_type, versions.get(node.domain, 1), node.domain)
+    except onnx.defs.SchemaError:
+        return False
+    described = any(getattr(schema, name, False) for name in ("has_function", "has_context_dependent_function"))
+    return described and not schema.has_type_and_shape_inference_function
 
 
 def _fix_inputs(model: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> None:

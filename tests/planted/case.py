@@ -29,6 +29,7 @@ EVIDENCE: Mapping[str, tuple[Kind, ...]] = {
     "subgraph_rejected": ("logged", "probed", "derived"),
     "pinned_by_user": ("logged", "derived"),
     "over_budget": ("logged", "probed"),
+    "option_needed": ("probed",),
     "runtime_inserted": ("derived",),
     "not_claimed": ("probed", "derived"),
 }

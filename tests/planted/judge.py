@@ -151,7 +151,7 @@ def outcomes(cases: Iterable[Case], folder: Path) -> dict[str, Outcome]:
 
 def judge(case: Case, outcome: Outcome) -> Verdict:
     """What the report says of the planted node."""
-    if outcome.report is None:
+    if outcome.report is None or "fallbacks" not in outcome.report:
         return Verdict(case, f"no report, exit code {outcome.code}", said=outcome.err)
     if case.expected == NO_FALLBACK:
         return judge_whole(case, outcome.report)

@@ -95,7 +95,7 @@ CASES: tuple[Case, ...] = (
     ),
     cuda(
         "ml-scaler",
-        "CUDA has no kernel for any operator of ai.onnx.ml",
+        "CUDA has no kernel for Scaler, of ai.onnx.ml",
         "no_kernel_op",
         TREE,
         between("[planted] p = Sigmoid(h)"),

@@ -113,7 +113,7 @@ CASES: tuple[Case, ...] = (
     webgpu(
         "range-int64",
         "Range of int64",
-        "no_kernel_type",
+        "option_needed",
         COUNT,
         operators(
             21, "g (int32 n) => (int32[A] y) <int32 zero={0}, int32 one={1}> {\n  [planted] y = Range(zero, n, one)\n}"
@@ -122,7 +122,7 @@ CASES: tuple[Case, ...] = (
     webgpu(
         "cast-to-int64",
         "Cast to int64, unless its kernels for int64 are asked for",
-        "no_kernel_type",
+        "option_needed",
         TRUNCATE,
         swap(swap(TRUNCATE, "to=7", "to=6"), "int64[", "int32["),
     ),

@@ -14,18 +14,28 @@ from tests.conftest import require, require_dry_run
 from tests.contract.commands import device_is_there, wrong_processor
 from tests.contract.expectations import ENVIRONMENTS
 from tests.planted.case import NO_FALLBACK, Case
-from tests.planted.cases import CASES
+from tests.planted.cases import CASES, HEAVY, UNSOLVED
 from tests.planted.judge import Outcome, Verdict, judge, outcomes, plainly
 
-LEAST = 40
+LEAST = 500
+MOST_WRONG = 0.03
 ENVIRONMENT_NAMES = ("main", "webgpu", "openvino", "qnn", "plugins")
 
 
-def planted(cases: tuple[Case, ...]) -> pytest.MarkDecorator:
+def _marks(case: Case, *, unsolved: bool) -> list[pytest.MarkDecorator]:
+    """Its environment, whether others are a sample of it, and whether it is known to be answered wrongly."""
+    marks = [pytest.mark.environment(case.environment)]
+    marks += [pytest.mark.heavy] if case.name in HEAVY else []
+    if unsolved and case.name in UNSOLVED:
+        marks.append(pytest.mark.xfail(strict=True, reason=UNSOLVED[case.name]))
+    return marks
+
+
+def planted(cases: tuple[Case, ...], *, unsolved: bool = False) -> pytest.MarkDecorator:
     """A test per case, run by the Python of its environment."""
     return pytest.mark.parametrize(
         "case",
-        [pytest.param(case, marks=pytest.mark.environment(case.environment), id=case.name) for case in cases],
+        [pytest.param(case, marks=_marks(case, unsolved=unsolved), id=case.name) for case in cases],
     )
 
 
@@ -78,7 +88,7 @@ def plain_of(selected: list[Case], tmp_path_factory: pytest.TempPathFactory) -> 
     return plain
 
 
-@planted(CASES)
+@planted(CASES, unsolved=True)
 def test_the_reason_is_the_cause(case: Case, verdict_of: Callable[[Case], Verdict]):
     needed(case)
     verdict = verdict_of(case)
@@ -105,6 +115,8 @@ def test_plain_onnxruntime_takes_it_without_the_cause(case: Case, plain_of: Call
 
 def test_there_are_enough_of_every_kind():
     assert len(CASES) >= LEAST
+    assert UNSOLVED.keys() <= {case.name for case in CASES}
+    assert len(UNSOLVED) / len(CASES) <= MOST_WRONG
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.environment for case in CASES} == set(ENVIRONMENT_NAMES)
 

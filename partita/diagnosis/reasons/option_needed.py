@@ -22,8 +22,8 @@ REASON = Reason(
     title="Provider option needed",
     condition="the provider claims the node, unchanged, when one of its options has another value than in this run",
     needs="an experiment: in isolation the node is not claimed or fails, and it is claimed with that option and "
-    "nothing else changed. It is made for options that are known to let a provider take more, unless the command line "
-    "sets them",
+    "nothing else changed. It is made for options that are known to let a provider take more, where the run had "
+    "another value",
     remedy="set the provider option that the evidence names",
     factors=(OPTION,),
     example=Context(

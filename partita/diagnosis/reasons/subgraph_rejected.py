@@ -11,6 +11,7 @@ from partita.diagnosis.steps import RETARGET, STANDARD
 from partita.observations.facts import RejectedPart
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
+from partita.observations.text_format import name_some
 
 MOST_NAMED = 5
 
@@ -41,6 +42,8 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
     size = f"the smallest part that {fails}" if part.minimal else "the smallest failing part found in time"
     if part.minimal and part.untried:
         size += f", of those that could be tried ({part.untried}),"
+    if part.inside:
+        named += f" because of {name_some(part.inside, MOST_NAMED)} in a body of it"
     named += _beside(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):

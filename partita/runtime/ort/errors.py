@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from partita.errors import GenerationError, PackageError, PartitaError, ProviderError, ResourceError
-from partita.observations.native_text import without_signatures
+from partita.observations.native_text import cut, without_signatures
 from partita.package import MANIFEST, again
 from partita.remedies import Remedy
 from partita.runtime.ort.native_log import complaints
@@ -112,4 +112,4 @@ def buffer_error(size_bytes: int, memory: str, error: Exception | None = None) -
 def one_line(text: str, longest: int = LONGEST) -> str:
     """A message of ONNX Runtime on one line of at most `longest` characters, without status head and source paths."""
     flat = HEAD.sub("", without_signatures(" ".join(SOURCE_PATH.sub("", text).split()))).rstrip(". ")
-    return flat if len(flat) <= longest else f"{flat[: longest - 1]}…"
+    return cut(flat, longest)

@@ -165,12 +165,23 @@ def read_type(text: str) -> onnx.TypeProto | None:
 
 
 def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them."""
+    """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them.
+
+    It reads a function's nodes in the model's own versions of the operator sets (seen with 1.31.1: Selu of a function
+    that imports opset 21, in a model of 22, is Selu-22).
+    """
     import onnx
     import onnx.inliner
 
     if not proto.functions:
         return proto
+    versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
+    restamped = onnx.ModelProto()
+    restamped.CopyFrom(proto)
+    for function in restamped.functions:
+        for entry in function.opset_import:
+            entry.version = versions.get(plain_domain(entry.domain), entry.version)
+    proto = restamped
     try:
         made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
     except Exception:  # noqa: BLE001 - native code; with the calls left in, nodes of functions cannot be tried, others can

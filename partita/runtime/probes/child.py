@@ -40,6 +40,8 @@ LOADING = re.compile(r"Load model from \S+ failed:\s*")
 """Names a temporary file, which says nothing."""
 CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
 """Where in ONNX Runtime a kernel of its CPU provider complains. Headers there serve other providers, too."""
+ABOUT_COMPANY = re.compile(rf"`{COMPANY}\d*`")
+"""A complaint about a node beside the one that is tried, as QNN words it."""
 STARTUP = "start"
 CAST = "InsertedPrecisionFreeCast"
 AS_FUNCTION = "only as the nodes of its function body"
@@ -170,6 +172,8 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, 
         one_line(match["text"]) for line in failure.log if (match := HEAD.match(line)) and match["severity"] in "EF"
     ]
     more = next((line for line in said if line not in text and text not in line), "")
+    if one_node and ABOUT_COMPANY.search(f"{text} {more}"):
+        return Found("invalid", f"the provider fails on the node beside it: {text}")
     return Found("failed", f"{text}; {more}" if more else text)
 
 

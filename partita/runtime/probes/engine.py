@@ -5,9 +5,11 @@ Experiments come after the run and outside its process: they change nothing that
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from partita.diagnosis.precedence import shown_by
 from partita.diagnosis.probe_verdict import unprobed_nodes
@@ -29,6 +31,7 @@ from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
 from partita.runtime.advice import export_anew
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
+from partita.runtime.model_file import all_nodes, bodies
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.probes.bisect import Search, find_rejected
@@ -47,6 +50,9 @@ from partita.runtime.probes.lab import Lab
 from partita.runtime.probes.neighbours import neighbourhoods
 from partita.runtime.probes.subjects import Subject, explore, explore_neighbours, one_of_each_first
 from partita.runtime.probes.unfolded import Functions
+
+if TYPE_CHECKING:
+    import onnx
 
 Sizes = Mapping[str, tuple[int, ...]]
 AT_FAULT = frozenset({"initialisation_failed"})
@@ -68,6 +74,8 @@ NOTHING_RUN = SessionFacts(
     load_seconds=0.0,
 )
 MOST_NAMED = 5
+MOST_INSIDE = 40
+"""Most nodes in bodies of a rejected part that are tried."""
 FEW_NODES = 3
 """A rejected part of so many nodes is looked at node by node."""
 
@@ -303,6 +311,10 @@ def _bisect_run(
                 return facts, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
             part = part or _whole_graph(search, failed)
             probes = {name: probe for each in part.parts for name, probe in _probe_part(graph, each, lab).items()}
+            looked_into = [replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts]
+            for name in (name for each in looked_into for name in each.inside):
+                probes |= _probe_part(graph, RejectedPart((name,), "", minimal=True, tries=0), lab)
+            part = replace(looked_into[0], others=tuple(looked_into[1:]), rest_opens=part.rest_opens)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         sessions.append(session)
     if tuple(sessions) == facts.sessions:
@@ -334,6 +346,25 @@ def _opens_when_fixed(graph: Graph, lab: Lab) -> bool:
 def _with_sizes(resolution: Resolution) -> str:
     """The evidence of a provider that needs fixed sizes."""
     return f"with all shapes static the provider loads this graph; unchanged, it fails on it ({resolution.evidence})"
+
+
+def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ...]:
+    """Nodes in bodies of the part's nodes over which the provider fails when they are alone."""
+    inner = {
+        node.name: node
+        for name in part.nodes
+        if name in graph.nodes and len(part.nodes) <= FEW_NODES
+        for body in bodies(graph.nodes[name])
+        for node in all_nodes(body)
+        if node.name in graph.nodes
+    }
+    cases: dict[str, onnx.ModelProto] = {}
+    for name in list(inner)[:MOST_INSIDE]:
+        with contextlib.suppress(CannotProbeError):
+            cases[name] = case_model(node_case(graph, name), company=lab.resolution.provider.compiles)
+    answers = lab.try_all(list(cases.values()))
+    failing = (name for name, each in zip(cases, answers, strict=True) if each is not None and each.outcome in FAILED)
+    return tuple(failing)[:FEW_NODES]
 
 
 def _probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from partita.files import temporary_directory
 from partita.observations.facts import Outcome
+from partita.observations.native_text import cut
 from partita.providers.resolve import Resolution
 from partita.runtime.probes.cache import Cache, cache_for
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
@@ -200,7 +201,7 @@ def _read_answers(path: Path, files: Mapping[str, str]) -> tuple[dict[str, Answe
         if "begun" in line:
             begun = str(line["begun"])
         elif "model" in line:
-            answer = Answer(line["outcome"], str(line["said"])[:LONGEST_SAID], unfolded=line["unfolded"])
+            answer = Answer(line["outcome"], cut(str(line["said"]), LONGEST_SAID), unfolded=line["unfolded"])
             found[files[line["model"]]] = answer
     return found, begun
 
@@ -223,7 +224,7 @@ def _late_with_one(outcome: ChildOutcome) -> bool:
 
 def crash(outcome: ChildOutcome, seconds: float) -> Answer:
     """What a child's end says of the model that it was at, which had so many seconds."""
-    last = f"; its last output: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
+    last = f"; its last output: {cut(outcome.log[-1], LONGEST_SAID)}" if outcome.log else ""
     ended = outcome.ended or "ended"
     if _late_with_one(outcome):
         return Answer("timed_out", f"no answer within {seconds:g} s{last}")
@@ -235,5 +236,5 @@ def _why_unusable(outcome: ChildOutcome, path: Path) -> str:
     told = next((str(line["unusable"]) for line in _read_lines(path) if "unusable" in line), "")
     if not told and _late_with_one(outcome):
         told = f"the provider did not start within {START_SECONDS:g} s in the process of the experiments"
-    last = f"; its last output: {outcome.log[-1][:LONGEST_SAID]}" if outcome.log else ""
+    last = f"; its last output: {cut(outcome.log[-1], LONGEST_SAID)}" if outcome.log else ""
     return told or f"the process of the experiments {outcome.ended or 'said nothing'} while it started{last}"

@@ -104,46 +104,60 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 
 
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
-    """The nodes as they are, where the provider has an option that may let it take them and that nobody has set."""
-    provider = lab.resolution.provider
-    for option in provider.options:
-        concerned = [subject for subject in subjects if subject.open and _may_open(option, subject.case)]
-        if option.opens is None or option.name in lab.resolution.options or not concerned:
-            continue
-        models = [case_model(subject.case, company=provider.compiles) for subject in concerned]
-        name, value = f"{provider.name}.{option.name}", option.opens.value
-        swap = Swap(f"{name}={value}", f"{name}={option.default}")
-        for subject, model, answer in zip(concerned, models, lab.try_with(option.name, value, models), strict=True):
-            if answer is not None:  # without one the node is looked at as if there were no such option
-                subject.trials.append(
-                    Trial(
-                        OPTION,
-                        swap.now,
-                        answer.outcome,
-                        answer.said,
-                        answer.cached,
-                        swap=swap,
-                        unfolded=answer.unfolded,
-                        kind=kind_of(OPTION),
-                        company=len(model.graph.node) > 1,
-                    )
+    """The nodes as they are, where the provider has an option that may let it take them."""
+    company = lab.resolution.provider.compiles
+    for option in lab.resolution.provider.options:
+        concerned = [subject for subject in subjects if subject.open and _worth_trying(option, subject.case, lab)]
+        if concerned:
+            _try_option(option, [(subject, case_model(subject.case, company=company)) for subject in concerned], lab)
+
+
+def _try_option(option: Option, models: Sequence[tuple[Subject, onnx.ModelProto]], lab: Lab) -> None:
+    """Models with nodes of subjects, with the value of the option that may let the provider take them."""
+    assert option.opens is not None
+    name, value = f"{lab.resolution.provider.name}.{option.name}", option.opens.value
+    swap = Swap(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
+    answers = lab.try_with(option.name, value, [model for _, model in models])
+    for (subject, model), answer in zip(models, answers, strict=True):
+        if answer is not None:  # without one the node is looked at as if there were no such option
+            subject.trials.append(
+                Trial(
+                    OPTION,
+                    swap.now,
+                    answer.outcome,
+                    answer.said,
+                    answer.cached,
+                    swap=swap,
+                    unfolded=answer.unfolded,
+                    kind=kind_of(OPTION),
+                    company=len(model.graph.node) > 1,
                 )
+            )
 
 
 def explore_neighbours(subject: Subject, found: Iterable[Neighbourhood], lab: Lab) -> None:
     """A node that is taken when it is alone, with the nodes next to it."""
     beside = list(found)
+    left: Neighbourhood | None = None
     for each, answer in zip(beside, lab.try_all([each.model for each in beside]), strict=True):
         if answer is not None:
             subject.trials.append(
                 Trial(NEIGHBOURS, each.words, answer.outcome, answer.said, answer.cached, kind=kind_of(NEIGHBOURS))
             )
+            left = left or (each if answer.outcome == "left" else None)
+    for option in lab.resolution.provider.options if left is not None else ():
+        if left is not None and _worth_trying(option, subject.case, lab):
+            _try_option(option, [(subject, left.model)], lab)
 
 
-def _may_open(option: Option, case: Case) -> bool:
-    """Whether a node is of the kind that the option is said to matter to."""
+def _worth_trying(option: Option, case: Case, lab: Lab) -> bool:
+    """Whether a node is of the kind that the option is said to matter to, and the run had another value."""
     opens = option.opens
-    if opens is None or (opens.operators and case.node.op_type not in opens.operators):
+    if (
+        opens is None
+        or lab.resolution.options.get(option.name) == opens.value
+        or (opens.operators and case.node.op_type not in opens.operators)
+    ):
         return False
     return not opens.elements or bool(set(opens.elements) & set(_elements(case)))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.observations.names import CPU, INLINED
+from partita.observations.native_text import cut
 from partita.runtime.probes.child import CAST, CPU_KERNEL, ILLEGAL, LOADING, NOBODY, REFUSED
 from partita.runtime.support.variants import COMPANY, Variant, batch_model, fragment
 from partita.support.answers import Outcome
@@ -206,4 +207,4 @@ def _plain(text: str, name: str) -> str:
     text = text.replace(f" node name: {name}", "").replace(f" in node ({name})", "").replace(f"Node ({name}) ", "Node ")
     text = text.replace(f"{name}_", "")
     # The cause may stand at the end, behind the signature of a C++ function.
-    return text if len(text) <= LONGEST else f"{text[: LONGEST // 3]} … {text[-LONGEST * 2 // 3 :]}"
+    return cut(text, LONGEST)

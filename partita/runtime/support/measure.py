@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.files import temporary_directory
+from partita.observations.native_text import cut
 from partita.providers.resolve import Resolution
 from partita.runtime.probes.child import STARTUP
 from partita.runtime.process.children import ChildOutcome, run_children
@@ -113,7 +114,7 @@ def _ended(outcome: ChildOutcome) -> str:
     """How a child ended, in words."""
     if outcome.signal is not None and outcome.signal == getattr(signal, "SIGALRM", None):
         return f"gave no answer within {SESSION_SECONDS:g} s"
-    last = f"; its last output: {outcome.log[-1][:LONGEST]}" if outcome.log else ""
+    last = f"; its last output: {cut(outcome.log[-1], LONGEST)}" if outcome.log else ""
     return f"{outcome.ended or 'said nothing'}{last}"
 
 

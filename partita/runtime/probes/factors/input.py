@@ -38,7 +38,7 @@ def _other_inputs(case: Case) -> Iterator[Idea]:
 
 
 def _constants(case: Case, schema: Schema | None) -> Iterator[Idea]:
-    """Each input but the first as a constant, and all of them together, for some go together.
+    """Each input as a constant, the first where others are left, and all but the first together, for some go together.
 
     Of the run's own values where they are known; else of zeros, and of ones, for zero sizes and axes are not always
     admissible.
@@ -51,7 +51,7 @@ def _constants(case: Case, schema: Schema | None) -> Iterator[Idea]:
         and feed.constant is None
         and is_fixed(case.fixed.get(name) or feed.kind)
     }
-    for name, called in fed.items():
+    for name, called in (*fed.items(), *_first(case, schema).items()):
         default = ", and no default of a graph input" if name in case.given else ""
         yield Idea(NAME, Change(constants={name: None}), f"{called} as a constant{default}")
         if (value := _ones(case, name)) is not None:
@@ -61,6 +61,15 @@ def _constants(case: Case, schema: Schema | None) -> Iterator[Idea]:
         values = {name: _ones(case, name) for name in fed}
         if any(value is not None for value in values.values()):
             yield Idea(NAME, Change(constants=values), f"{listing(fed.values())} as constants of ones")
+
+
+def _first(case: Case, schema: Schema | None) -> dict[str, str]:
+    """The first input, as the operator calls it: a table that is looked up, say. None where it is all that is fed."""
+    feed = case.feed(case.node.input[0]) if case.node.input and case.node.input[0] else None
+    others = [each for each in case.feeds if each.constant is None and feed is not None and each.name != feed.name]
+    if feed is None or feed.constant is not None or not others or not is_fixed(case.fixed.get(feed.name) or feed.kind):
+        return {}
+    return {feed.name: _input_name(schema, 0)}
 
 
 def _ones(case: Case, name: str) -> onnx.TensorProto | None:
