@@ -74,6 +74,8 @@ class Context:
     """Experiments on the node, or on one that it replaces, on the skipped provider."""
     rejected: RejectedPart | None = None
     """The smallest part of the graph that the skipped provider does not open."""
+    blamed: bool = False
+    """A node of that part makes the provider fail by itself."""
     budget: str = ""
     """The memory budget that the user gave the skipped provider, e.g. cuda.memory_budget_kb=1000."""
     nameless: bool = False
@@ -177,9 +179,9 @@ def is_culprit(context: Context) -> bool:
 
 
 def _left_inside(context: Context) -> bool:
-    """Whether the node is in the part that the provider fails over, and is left by it when it is tried by itself."""
+    """Whether the node is left when alone, in a part over which the provider fails, and over no node of it alone."""
     part, probe = context.rejected, context.probe
-    inside = part is not None and context.node in part.nodes
+    inside = part is not None and context.node in part.nodes and len(part.nodes) > 1 and not context.blamed
     return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome == "left"
 
 

@@ -6,6 +6,7 @@ shows is said by the reason, in its `factors`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,6 +31,8 @@ TOLD: Mapping[str, str] = {
 }
 TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
+NO_ROOM = re.compile(r"mem_alloc|memory alloc|out of memory|bad_alloc", re.IGNORECASE)
+"""A failure for want of memory, which depends on the device and on sizes, and tells nothing of what is supported."""
 IN_VAIN = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),
@@ -118,7 +121,7 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
         alike = [trial for trial in taken if not trial.parts]
-        if alike and not probe.unprobed:
+        if alike and not probe.unprobed and not NO_ROOM.search(first.said):
             decides = "in the types of this one, so its attributes, inputs or shapes decide"
             yield Conclusion(f"{_takes_others(alike)} {decides}; {opening(first)}", FORM, inferred=True)
     elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in (first, *changes)):

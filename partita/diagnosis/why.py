@@ -13,7 +13,7 @@ from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.diagnosis.records import Fallback, Skipped
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
-from partita.observations.facts import AssignedNode, RejectedPart
+from partita.observations.facts import FAILED, AssignedNode, RejectedPart
 from partita.observations.names import INLINED, UNKNOWN
 from partita.observations.records import ChainEntry, PhaseName
 
@@ -103,6 +103,8 @@ def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: s
     facts = index.facts.of(skipped.provider)
     origin, names = (name, *index.replaces(name)), index.tried_as(name)
     blank = index.blank_log.get(skipped.provider, {}).get(name, ())
+    part = _part_of(facts.rejected, names)
+    inside = [facts.probes[each] for each in (part.nodes if part is not None else ()) if each in facts.probes]
     return Context(
         node=name,
         op_type=op_type,
@@ -115,7 +117,8 @@ def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: s
         session_log=index.graph_log,
         pin=next((index.facts.pins[each] for each in origin if each in index.facts.pins), None),
         probe=fullest(facts.probes, names),
-        rejected=_part_of(facts.rejected, names),
+        rejected=part,
+        blamed=any(probe.trials and probe.trials[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
         nameless=name in index.parts,
         beside=index.beside.get(name, ()),

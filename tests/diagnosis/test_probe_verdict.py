@@ -510,10 +510,14 @@ def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():
     left = NodeProbe(CONCAT, (changed("as_is", "left", ""), changed("attribute", "taken", "without axis=1")))
     gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
     codes = {
-        probed.node: explain(context(node=probed.node, skipped=gone, rejected=part, probe=probed, log=()))[0].code
+        probed.node: explain(context(node=probed.node, skipped=gone, rejected=part, probe=probed, log=(), blamed=True))[
+            0
+        ].code
         for probed in (fails, left)
     }
     assert codes == {DET: "attribute_unsupported", CONCAT: "subgraph_rejected"}
+    together = explain(context(node=CONCAT, skipped=gone, rejected=part, probe=left, log=()))[0].code
+    assert together == "attribute_unsupported", "none of them fails by itself, so what leaves this one is the cause"
 
 
 def test_a_graph_that_fails_only_as_a_whole_says_so():

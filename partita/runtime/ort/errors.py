@@ -27,7 +27,7 @@ FILE_TROUBLE = re.compile(
     re.IGNORECASE,
 )
 NAMED_NODE = re.compile(r"Could not find an implementation for \S+ node with name '(?P<node>.*)'")
-LONGEST = 400
+LONGEST = 600
 
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
 PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})

@@ -37,7 +37,7 @@ BUDGET = "the time for experiments ran out (--probe-seconds)"
 LEAST_SECONDS = 0.5
 """With less left, no child is started."""
 START_FILE = "start.onnx"
-LONGEST_SAID = 400
+LONGEST_SAID = 600
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
+from partita.observations.facts import FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
 from partita.observations.text_format import plural
 from partita.providers.base import Option
+from partita.runtime.model_file import bodies
 from partita.runtime.probes.cases import Case, case_model
 from partita.runtime.probes.ideas import Variation
 from partita.runtime.probes.lab import BUDGET, Answer, Lab
@@ -86,6 +87,8 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
             yield Experiment(subject, case_model(variation.case, company=company), variation=variation)
 
     def others(subject: Subject) -> Iterator[Experiment]:
+        if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
+            return  # what it fails over is in the bodies, which another node of the operator has not
         for form in other_forms(subject.case, compiles=company):
             yield Experiment(subject, form.model, form=form)
 

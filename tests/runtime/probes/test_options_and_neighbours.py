@@ -72,9 +72,11 @@ def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph:
     assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
 
 
-def test_an_option_is_left_alone_where_the_user_set_it_or_where_it_does_not_matter(graph: Graph) -> None:
-    set_already = Scripted(wide="0")
+def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_not_matter(graph: Graph) -> None:
+    set_already = Scripted(wide="1")
     assert OPTION not in {trial.factor for trial in explored(graph, "a", set_already).trials}
+    asked_otherwise = explored(graph, "a", Scripted(wide="0")).trials[-1]
+    assert (asked_otherwise.factor, asked_otherwise.outcome) == (OPTION, "taken")
     taken = Scripted()
     explored(graph, "c", taken)
     assert set_already.asked == taken.asked == []

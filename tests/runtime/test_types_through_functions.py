@@ -1,0 +1,41 @@
+"""Types and nodes that only a function tells: operators of ONNX without a rule for their types, and local functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import parser
+
+from partita.runtime.onnx_model import read_onnx
+from partita.runtime.probes.cases import cut_graph, node_case
+from partita.runtime.tensor_types import element_of, sizes_of, tensor_types
+
+NORMALISED = (
+    '<ir_version: 10, opset_import: ["" : 21]>\n'
+    "g (float16[1,4,8,8] x{more}) => (y) {constants}{{\n"
+    "  [norm] h = GroupNormalization<num_groups=2>(x, s, b)\n  [after] y = Relu(h)\n}}"
+)
+FED = NORMALISED.format(more=", float16[4] s, float16[4] b", constants="")
+CONSTANT = NORMALISED.format(more="", constants="<float16[4] s = {1,1,1,1}, float16[4] b = {0,0,0,0}> ")
+CALLING = (
+    '<ir_version: 10, opset_import: ["" : 22, "local" : 1]>\n'
+    "g (float[2,4] x) => (float[2,4] y) {{\n  [call] y = local.Part(x)\n}}\n"
+    '<domain: "local", opset_import: ["" : {opset}]>\nPart (a) => (b) {{\n  [one] b = Selu(a)\n}}'
+)
+
+
+@pytest.mark.parametrize("text", [FED, CONSTANT], ids=["fed", "constant"])
+def test_what_group_normalization_makes_has_the_type_that_its_function_gives(text: str) -> None:
+    types = tensor_types(parser.parse_model(text))
+    for name in ("h", "y"):
+        assert element_of(types[name]) == onnx.TensorProto.FLOAT16
+        assert sizes_of(types[name]) == (1, 4, 8, 8)
+
+
+@pytest.mark.parametrize("opset", [18, 21, 22])
+def test_a_node_of_a_local_function_is_tried_in_the_version_of_the_model(opset: int, tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(CALLING.format(opset=opset)), tmp_path / "m.onnx")
+    case = node_case(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "_inlfunc_Part_one")
+    assert case.node.op_type == "Selu" and case.opsets[""] == 22
