@@ -1,7 +1,8 @@
 """What a node's name tells: its module, its layer, and the exported nodes it took the place of.
 
 Exported nodes are called `<module path>/<Op>` or `<module path>/<Op>_<n>`. torch's older exporter, and the builder of
-onnxruntime-genai, have a slash before and between modules: `/model/layers.1/mlp/MatMul_2`.
+onnxruntime-genai, have a slash before and between modules: `/model/layers.1/mlp/MatMul_2`. TensorFlow's scopes have one
+between them alone: `model/layers/1/mlp/MatMul`.
 
 ONNX Runtime names the nodes it makes after the ones they replace (`<exported name>/QuickGeluFusion/`) or after nothing
 at all (`Transpose_token_4`). Knows no facts and no report.
@@ -17,11 +18,20 @@ LAYER_ITSELF = "layer (no submodule)"
 
 
 def module_in(name: str) -> str | None:
-    """The module path in the name of a node, with dots: `model.layers.1.mlp` of both forms; None where it has none."""
-    if name.startswith("/"):
+    """The module path in the name of a node, with dots: `model.layers.1.mlp` of all forms; None where it has none."""
+    if name.startswith("/") or _is_path(name):
         return dotted(name.rpartition("/")[0]) or None
     head, slash, _ = name.partition("/")
     return (head or None) if slash else None
+
+
+def _is_path(name: str) -> bool:
+    """Whether a name without a slash before it is a path all the same, as TensorFlow's scopes are.
+
+    What ONNX Runtime fuses ends with a slash (`Mul/QuickGeluFusion/`), and a module of torch that has others in it has
+    dots.
+    """
+    return "." not in name.partition("/")[0] and name.count("/") > 1 and not name.endswith("/")
 
 
 def dotted(path: str) -> str:
@@ -32,7 +42,7 @@ def dotted(path: str) -> str:
 def module_of(name: str, modules: Collection[str]) -> str | None:
     """The longest beginning of `name`, up to one of its slashes, that is one of the known `modules`."""
     cut = [name[:position] for position, letter in enumerate(name) if letter == "/"]
-    if not name.startswith("/"):
+    if not name.startswith("/") and not _is_path(name):
         cut = cut[:1]
     return next((module for head in reversed(cut) if (module := dotted(head)) in modules), None)
 

@@ -43,12 +43,16 @@ def test_module_is_only_read_off_a_name_when_the_file_knows_it():
         ("model.layers.1.mlp/MatMul_2", "model.layers.1.mlp"),
         ("/layers.1/mlp/MatMul", "layers.1.mlp"),
         ("/model/layers.0/self_attn/q_proj/MatMul", "model.layers.0.self_attn.q_proj"),
+        ("model/layers/1/mlp/MatMul", "model.layers.1.mlp"),
+        ("model/MatMul", "model"),
+        ("Mul/QuickGeluFusion/", "Mul"),
+        ("model.norm/Mul/Fusion", "model.norm"),
         ("/MatMul", None),
         ("MatMul_12", None),
         ("", None),
     ],
 )
-def test_a_name_has_the_path_of_its_module_in_both_ways_of_writing_it(name, module):
+def test_a_name_has_the_path_of_its_module_in_every_way_of_writing_it(name, module):
     assert naming.module_in(name) == module
 
 

@@ -69,7 +69,6 @@ UNSOLVED: Mapping[str, str] = {
     "qnn-dequantize-by-inputs": "an option and constants are not tried together",
     "qnn-block-dequantize": "an option and other attributes are not tried together",
     "qnn-nonzero-count": "no experiment declares the shape of an output",
-    "webgpu-pinned-below-without-a-slash": "module paths of TensorFlow's names are read to their first slash only",
 }
 """Cases that are true and answered wrongly, and why; each fails the tests as soon as it is answered rightly."""
 
