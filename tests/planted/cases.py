@@ -64,7 +64,6 @@ UNSOLVED: Mapping[str, str] = {
     "cuda-label-encoder-strings": "its attributes would have to change their names with the type",
     "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
     "qnn-range-to-an-input": "ONNX Runtime folds the node away once all of its inputs are constants",
-    "qnn-topk-9": "no experiment turns an attribute into the input that a newer version has in its place",
     "qnn-behind-a-count": "the sizes of the run are zero, and no others are tried",
     "qnn-dequantize-by-inputs": "an option and constants are not tried together",
     "qnn-block-dequantize": "an option and other attributes are not tried together",

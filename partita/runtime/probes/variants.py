@@ -23,6 +23,7 @@ from partita.runtime.probes.cases import (
     size_of,
     zeros,
 )
+from partita.runtime.probes.constants import constant_of
 from partita.runtime.probes.names import copy_node, inner_names, rename
 from partita.runtime.probes.schemas import Schema, Slot, find_schema
 from partita.runtime.tensor_types import (
@@ -225,11 +226,17 @@ def _at_opset(case: Case, opset: int) -> Case | None:
         converted = onnx.version_converter.convert_version(model, opset)
     except Exception:  # noqa: BLE001 - the converter is native code that raises what it likes for what it cannot convert
         return None
-    if [node.op_type for node in converted.graph.node] != [case.node.op_type]:
+    # What was an attribute, the converter makes an input: a constant beside the node.
+    made = {node.output[0]: value for node in converted.graph.node if (value := constant_of(node)) is not None}
+    nodes = [node for node in converted.graph.node if constant_of(node) is None]
+    if [node.op_type for node in nodes] != [case.node.op_type]:
         return None
-    (node,) = converted.graph.node
+    (node,) = nodes
     kinds = {port.name: port.type for port in converted.graph.input}
     constants = {tensor.name: tensor for tensor in converted.graph.initializer}
+    for name, value in made.items():
+        value.name = name
+        constants[name] = value
     names = [name for name in dict.fromkeys(node.input) if name]
     if any(name not in kinds and name not in constants for name in names):
         return None

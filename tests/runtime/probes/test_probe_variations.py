@@ -358,3 +358,21 @@ def test_an_einsum_of_many_is_also_tried_as_a_product_of_two(case):
     assert len(node.input) == 2 and node.attribute[0].s == b"ij,jk->ik"
     pair = text.replace("ij,jk,kl->il", "ij,jk->ik").replace("(a, b, c)", "(a, b)")
     assert not any("operands" in change for change in changes(case(pair), "attribute"))
+
+
+OLD = {
+    "TopK": "g (float[4,16] x) => (float[4,2] y, int64[4,2] i) {\n  [n] y, i = TopK<k=2>(x)\n}",
+    "Slice": "g (float[4,16] x) => (float[4,8] y) {\n  [n] y = Slice<starts=[0], ends=[8], axes=[1]>(x)\n}",
+    "Pad": "g (float[4,16] x) => (float[6,18] y) {\n  [n] y = Pad<pads=[1,1,1,1]>(x)\n}",
+    "Clip": "g (float[4,16] x) => (float[4,16] y) {\n  [n] y = Clip<min=0.0, max=6.0>(x)\n}",
+    "ReduceSum": "g (float[4,16] x) => (float[4,1] y) {\n  [n] y = ReduceSum<axes=[1]>(x)\n}",
+}
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_what_was_an_attribute_is_a_constant_input_in_a_newer_version(case, name):
+    newer = [variation for variation in single(case(OLD[name], opset=9)) if variation.factor == "opset"]
+    assert newer, "the attributes of the old version are no reason not to try a newer one"
+    assert any(feed.constant is not None for variation in newer for feed in variation.case.feeds)
+    for variation in newer:
+        assert opens(variation.case), variation.change
