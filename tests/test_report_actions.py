@@ -107,6 +107,32 @@ def test_a_step_says_whether_an_experiment_shows_it_and_is_not_told_when_it_was_
     assert said[half].endswith("in an experiment webgpu accepts the node so")
 
 
+@pytest.mark.parametrize("outcome", ["invalid", "timed_out"])
+def test_an_experiment_without_an_answer_is_none_in_vain(outcome: str) -> None:
+    report = with_package(pages.mixed_report(), precision="fp32", target="")
+    assert told(report, "no_kernel_type", *trials(type__float16=outcome))["Export in float16"] == "untried"
+
+
+def test_a_step_that_helps_some_of_the_nodes_says_so() -> None:
+    report = with_package(pages.mixed_report(), precision="fp32", target="")
+    first, *others = report.fallbacks
+    entries = [first.model_copy(update={"trials": trials(type__float16="taken")})]
+    entries += [entry.model_copy(update={"trials": trials(type__float16="left")}) for entry in (others or [first])]
+    known = {action.title: action.known for action in for_reason(report, "no_kernel_type", entries)}
+    assert known["Export in float16"] == "shown of some"
+
+
+def test_every_option_that_helped_has_a_command_of_its_own() -> None:
+    report = pages.mixed_report()
+    found = [
+        Trial(factor="option", change=now, outcome="taken", said="", cached=False, now=now)
+        for now in ("qnn.offload_graph_io_quantization=0", "webgpu.enableInt64=1")
+    ]
+    entries = [report.fallbacks[0].model_copy(update={"trials": (each,)}) for each in found]
+    given = [action.words[-1] for action in for_reason(report, "option_needed", entries)]
+    assert given == ["qnn.offload_graph_io_quantization=0", "webgpu.enableInt64=1"]
+
+
 def test_the_option_that_an_experiment_found_is_in_the_command() -> None:
     report = pages.mixed_report()
     option = Trial(factor="option", change="a.b=1", outcome="taken", said="", cached=False, now="webgpu.enableInt64=1")

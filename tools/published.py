@@ -80,9 +80,9 @@ the log nor a pin tells the cause:
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
-- **The nodes around it.** A node that is taken alone, and not in the graph, is tried with each node next to it, with
-  all of them, and with those up to four steps away (64 nodes at most); the evidence names the first of these with which
-  it is no longer taken.
+- **The nodes around it.** A node that is taken alone, and not in the graph, is tried with each node next to it (six at
+  most), with all of them, and with those up to four steps away (64 nodes and 64 MiB of weights at most), of nodes that
+  are alike the first four; the evidence names the first of these with which it is no longer taken.
 - **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
   provider does not open; then what is left without that part, until the rest opens, five parts are found, 15 seconds
   have gone, or the time is up. If a part is a node or a few, experiments follow on them. A provider whose native code

@@ -18,10 +18,11 @@ from partita.remedies import Remedy
 
 CHECKPOINT, PATH = "CHECKPOINT", "PATH"
 """Stand for what is not known."""
-Known = Literal["shown", "untried", "says"]
+Known = Literal["shown", "shown of some", "untried", "says"]
 """Of a step: an experiment shows that it helps; nobody has tried; or it changes no placement, and says more."""
 SUFFIXES: Mapping[Known, str] = {
     "shown": "; in an experiment {provider} accepts the node so",
+    "shown of some": "; in experiments {provider} accepts some of the nodes so",
     "untried": "; untried",
     "says": "",
 }
@@ -77,26 +78,31 @@ def steps_for(
         if not _makes_sense(situation.package, step, wanted, unprobed):
             continue
         tried = [[trial for trial in each if _is_of(step, trial)] for each in trials]
-        helped = [trial for each in tried for trial in each if trial.outcome == "taken"]
-        in_vain = bool(tried) and all(tried) and not helped
-        now = next((trial.now for trial in helped), "")
-        if in_vain or ("{now}" in step.remedy.command and not now):
-            continue
-        found.append(_fill(situation, wanted, step, now=now, known=_known(step, shown=bool(helped))))
+        helped = [{trial.now: None for trial in each if trial.outcome == "taken"} for each in tried]
+        nodes = sum(map(bool, helped))
+        if tried and all(tried) and not nodes:
+            continue  # tried in vain on every node
+        names = dict.fromkeys(now for each in helped for now in each)
+        for now in names if "{now}" in step.remedy.command else ("",):
+            count = sum(now in each for each in helped) if now else nodes
+            found.append(_fill(situation, wanted, step, now=now, known=_known(step, count, len(trials))))
     return found
 
 
 def _is_of(step: Step, trial: Trial) -> bool:
-    """Whether an experiment changed what the step changes."""
+    """Whether an experiment changed what the step changes, and was answered."""
     change = step.change
-    return change is not None and trial.factor == change.factor and change.now in ("", trial.now)
+    answered = trial.outcome not in ("invalid", "timed_out")
+    return change is not None and answered and trial.factor == change.factor and change.now in ("", trial.now)
 
 
-def _known(step: Step, *, shown: bool) -> Known:
-    """How sure it is that the step helps. One that asks the provider tries what it writes by itself."""
+def _known(step: Step, helped: int, nodes: int) -> Known:
+    """How sure it is that the step helps, where it did so many nodes in experiments. One that asks the provider tries
+    what it writes by itself.
+    """
     if not step.changes or step.chooses_lowering:
         return "says"
-    return "shown" if shown else "untried"
+    return "untried" if not helped else "shown" if helped == nodes else "shown of some"
 
 
 def _makes_sense(package: PackageFacts | None, step: Step, wanted: str, unprobed: bool) -> bool:

@@ -31,14 +31,18 @@ TOLD: Mapping[str, str] = {
 }
 TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
-NO_ROOM = re.compile(r"mem_alloc|memory alloc|out of memory|bad_alloc", re.IGNORECASE)
+NO_ROOM = re.compile(
+    r"mem_alloc|memory alloc|allocate \w*\s?memory|out.of.(\w+.)?memory|bad_alloc|alloc_failed|"
+    r"smaller than requested bytes",
+    re.IGNORECASE,
+)
 """A failure for want of memory, which depends on the device and on sizes, and tells nothing of what is supported."""
 IN_VAIN = "made no difference"
 ENDS: Mapping[str, frozenset[str]] = {
     IN_VAIN: frozenset({"left"}),
     "ended in an error": frozenset({"failed", "crashed"}),
     "got no answer in time": frozenset({"timed_out"}),
-    "could not be tried, because ONNX Runtime takes no such model": frozenset({"invalid"}),
+    "could not be tried": frozenset({"invalid"}),
 }
 """How experiments end that do not help."""
 ANSWERED = frozenset({"left", "failed", "crashed"})
@@ -81,10 +85,14 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
 def _beside(trials: Sequence[Trial]) -> str:
     """With which of the nodes next to it the provider no longer takes a node that it takes when it is alone."""
     beside = [trial for trial in trials if trial.factor == NEIGHBOURS and trial.outcome in ANSWERED | {"taken"}]
-    left = next((trial for trial in beside if trial.outcome in ANSWERED), None)
+    left = next((trial for trial in beside if trial.outcome == "left"), None)
+    failed = next((trial for trial in beside if trial.outcome in ANSWERED), None)
     if left is not None:
         said = f" ({left.said})" if left.said else ""
         return f"; together with {left.change} {UNCHANGED[left.outcome]}{said}"
+    if failed is not None:  # which of them is at fault nobody knows
+        said = f" ({failed.said})" if failed.said else ""
+        return f"; a model of it and {failed.change} makes the provider fail{said}"
     return "; also together with the nodes around it that were tried" if beside else ""
 
 

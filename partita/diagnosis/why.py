@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from partita.diagnosis.evidence import Context, Finding
@@ -35,12 +35,21 @@ def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
     """Nodes in bodies of control flow. They are in no plan and run no telling how often, so they have no place in a
     phase's figures.
     """
+    fused = {name.partition("/")[0].rpartition("_")[0] for name in index.order if name.endswith("/")}
     listed = {
         node.name: node
         for node in index.in_bodies() or ()
-        if node.name not in index.present and (node.name in index.inner or node.name.startswith(INLINED))
+        if node.name not in index.present and (node.name in index.inner or _is_inlined(node.name, fused))
     }
     return tuple(listed.values())
+
+
+def _is_inlined(name: str, fused: Collection[str]) -> bool:
+    """Whether a listed node that is in no main graph comes from a function, and was not fused into another one there.
+
+    What ONNX Runtime fuses, after the list is taken, is called after one of its nodes and ends with a slash.
+    """
+    return name.startswith(INLINED) and name.rpartition("_")[0] not in fused
 
 
 def passed_over(chain: Sequence[ChainEntry], provider: str) -> tuple[ChainEntry, ...]:
@@ -129,7 +138,7 @@ def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPar
     """The rejected part that a node is in, by its own name or one that it replaces, with the others; else the first."""
     if rejected is None:
         return None
-    own = next((part for part in rejected.parts if set(names) & set(part.nodes)), rejected)
+    own = next((part for part in rejected.parts if set(names) & {*part.nodes, *part.inside}), rejected)
     others = tuple(part for part in rejected.parts if part is not own)
     return replace(own, others=others, rest_opens=rejected.rest_opens)
 

@@ -171,8 +171,8 @@ class Trial:
 
     @property
     def now(self) -> str:
-        """What took the place of something else; empty for other changes."""
-        return self.swap.now if self.swap is not None else ""
+        """What took the place of something else, everywhere; empty for other changes."""
+        return self.swap.now if self.swap is not None and not self.swap.partly and not self.unfolded else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from typing import NamedTuple, get_args
 import pytest
 
 from partita.diagnosis.precedence import explain
-from partita.diagnosis.probe_verdict import fullest, unprobed_nodes
+from partita.diagnosis.probe_verdict import conclusions, fullest, unprobed_nodes
 from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.session_index import index_session
-from partita.diagnosis.why import find_fallbacks, nodes_to_probe
+from partita.diagnosis.why import find_fallbacks, nodes_to_probe, why
 from partita.observations.facts import Factor, NodeProbe, Outcome, RejectedPart, Swap, Trial
 from partita.observations.log_pattern import LogPattern
+from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry, Probing
 from partita.partition_reports.probing import find_rejected
 from tests.diagnosis.test_reasons import GATHER, context
@@ -434,7 +435,7 @@ def test_what_was_not_tried_is_told_where_nothing_helped():
     trials = (LEFT, changed("type", "left"), changed("opset", "invalid"))
     shown = conclude(replace(probe(*trials), left_out=12))
     assert shown is not None and shown.code == "no_kernel_op"
-    assert "1 variation could not be tried, because ONNX Runtime takes no such model" in shown.evidence
+    assert "1 variation could not be tried" in shown.evidence
     assert shown.evidence.endswith("12 more combinations of changes not tried")
 
 
@@ -502,6 +503,29 @@ def test_the_device_of_a_stream_places_nodes_that_no_other_source_knows():
     assert claims[DET] == {"plan_file": frozenset({"CPUExecutionProvider"})}
     shared = index_session(replace(session, plan_devices=("0", "0")))
     assert shared.claims[GATHER] == {}, "a provider that computes on the CPU shares its stream"
+
+
+def test_a_node_in_a_body_of_a_rejected_part_is_a_culprit_whichever_part_that_is():
+    inside = RejectedPart((CONCAT,), "no such mode", minimal=True, tries=3, inside=(DET,))
+    part = RejectedPart((GATHER,), "another thing", minimal=True, tries=9, others=(inside,))
+    probed = NodeProbe(DET, (changed("as_is", "failed", ""), changed("attribute", "taken", "without mode=wrap")))
+    session = mixed_session().with_provider(GPU, rejected=part, probes={DET: probed})
+    gone = ChainEntry(provider=GPU, status="unavailable", reason="subgraph_rejected", evidence="it failed", remedy="-")
+    told = why(index_session(session), DET, None, UNKNOWN, gone)
+    assert told.reason == "attribute_unsupported" and "without mode=wrap" in told.evidence
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["QNN_COMMON_ERROR_MEM_ALLOC", "Failed to allocate memory for requested buffer", "VK_ERROR_OUT_OF_DEVICE_MEMORY"],
+)
+def test_a_node_for_which_memory_ran_out_is_not_told_by_other_nodes(said):
+    def shown(text: str) -> list[str | None]:
+        first = Trial("as_is", "", "failed", text)
+        return [each.code for each in conclusions(probe(first, other("taken")))]
+
+    assert shown(said) == ["subgraph_rejected"]
+    assert shown("no such mode") == ["subgraph_rejected", None]
 
 
 def test_a_part_is_blamed_on_the_node_that_fails_by_itself_only():

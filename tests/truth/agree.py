@@ -25,6 +25,7 @@ from tests.contract.commands import variables
 from tests.contract.plans import differences
 
 PLACE_SECONDS = 120
+LATE = "no end after"
 EXPORT_SECONDS = 300
 Work = tuple[str, Callable[[], Path | None], tuple[str, ...]]
 """A name, what gives the package or model, and options of `place`."""
@@ -44,20 +45,23 @@ class Agreement:
     problem: str = ""
     """Why there is nothing to compare."""
     nodes: int = 0
+    refused: bool = False
+    """Both refuse it, and say the same."""
 
 
 def agreement(name: str, path: Path, folder: Path, device: str, *given: str) -> Agreement:
     """Both reports of one package or model, placed with further options."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     real, dry = (
         _placed(path, folder / f"{side}.json", *given, *extra)
         for side, extra in (("real", ()), ("dry", ("--dry-run", "--device", device)))
     )
     if isinstance(real, str) or isinstance(dry, str):
         both = [report if isinstance(report, str) else "a report" for report in (real, dry)]
-        return Agreement(name, problem="" if both[0] == both[1] else f"real: {both[0]}; dry run: {both[1]}")
-    if real["chain"][0]["status"] != dry["chain"][0]["status"]:
-        said = [f"{report['chain'][0]['status']} {report['chain'][0]['evidence']}" for report in (real, dry)]
+        alike = both[0] == both[1] and not both[0].startswith(LATE)
+        return Agreement(name, problem="" if alike else f"real: {both[0]}; dry run: {both[1]}", refused=alike)
+    said = [f"{report['chain'][0]['status']} {report['chain'][0]['reason']}" for report in (real, dry)]
+    if said[0] != said[1]:
         return Agreement(name, problem=f"real: {said[0]}; dry run: {said[1]}"[:600])
     nodes = sum(len(phase["nodes"]) for phase in real["phases"])
     return Agreement(name, tuple(differences(real, dry)), tuple(_unlike_reasons(real, dry)), nodes=nodes)
@@ -76,7 +80,7 @@ def _placed(path: Path, report: Path, *extra: str) -> dict[str, Any] | str:
             timeout=PLACE_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return f"no end after {PLACE_SECONDS} s"
+        return f"{LATE} {PLACE_SECONDS} s"
     if not report.exists():
         return f"exit code {done.returncode}: {' '.join(done.stderr.split())[-300:]}"
     found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
@@ -126,7 +130,7 @@ def backend(count: int, folder: Path) -> list[Work]:
     def written(name: str) -> Callable[[], Path]:
         def write() -> Path:
             path = folder / "models" / name.replace("/", "-") / "model.onnx"
-            path.parent.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(models[name])
             return path
 
@@ -218,11 +222,13 @@ def _tell(found: Sequence[Agreement], asked: int, path: Path | None) -> int:
         if line
     ]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
-    same = sum(not (entry.plan or entry.problem) for entry in exported_ones)
-    reasons = sum(not (entry.reasons or entry.problem) for entry in exported_ones)
+    compared = [entry for entry in exported_ones if not entry.refused]
+    same = sum(not (entry.plan or entry.problem) for entry in compared)
+    reasons = sum(not (entry.reasons or entry.problem) for entry in compared)
     sys.stdout.write(
-        f"{len(found)} of {asked} were tried, {len(exported_ones)} could be placed or were refused; the plan is the "
-        f"same in {same} ({sum(entry.nodes for entry in exported_ones)} nodes), the reasons in {reasons}\n"
+        f"{len(found)} of {asked} were tried, {len(found) - len(exported_ones)} not exported, "
+        f"{len(exported_ones) - len(compared)} refused alike; of {len(compared)} reports the plan is the same in {same} "
+        f"({sum(entry.nodes for entry in compared)} nodes), the reasons in {reasons}\n"
     )
     if path:
         path.write_text(json.dumps([asdict(entry) for entry in found], indent=1), encoding="utf-8")

@@ -21,8 +21,8 @@ REASON = Reason(
     level="node",
     title="Provider option needed",
     condition="the provider claims the node, unchanged, when one of its options has another value than in this run",
-    needs="an experiment: in isolation the node is not claimed or fails, and it is claimed with that option and "
-    "nothing else changed. It is made for options that are known to let a provider take more, where the run had "
+    needs="an experiment: in isolation, or among its neighbours, the node is not claimed, and it is with that option "
+    "and nothing else changed. It is made for options that are known to let a provider take more, where the run had "
     "another value",
     remedy="set the provider option that the evidence names",
     factors=(OPTION,),

@@ -43,7 +43,7 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
     if part.minimal and part.untried:
         size += f", of those that could be tried ({part.untried}),"
     if part.inside:
-        named += f" because of {name_some(part.inside, MOST_NAMED)} in a body of it"
+        named += f", as does {name_some(part.inside, MOST_NAMED)} in a body of it"
     named += _beside(part)
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):

@@ -40,6 +40,9 @@ LOADING = re.compile(r"Load model from \S+ failed:\s*")
 """Names a temporary file, which says nothing."""
 CPU_KERNEL = re.compile(r"providers[/\\]cpu[/\\]\S+\.cc:")
 """Where in ONNX Runtime a kernel of its CPU provider complains. Headers there serve other providers, too."""
+AROUND = re.compile(rf"{COMPANY}\d+")
+"""Names of several nodes around the one that is tried."""
+ABOUT_NODE = re.compile(f"`{NODE}`")
 ABOUT_COMPANY = re.compile(rf"`{COMPANY}\d*`")
 """A complaint about a node beside the one that is tried, as QNN words it."""
 STARTUP = "start"
@@ -172,7 +175,8 @@ def failed(failure: NativeFailureError, resolution: Resolution, one_node: bool, 
         one_line(match["text"]) for line in failure.log if (match := HEAD.match(line)) and match["severity"] in "EF"
     ]
     more = next((line for line in said if line not in text and text not in line), "")
-    if one_node and ABOUT_COMPANY.search(f"{text} {more}"):
+    both = f"{text} {more}"
+    if one_node and ABOUT_COMPANY.search(both) and not ABOUT_NODE.search(both):
         return Found("invalid", f"the provider fails on the node beside it: {text}")
     return Found("failed", f"{text}; {more}" if more else text)
 
@@ -186,7 +190,8 @@ def _opened(session: Session, resolution: Resolution, one_node: bool) -> Found:
         return Found("taken", "")
     said = _left_to_cpu(session, resolution.provider.compiles, name)
     if said is None:
-        if unfolded(session, resolution.provider.compiles):
+        around = any(AROUND.fullmatch(node.name) for node in session.assigned() or ())
+        if not around and unfolded(session, resolution.provider.compiles):
             return Found("taken", AS_FUNCTION, unfolded=True)
         return Found("taken", "")
     provider = resolution.provider
@@ -212,12 +217,15 @@ def _left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     The list of nodes can lack those of a provider that prefers another layout, and those for which ONNX Runtime puts
     casts around the CPU provider's kernel of another type. A function without a kernel is there as its nodes.
     """
-    listed = {node.name: node.provider for node in session.assigned() or () if not node.name.startswith(COMPANY)}
+    everything = {node.name: node.provider for node in session.assigned() or ()}
+    listed = {node: provider for node, provider in everything.items() if not node.startswith(COMPANY)}
     if name == CPU or listed.get(NODE) == name:
         return None
+    planned = [node for stream in session.plan or () for node in stream]
+    if any(AROUND.fullmatch(node) for node in (*everything, *planned)):
+        return "" if listed.get(NODE) == CPU else None  # casts and nodes of functions may be those of the others
     if CPU in listed.values():
         return ""
-    planned = [node for stream in session.plan or () for node in stream]
     if any(CAST in node for node in planned):
         return "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU lacks the type, too"
     return "it is not among the nodes that the provider claims" if compiles and NODE in planned else None

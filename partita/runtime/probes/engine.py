@@ -269,12 +269,10 @@ def _probe_nodes(
                 continue
             subjects.setdefault(key, Subject(case, [])).nodes.append((number, name))
     explore(one_of_each_first(subjects.values()), lab)
+    explore_neighbours(subjects.values(), lambda number, name: neighbourhoods(graphs[number], name), lab)
     for subject in subjects.values():
-        number, name = subject.nodes[0]
-        if subject.trials and subject.trials[0].outcome == "taken" and number in graphs:
-            explore_neighbours(subject, neighbourhoods(graphs[number], name), lab)
         for number, name in subject.nodes:
-            found[number][name] = subject.probe(name)
+            found[number][name] = subject.probe(name, number)
     sessions = tuple(
         session.with_provider(asked.provider, probes=probes) if probes else session
         for session, probes in zip(facts.sessions, found, strict=True)

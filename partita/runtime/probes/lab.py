@@ -61,11 +61,15 @@ class Lab:
         """Of the children; another than ours where they are to be a dry run."""
         self.resolution, self.cache, self.deadline = resolution, cache, deadline
         self.experiments = self.cached = self.crashes = 0
+        self.refused_options: set[tuple[str, str]] = set()
+        """Options and values with which the provider did not start."""
         self.unusable = ""
         """Why the provider cannot be asked at all; empty while it can."""
 
     def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
         """Answers of the same provider, opened with another value of one of its options."""
+        if (option, value) in self.refused_options:
+            return [None for _ in models]
         resolution = replace(self.resolution, options={**self.resolution.options, option: value})
         cache = cache_for(resolution, self.environment) if self.cache.path is not None else Cache(None)
         other = Lab(resolution, cache, self.deadline, self.environment)
@@ -73,6 +77,8 @@ class Lab:
             return other.try_all(models)
         finally:
             cache.save()
+            if other.unusable:
+                self.refused_options.add((option, value))
             self.experiments += other.experiments
             self.cached += other.cached
             self.crashes += other.crashes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from partita.observations.text_format import name_some
 from partita.runtime.model_file import reads
-from partita.runtime.probes.cases import COMPANY, NODE, CannotProbeError, Graph, part_model
+from partita.runtime.probes.cases import COMPANY, NODE, CannotProbeError, Graph, part_model, zeros_needed
 
 if TYPE_CHECKING:
     import onnx
@@ -20,6 +20,8 @@ FURTHEST = 4
 MOST_TOGETHER = 64
 """Most nodes in one experiment."""
 MOST_NAMED = 4
+MOST_BYTES = 64 << 20
+"""Most weights in one experiment, which a session has to hold: a larger one says nothing of the neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Neighbourhood:
 
 
 def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
-    """The node with each node next to it, then with all of them, then with more and more of those around; nothing of a
-    node in a body.
+    """The node with each node next to it, six at most, then with all of them, then with more and more of those around,
+    as long as they and their weights are few; nothing of a node in a body.
     """
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
@@ -49,6 +51,8 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
     singles = [{name, other} for other in list(beside[name])[:MOST_SINGLE]]
     for chosen in (*singles, *(each for each in around if each not in singles)):
         if len(chosen) > 1 and (model := _model(graph, chosen, name)) is not None:
+            if zeros_needed([model]) > MOST_BYTES:
+                return
             others = [f"{own} ({node.op_type})" for own, node in nodes.items() if own in chosen and own != name]
             yield Neighbourhood(name_some(others, MOST_NAMED), model)
 
@@ -67,7 +71,7 @@ def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | 
     """The nodes as a model in which all but this one are company; None where a type is not known."""
     wanted = set(chosen)
     try:
-        model = part_model(graph, [node.name for node in graph.proto.graph.node if node.name in wanted])
+        model = part_model(graph, [node.name for node in graph.proto.graph.node if node.name in wanted], fixed=False)
     except CannotProbeError:
         return None
     for number, node in enumerate(model.graph.node):

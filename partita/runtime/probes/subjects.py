@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import onnx
 
 DECIDED = frozenset({"taken", "invalid"})
+MOST_ALIKE = 4
+"""Of nodes that are alike, so many are tried with the nodes around them."""
 
 
 @dataclass(slots=True)
@@ -35,12 +37,15 @@ class Subject:
     nodes: list[tuple[int, str]]
     """Session and name."""
     trials: list[Trial] = field(default_factory=list)
+    around: dict[tuple[int, str], list[Trial]] = field(default_factory=dict)
+    """Of each of the nodes: trials with the nodes around it."""
     unprobed: str = ""
     left_out: int = 0
 
-    def probe(self, node: str) -> NodeProbe:
+    def probe(self, node: str, session: int = 0) -> NodeProbe:
         """What the trials tell of one of the nodes."""
-        return NodeProbe(node, tuple(self.trials), self.unprobed, self.left_out)
+        trials = (*self.trials, *self.around.get((session, node), ()))
+        return NodeProbe(node, trials, self.unprobed, self.left_out)
 
     @property
     def open(self) -> bool:
@@ -102,7 +107,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         last += [*experiments(subject, found[:MOST_COMBINED]), *others(subject)]
     _run_round(last, lab)
     for subject in subjects:
-        changes = [trial for trial in subject.trials if trial.factor != OTHER_FORM]
+        changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
         subject.unprobed = subject.unprobed or lateness(changes)
 
 
@@ -112,18 +117,19 @@ def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
     for option in lab.resolution.provider.options:
         concerned = [subject for subject in subjects if subject.open and _worth_trying(option, subject.case, lab)]
         if concerned:
-            _try_option(option, [(subject, case_model(subject.case, company=company)) for subject in concerned], lab)
+            pairs = [(subject.trials, case_model(subject.case, company=company)) for subject in concerned]
+            _try_option(option, pairs, lab)
 
 
-def _try_option(option: Option, models: Sequence[tuple[Subject, onnx.ModelProto]], lab: Lab) -> None:
-    """Models with nodes of subjects, with the value of the option that may let the provider take them."""
+def _try_option(option: Option, models: Sequence[tuple[list[Trial], onnx.ModelProto]], lab: Lab) -> None:
+    """Models with the value of the option that may let the provider take their nodes; each trial joins its list."""
     assert option.opens is not None
     name, value = f"{lab.resolution.provider.name}.{option.name}", option.opens.value
     swap = Swap(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
     answers = lab.try_with(option.name, value, [model for _, model in models])
-    for (subject, model), answer in zip(models, answers, strict=True):
+    for (trials, model), answer in zip(models, answers, strict=True):
         if answer is not None:  # without one the node is looked at as if there were no such option
-            subject.trials.append(
+            trials.append(
                 Trial(
                     OPTION,
                     swap.now,
@@ -133,24 +139,39 @@ def _try_option(option: Option, models: Sequence[tuple[Subject, onnx.ModelProto]
                     swap=swap,
                     unfolded=answer.unfolded,
                     kind=kind_of(OPTION),
-                    company=len(model.graph.node) > 1,
+                    company=len(model.graph.node) == 2 and lab.resolution.provider.compiles,
                 )
             )
 
 
-def explore_neighbours(subject: Subject, found: Iterable[Neighbourhood], lab: Lab) -> None:
-    """A node that is taken when it is alone, with the nodes next to it."""
-    beside = list(found)
-    left: Neighbourhood | None = None
-    for each, answer in zip(beside, lab.try_all([each.model for each in beside]), strict=True):
+def explore_neighbours(
+    subjects: Iterable[Subject], neighbours: Callable[[int, str], Iterable[Neighbourhood]], lab: Lab
+) -> None:
+    """Nodes that are taken alone, each with the nodes around it: nodes that are alike have others around them.
+
+    `neighbours`: the neighbourhoods of a node, by session and name; asked for a few nodes of each subject only.
+    """
+    if lab.seconds_left <= 0:
+        return
+    work = [
+        (subject, key, each)
+        for subject in subjects
+        if subject.trials and subject.trials[0].outcome == "taken"
+        for key in subject.nodes[:MOST_ALIKE]
+        for each in neighbours(*key)
+    ]
+    left: dict[tuple[int, str], tuple[Subject, Neighbourhood]] = {}
+    for (subject, key, each), answer in zip(work, lab.try_all([each.model for _, _, each in work]), strict=True):
         if answer is not None:
-            subject.trials.append(
-                Trial(NEIGHBOURS, each.words, answer.outcome, answer.said, answer.cached, kind=kind_of(NEIGHBOURS))
-            )
-            left = left or (each if answer.outcome == "left" else None)
-    for option in lab.resolution.provider.options if left is not None else ():
-        if left is not None and _worth_trying(option, subject.case, lab):
-            _try_option(option, [(subject, left.model)], lab)
+            told = Trial(NEIGHBOURS, each.words, answer.outcome, answer.said, answer.cached, kind=kind_of(NEIGHBOURS))
+            subject.around.setdefault(key, []).append(told)
+            if answer.outcome == "left":
+                left.setdefault(key, (subject, each))
+    for option in lab.resolution.provider.options:
+        concerned = {key: pair for key, pair in left.items() if _worth_trying(option, pair[0].case, lab)}
+        if concerned:
+            pairs = [(subject.around[key], each.model) for key, (subject, each) in concerned.items()]
+            _try_option(option, pairs, lab)
 
 
 def _worth_trying(option: Option, case: Case, lab: Lab) -> bool:

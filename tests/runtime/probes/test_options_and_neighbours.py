@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import parser
 
+from partita import dtypes
 from partita.diagnosis.probe_verdict import conclusions
 from partita.observations.facts import NEIGHBOURS, OPTION
 from partita.providers.base import Opens, Option
@@ -95,14 +96,15 @@ def test_what_a_node_writes_counts_as_what_it_reads(graph: Graph, tmp_path: Path
 def test_a_node_that_is_taken_alone_is_tried_with_more_and_more_of_the_nodes_around_it(graph: Graph) -> None:
     lab = Scripted()
     subject = explored(graph, "c", lab)
-    explore_neighbours(subject, neighbourhoods(graph, "c"), lab)
-    assert [trial.change for trial in subject.trials[1:]] == [
+    explore_neighbours([subject], lambda _, name: neighbourhoods(graph, name), lab)
+    trials = subject.probe("c").trials
+    assert [trial.change for trial in trials[1:]] == [
         "b (Cast)",
         "d (Elu)",
         "b (Cast), d (Elu)",
         "a (Neg), b (Cast), d (Elu), e (Softplus)",
     ]
-    assert {trial.factor for trial in subject.trials[1:]} == {NEIGHBOURS}
+    assert {trial.factor for trial in trials[1:]} == {NEIGHBOURS}
     (shown,) = conclusions(subject.probe("c"))
     assert shown.code == "not_claimed"
 
@@ -116,7 +118,7 @@ def test_the_first_neighbourhood_in_which_it_is_left_is_named(graph: Graph) -> N
             return Answer("left", "in company") if len(model.graph.node) > 2 else Answer("taken", "")
 
     lab = Fussy()
-    explore_neighbours(relu, neighbourhoods(graph, "c"), lab)
+    explore_neighbours([relu], lambda _, name: neighbourhoods(graph, name), lab)
     (shown,) = conclusions(relu.probe("c"))
     assert shown.evidence.endswith("together with b (Cast), d (Elu) it does not claim it (in company)")
     assert conclusions(subject.probe("d"))[0].evidence.endswith("the provider accepts it"), "nothing else was tried"
@@ -129,3 +131,55 @@ def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
     found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
     assert found and max(len(each.model.graph.node) for each in found) == 2
+
+
+def test_nodes_that_are_alike_are_told_of_their_own_neighbours(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]>\n'
+        "g (float[2] x) => (float[2] y) {\n  [a] h = Elu(x)\n  [b] i = Relu(h)\n  [c] j = Softplus(i)\n"
+        "  [d] k = Relu(j)\n  [e] y = Neg(k)\n}"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "m.onnx")
+    graph = cut_graph(read_onnx(tmp_path / "m.onnx"), {})
+    subject = Subject(node_case(graph, "b"), [(0, "b"), (0, "d")])
+    lab = Scripted()
+    explore([subject], lab)
+    explore_neighbours([subject], lambda _, name: neighbourhoods(graph, name), lab)
+    first, second = (conclusions(subject.probe(name))[0].evidence for name in ("b", "d"))
+    assert first.endswith("together with c (Softplus) it does not claim it")
+    assert second.endswith("together with c (Softplus) it does not claim it")
+    beside = [trial.change for trial in subject.probe("d").trials if trial.factor == NEIGHBOURS]
+    assert beside[:2] == ["c (Softplus)", "e (Neg)"], "and none of those of the other"
+
+
+def test_an_option_that_helps_among_the_neighbours_is_the_reason(graph: Graph) -> None:
+    wide = Option("wide", "bool", "0", "", opens=Opens("1", operators=("Relu",)))
+    lab = Scripted()
+    lab.resolution = replace(lab.resolution, provider=replace(WEBGPU, options=(wide,)))
+    subject = explored(graph, "c", lab)
+    explore_neighbours([subject], lambda _, name: neighbourhoods(graph, name), lab)
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.factors == (OPTION,) and lab.asked == [("wide", "1")]
+    assert "b (Cast) it does not claim it; with webgpu.wide=1" in shown.evidence
+
+
+def test_a_neighbour_that_fails_is_not_said_to_make_the_node_fail(graph: Graph) -> None:
+    class Failing(Scripted):
+        def answer(self, model: onnx.ModelProto) -> Answer:
+            return Answer("failed", "no") if len(model.graph.node) > 1 else Answer("taken", "")
+
+    lab = Failing()
+    subject = explored(graph, "c", lab)
+    explore_neighbours([subject], lambda _, name: neighbourhoods(graph, name), lab)
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.evidence.endswith("a model of it and b (Cast) makes the provider fail (no)")
+
+
+def test_options_that_open_kernels_are_ones_of_the_provider_with_another_default() -> None:
+    every = [(provider, option) for provider in known_providers().values() for option in provider.options]
+    opening = [pair for pair in every if pair[1].opens is not None]
+    assert opening
+    for provider, option in opening:
+        assert option.opens is not None and option.opens.value != option.default, provider.name
+        assert not option.session_key, "experiments pass on what the provider itself takes"
+        assert all(dtypes.find(name) is not None for name in option.opens.elements)

@@ -51,7 +51,7 @@ def _constants(case: Case, schema: Schema | None) -> Iterator[Idea]:
         and feed.constant is None
         and is_fixed(case.fixed.get(name) or feed.kind)
     }
-    for name, called in (*fed.items(), *_first(case, schema).items()):
+    for name, called in {**fed, **_first(case, schema)}.items():
         default = ", and no default of a graph input" if name in case.given else ""
         yield Idea(NAME, Change(constants={name: None}), f"{called} as a constant{default}")
         if (value := _ones(case, name)) is not None:
