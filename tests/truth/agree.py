@@ -227,8 +227,8 @@ def _tell(found: Sequence[Agreement], asked: int, path: Path | None) -> int:
     reasons = sum(not (entry.reasons or entry.problem) for entry in compared)
     sys.stdout.write(
         f"{len(found)} of {asked} were tried, {len(found) - len(exported_ones)} not exported, "
-        f"{len(exported_ones) - len(compared)} refused alike; of {len(compared)} reports the plan is the same in {same} "
-        f"({sum(entry.nodes for entry in compared)} nodes), the reasons in {reasons}\n"
+        f"{len(exported_ones) - len(compared)} refused alike; of {len(compared)} reports the plan is the same in "
+        f"{same} ({sum(entry.nodes for entry in compared)} nodes), the reasons in {reasons}\n"
     )
     if path:
         path.write_text(json.dumps([asdict(entry) for entry in found], indent=1), encoding="utf-8")
