@@ -35,6 +35,8 @@ class BareLoop:
         options = ort.SessionOptions()
         self.session = ort.InferenceSession(str(folder / "model.onnx"), options, providers=["CPUExecutionProvider"])
         self.vocab_size = graph.vocab_size
+        declared = {port.name: port.type for port in self.session.get_inputs()}
+        self.positions = np.int32 if declared["position_ids"] == "tensor(int32)" else np.int64
         self.cache = [self._value(np.zeros(s.shape, np.float32)) for s in self.states]
 
     @staticmethod
@@ -44,7 +46,7 @@ class BareLoop:
     def _bind(self, length: int) -> tuple[Any, dict[str, Any]]:
         arrays = {
             "input_ids": np.zeros((1, length), np.int64),
-            "position_ids": np.zeros((1, length), np.int64),
+            "position_ids": np.zeros((1, length), self.positions),
             "logits_indices": np.array([length - 1], np.int64),
             "seqlens_k": np.zeros(1, np.int32),
             "total_sequence_length": np.zeros((), np.int32),
