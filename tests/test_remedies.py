@@ -44,6 +44,7 @@ BLANKS: dict[str, Any] = {
     "provider": "webgpu",
     "chain": "webgpu",
     "now": "webgpu.enableInt64=1",
+    "setting": (),
     "folder": "pkg",
     "wheel": "onnxruntime",
     "version": "1.31.1",

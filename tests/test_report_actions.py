@@ -27,7 +27,7 @@ from tests.partition_reports.reports import REPORTS, recorded
 from tests.partition_reports.samples import CPU, GPU
 
 BLANKS = {"checkpoint": "owner/name", "out": "out", "path": "model.onnx", "provider": "webgpu", "chain": "webgpu,cpu"}
-BLANKS["now"] = "webgpu.enableInt64=1"
+FILLED: dict[str, Any] = {**BLANKS, "now": "webgpu.enableInt64=1", "setting": ("--dry-run", "--device", "h100")}
 
 
 def with_package(report: Report, **changes: Any) -> Report:
@@ -56,7 +56,7 @@ STEPS = {(reason.code, step.title): step for reason in load_reasons() for step i
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=["-".join(key) for key in STEPS])
 def test_every_command_is_one_that_the_command_line_understands(step: Step) -> None:
-    filled = step.remedy.filled(**BLANKS)
+    filled = step.remedy.filled(**FILLED)
     given = parsed(list(filled.command))
     assert "owner/name" in given.values() if step.exports else True
     assert filled.text and step.title.format(**BLANKS)
@@ -120,6 +120,19 @@ def test_a_step_that_helps_some_of_the_nodes_says_so() -> None:
     entries += [entry.model_copy(update={"trials": trials(type__float16="left")}) for entry in (others or [first])]
     known = {action.title: action.known for action in for_reason(report, "no_kernel_type", entries)}
     assert known["Export in float16"] == "shown of some"
+
+
+def test_a_command_keeps_the_options_of_the_run_and_that_it_was_a_dry_run() -> None:
+    report = pages.mixed_report()
+    asked = {"webgpu.enableInt64": "0", "webgpu.preferredLayout": "NCHW", "temperature": "0"}
+    report = report.model_copy(update={"request": report.request.model_copy(update={"options": asked})})
+    found = trials(**{"option__webgpu.enableInt64=1": "taken"})
+    (command,) = commands(report, "option_needed", trials=found)
+    kept = ("--provider-option", "webgpu.preferredLayout=NCHW", "--provider-option", "webgpu.enableInt64=1")
+    assert command[-4:] == kept and "webgpu.enableInt64=0" not in command
+    played = recorded("cuda_dry_run")
+    again = commands(played, "unexplained", unprobed="the time was up")
+    assert again and all("--dry-run" in words and "--device" in words for words in again if words[1] == "place")
 
 
 def test_every_option_that_helped_has_a_command_of_its_own() -> None:

@@ -6,7 +6,7 @@ A package can be exported anew, and not as it is. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from partita.diagnosis.reasons.base import load_reasons
@@ -59,6 +59,16 @@ class Situation:
     path: str | None
     chain: tuple[str, ...]
     """ONNX Runtime's names."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Provider options as the command line writes them: webgpu.enableInt64, and the value."""
+    device: str = ""
+    """The device that a dry run played; empty when it was none."""
+
+    def setting(self, but: str) -> tuple[str, ...]:
+        """Words of a command that runs it so again. `but`: an option, with its value, that is given otherwise."""
+        kept = {name: value for name, value in self.options.items() if name != but.partition("=")[0]}
+        dry = ("--dry-run", "--device", self.device) if self.device else ()
+        return (*dry, *(word for name, value in kept.items() for word in ("--provider-option", f"{name}={value}")))
 
 
 def steps_for(
@@ -127,13 +137,14 @@ def _fill(situation: Situation, wanted: str, step: Step, *, now: str = "", known
         "provider": provider,
         "chain": ",".join(map(provider_name, situation.chain)) or provider,
         "now": now,
+        "setting": situation.setting(but=now),
     }
     action = _written(step, blanks)
     told = replace(action.remedy, text=action.remedy.text + SUFFIXES[known].format(provider=provider))
     return replace(action, remedy=told, known=known)
 
 
-def _written(step: Step, blanks: dict[str, str]) -> Action:
+def _written(step: Step, blanks: Mapping[str, object]) -> Action:
     """The step with its blanks filled in, word by word."""
     return Action(step.title.format(**blanks), step.remedy.filled(**blanks), step.exports, step.chooses_lowering)
 

@@ -25,7 +25,8 @@ class Step:
     """In three words."""
     remedy: Remedy
     """The command, and what comes of it. In braces what a report fills in: `checkpoint`, `out` (a new package), `path`
-    (what was run), `provider` (the one that was wanted), `chain`, `now` (what took the place in an experiment)."""
+    (what was run), `provider` (the one that was wanted), `chain`, `now` (what took the place in an experiment),
+    `setting` (options with which it ran: of providers, and of a dry run)."""
     exports: bool = False
     """It makes the package anew, so there has to be one."""
     chooses_lowering: bool = False
@@ -86,12 +87,12 @@ STANDARD = Step(
 )
 SET_OPTION = Step(
     "Set the option",
-    Remedy("sets the option of {provider}", (*PLACE, "--provider-option", "{now}")),
+    Remedy("sets the option of {provider}", (*PLACE, "{setting}", "--provider-option", "{now}")),
     change=Change(OPTION),
 )
 PROBE = Step(
     "Find out why",
-    Remedy("makes the missing experiments", (*PLACE, "--probe-seconds", "600", "--report", "again.json")),
+    Remedy("makes the missing experiments", (*PLACE, "{setting}", "--probe-seconds", "600", "--report", "again.json")),
     probes=True,
     changes=False,
 )

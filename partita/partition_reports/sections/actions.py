@@ -11,7 +11,10 @@ from partita.partition_reports.records import Report
 
 def situation_of(report: Report) -> Situation:
     """What a report is about, for the blanks of a step."""
-    return Situation(report.package, report.request.path, report.request.chain)
+    # Options of providers have the provider's name before a dot; those of generation have none.
+    options = {name: value for name, value in report.request.options.items() if "." in name}
+    device = report.dry_run.device if report.dry_run is not None else ""
+    return Situation(report.package, report.request.path, report.request.chain, options, device)
 
 
 def for_reason(report: Report, code: str, entries: Sequence[Fallback]) -> list[Action]:

@@ -308,11 +308,12 @@ def _bisect_run(
             if part is None and failed.crashed and not search.untried:
                 return facts, replace(failed, evidence=f"{failed.evidence}; {CRASHED_LATER}")
             part = part or _whole_graph(search, failed)
-            probes = {name: probe for each in part.parts for name, probe in _probe_part(graph, each, lab).items()}
-            looked_into = [replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts]
-            for name in (name for each in looked_into for name in each.inside):
-                probes |= _probe_part(graph, RejectedPart((name,), "", minimal=True, tries=0), lab)
-            part = replace(looked_into[0], others=tuple(looked_into[1:]), rest_opens=part.rest_opens)
+            first, *others = (replace(each, inside=_failing_inside(graph, each, lab)) for each in part.parts)
+            part = replace(first, others=tuple(others))
+            probes: dict[str, NodeProbe] = {}
+            for each in part.parts:
+                few = each.nodes if len(each.nodes) <= FEW_NODES else ()
+                probes |= _probe_each(graph, (*few, *each.inside), lab)
             session = session.with_provider(failed.provider.ort_name, rejected=part, probes=probes)
         sessions.append(session)
     if tuple(sessions) == facts.sessions:
@@ -365,13 +366,13 @@ def _failing_inside(graph: Graph, part: RejectedPart, lab: Lab) -> tuple[str, ..
     return tuple(failing)[:FEW_NODES]
 
 
-def _probe_part(graph: Graph, part: RejectedPart, lab: Lab) -> dict[str, NodeProbe]:
-    """Experiments on the nodes that are rejected, when they are few: what about them the provider cannot do.
+def _probe_each(graph: Graph, names: Sequence[str], lab: Lab) -> dict[str, NodeProbe]:
+    """Experiments on nodes that are rejected: what about them the provider cannot do.
 
     A node that is rejected only together with others is taken when it is alone.
     """
     found: dict[str, NodeProbe] = {}
-    for name in part.nodes if len(part.nodes) <= FEW_NODES else ():
+    for name in names:
         try:
             subject = Subject(node_case(graph, name), [(0, name)])
         except CannotProbeError as error:
