@@ -113,7 +113,8 @@ def _name_assigned(
 ) -> tuple[AssignedNode, ...]:
     """The assignment list with names where it has as many nodes of an operator on a provider as ran there.
 
-    Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider.
+    Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider; there may
+    be more nodes than names then, because some were fused or folded away after they had been assigned.
     """
     named = list(assigned)
     for op, names in planned.items():
@@ -121,8 +122,8 @@ def _name_assigned(
         for provider in dict.fromkeys(assigned[position].provider for position in nameless):
             here = [position for position in nameless if assigned[position].provider == provider]
             ran = [name for name in names if providers.get(name) == provider]
-            if not any(name in providers for name in names) and len(here) == len(nameless):
-                ran = names
+            if not any(name in providers for name in names) and len(here) == len(nameless) >= len(names):
+                here, ran = here[: len(names)], names
             if len(here) == len(ran):
                 for position, name in zip(here, ran, strict=True):
                     named[position] = replace(named[position], name=name)

@@ -263,9 +263,12 @@ def _collect_claims(
 def _providers_by_device(facts: SessionFacts) -> dict[str, str]:
     """What the devices of the plan's streams tell: the one provider besides the CPU's has the streams of its device.
 
-    Empty where there are several such providers, or where one computes on the CPU and shares its stream.
+    Without another provider everything is on the CPU. Empty where there are several others, or where one computes on
+    the CPU and shares its stream.
     """
     others = [name for name in facts.registered if name != CPU]
+    if facts.registered and not others:
+        return {name: CPU for stream in facts.plan or () for name in stream}
     if len(others) != 1 or not facts.plan or not facts.plan_devices or set(facts.plan_devices) == {HOST_DEVICE}:
         return {}
     return {

@@ -214,3 +214,32 @@ def test_a_node_of_the_file_that_is_called_memcpy_is_no_copy() -> None:
     index = index_session(facts)
     assert find_disagreements(index, "run") == ()
     assert {name: line.tensor for name, line in index.memcpy.items()} == {"Memcpy_token_0": "y"}
+
+
+def not_run(**changes: Any) -> SessionFacts:
+    """Two casts of a function that was unfolded, one of three that are listed being gone; nothing ran."""
+    given: dict[str, Any] = {
+        "events": (),
+        "optimised": None,
+        "plan": (("Cast0", "Cast1", "fused/"),),
+        "assigned": tuple(AssignedNode("", "Cast", "", CUDA, number) for number in range(3)),
+    }
+    return two_streams(**(given | changes))
+
+
+def test_without_a_run_nodes_that_are_all_on_one_provider_are_on_it_although_some_of_them_are_gone() -> None:
+    index = index_session(not_run())
+    assert index.claims["Cast0"] == index.claims["Cast1"] == {"assignment": frozenset({CUDA})}
+    assert index.claims["fused/"] == {}
+
+
+def test_without_a_run_fewer_listed_nodes_than_planned_are_nobody_knows_which() -> None:
+    index = index_session(not_run(assigned=(AssignedNode("", "Cast", "", CUDA, 0),)))
+    assert index.claims["Cast0"] == {}
+
+
+def test_where_the_cpu_alone_is_registered_every_planned_node_is_on_it() -> None:
+    index = index_session(not_run(assigned=(), registered=(CPU,)))
+    assert {name: set(*claims.values()) for name, claims in index.claims.items()} == {
+        name: {CPU} for name in ("Cast0", "Cast1", "fused/")
+    }

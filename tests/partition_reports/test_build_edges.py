@@ -67,7 +67,7 @@ def test_interrupted_in_prefill():
 
 
 def test_no_profile_leaves_placement_to_the_other_sources():
-    facts = with_session(recorded_facts(), events=(), runs=())
+    facts = with_session(recorded_facts(), events=(), runs=(), registered=("OtherExecutionProvider", CPU))
     report = report_of(facts)
     decode = phase_of(report, "decode")
     unknown = [node.name for node in decode.nodes if node.provider is None]
@@ -76,6 +76,12 @@ def test_no_profile_leaves_placement_to_the_other_sources():
     assert {entry.node for entry in report.disagreements} == set(unknown)
     assert "node times unknown" in decode.timing_note
     assert not next(entry for entry in report.sources if entry.source == "profile").available
+
+
+def test_without_another_provider_every_planned_node_is_on_the_cpu():
+    report = report_of(with_session(recorded_facts(), events=(), runs=()))
+    assert {node.provider for node in phase_of(report, "decode").nodes} == {CPU}
+    assert report.disagreements == ()
 
 
 def test_no_plan_falls_back_to_the_order_of_the_profile_and_says_so():

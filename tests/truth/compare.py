@@ -83,13 +83,23 @@ def _placed(paths: Sequence[Path], provider: str, *, dry: bool) -> list[dict[str
     requests = [
         {
             "folder": str(path.parent),
-            "arguments": ["place", str(path), "--provider", chain, "--json", "--runs", "1", *extra],
+            "arguments": ["place", str(path), "--provider", chain, "--json", "--runs", "1", *_sizes(path), *extra],
             "variables": variables(),
             "path": [],
         }
         for path in paths
     ]
     return _answers([sys.executable, "-m", "tests.planted.batch"], requests, variables())
+
+
+def _sizes(path: Path) -> list[str]:
+    """Sizes for the dimensions of inputs that a model only names: 2, 3, ... in the order in which it names them."""
+    from onnx import load
+
+    inputs = load(str(path)).graph.input
+    tensors = [entry.type.tensor_type for entry in inputs if entry.type.HasField("tensor_type")]
+    names = dict.fromkeys(size.dim_param for tensor in tensors for size in tensor.shape.dim if size.dim_param)
+    return [word for size, name in enumerate(names, 2) for word in ("--shape", f"{name}={size}")]
 
 
 def _answers(
