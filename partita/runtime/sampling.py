@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from partita.errors import UsageError
+from partita.runtime import selection
 from partita.spelling import spelled
 
 Logits = npt.NDArray[np.float32]
@@ -25,8 +27,10 @@ Sampler = Callable[[Logits, Ids], int]
 
 LOWEST = -2300
 """Below the exponent of every score but 0: float32 begins at 2**-149, and penalties span 2**-1074 to 2**1024."""
-NUCLEUS_GUESS = 256
-"""The likeliest tokens that are sorted at first to find the nucleus; sorting a whole vocabulary takes milliseconds."""
+EXACT_UP_TO = 4096
+"""Tokens of a vocabulary for which float64 costs next to nothing; for 150,000 a step would take a millisecond more."""
+MODERATE = 1e4
+"""Temperatures and penalties up to this, and down to its inverse, are computed with in float32."""
 
 
 def make_sampler(
@@ -50,20 +54,12 @@ def make_sampler(
     check("repetition_penalty", repetition_penalty, penalty_is_good, "above 0 (1: off), and finite")
     check("seed", seed, seed is None or seed >= 0, "0 or more")
     if temperature == 0:
-        return (
-            greedy
-            if repetition_penalty == 1
-            else lambda logits, history: int(_scores(logits, history, repetition_penalty)[0].argmax())
-        )
+        return greedy if repetition_penalty == 1 else _penalised_greedy(repetition_penalty)
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
     generator = np.random.Generator(np.random.PCG64(seed))
 
     def draw(logits: Logits, history: Ids) -> int:
-        ids, probabilities = filters.candidates(logits, history)
-        bounds = np.cumsum(probabilities)
-        # `right` cannot land on a token of probability 0, and the last bound is never passed.
-        place = int(np.searchsorted(bounds, generator.random() * bounds[-1], side="right"))
-        return int(ids[min(place, len(ids) - 1)])
+        return selection.draw(filters.weights(logits, history), generator.random())
 
     return draw
 
@@ -79,6 +75,17 @@ def greedy(logits: Logits, history: Ids) -> int:
     return int(logits.argmax())
 
 
+def _penalised_greedy(penalty: float) -> Sampler:
+    """The likeliest token once those of the history are less likely; the first of equals."""
+
+    def take(logits: Logits, history: Ids) -> int:
+        quick = _is_quick(logits, penalty)
+        scores = _penalised(logits, history, penalty) if quick else _scores(logits, history, penalty)[0]
+        return int(scores.argmax())
+
+    return take
+
+
 @dataclass(frozen=True, slots=True)
 class Filters:
     """What narrows the distribution before a token is drawn."""
@@ -89,22 +96,51 @@ class Filters:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
-    def candidates(self, logits: Logits, history: Ids) -> tuple[Ids, npt.NDArray[np.float64]]:
-        """Token ids that can be drawn, and the probability of each. Sums to 1."""
+    def weights(self, logits: Logits, history: Ids) -> npt.NDArray[Any]:
+        """How likely each token is beside the likeliest, which weighs 1: [vocab]. What cannot be drawn weighs 0.
+
+        float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes.
+        """
+        score, far = self._distances(logits, history)
+        kept = selection.largest(score, self.top_k) if 0 < self.top_k < len(score) else None
+        with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
+            weight: npt.NDArray[Any] = np.exp(far(score if kept is None else score[kept]))
+        if self.top_p < 1:
+            weight[~selection.nucleus(weight, self.top_p)] = 0
+        if self.min_p > 0:
+            weight[weight < self.min_p] = 0  # the largest weight is 1
+        if kept is None:
+            return weight
+        whole = np.zeros(len(score), weight.dtype)
+        whole[kept] = weight
+        return whole
+
+    def _distances(self, logits: Logits, history: Ids) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
+        """Penalised scores [vocab], and what makes exponents of some of them: 0 for the largest, else below."""
+        if _is_quick(logits, self.temperature, self.repetition_penalty):
+            quick = _penalised(logits, history, self.repetition_penalty)
+            top, factor = quick.max(), np.float32(1 / self.temperature)
+            return quick, lambda some: (some - top) * factor
         divisor, exponent = math.frexp(self.temperature)
         score, scale = _scores(logits, history, self.repetition_penalty, least=exponent)
-        ids = np.arange(len(score))
-        if 0 < self.top_k < len(score):
-            ids = np.flatnonzero(score >= np.partition(score, -self.top_k)[-self.top_k])
-        with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
-            weight = np.exp(_shifted((score[ids] - score.max()) / divisor, scale - exponent))
-        if self.top_p < 1:
-            chosen = _nucleus(weight, self.top_p)
-            ids, weight = ids[chosen], weight[chosen]
-        if self.min_p > 0:
-            likely = weight >= self.min_p  # the largest weight is 1
-            ids, weight = ids[likely], weight[likely]
-        return ids, weight / weight.sum()
+        best = score.max()
+        return score, lambda some: _shifted((some - best) / divisor, scale - exponent)
+
+
+def _is_quick(logits: Logits, *settings: float) -> bool:
+    """Whether float32 does, as in transformers: it takes a large vocabulary for that to matter."""
+    return len(logits) > EXACT_UP_TO and all(1 / MODERATE <= value <= MODERATE for value in settings)
+
+
+def _penalised(logits: Logits, history: Ids, penalty: float) -> Logits:
+    """Logits with the tokens of `history` made less likely by `penalty` > 1, likelier by one < 1: float32 [vocab]."""
+    if penalty == 1 or not len(history):
+        return logits
+    score = logits.copy()
+    seen = logits[history]
+    with np.errstate(over="ignore"):
+        score[history] = np.where(seen < 0, seen * np.float32(penalty), seen / np.float32(penalty))
+    return score
 
 
 def _scores(
@@ -152,17 +188,3 @@ def _below(score: tuple[float, int], other: float) -> bool:
 def _exponent_of(value: float) -> int:
     """The power of two just above `value`. Of zero it is so low that everything below zero is told from it."""
     return math.frexp(value)[1] if value else LOWEST
-
-
-def _nucleus(weight: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.intp]:
-    """Places of the likeliest tokens that together first reach `top_p`; at least one. `weight` as of `weights`."""
-    limit, count = top_p * weight.sum(), len(weight)
-    size = min(NUCLEUS_GUESS, count)
-    while True:
-        places = np.argpartition(weight, count - size)[count - size :]
-        places = places[np.argsort(-weight[places], kind="stable")]
-        likelier = np.cumsum(weight[places]) - weight[places]
-        inside = int(np.count_nonzero(likelier < limit))
-        if inside < size or size == count:
-            return np.sort(places[: max(inside, 1)])
-        size = min(size * 8, count)

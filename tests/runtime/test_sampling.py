@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from partita.errors import UsageError
+from partita.runtime import selection
 from partita.runtime.sampling import Filters, greedy, make_sampler
 from tests.conftest import require
 
@@ -40,10 +41,8 @@ def reference(logits, history, temperature, top_k, top_p, min_p, penalty):
 
 
 def ours(logits, history, temperature, top_k, top_p, min_p, penalty):
-    ids, probabilities = Filters(temperature, top_k, top_p, min_p, penalty).candidates(logits, history)
-    whole = np.zeros(len(logits))
-    whole[ids] = probabilities
-    return whole
+    weights = Filters(temperature, top_k, top_p, min_p, penalty).weights(logits, history).astype(np.float64)
+    return weights / weights.sum()
 
 
 @pytest.mark.parametrize(
@@ -207,3 +206,44 @@ def test_masked_tokens_stay_masked():
         found = ours(logits, np.array([0, 1], np.int64), temperature, 0, 1.0, 0.0, penalty)
         assert found[[0, 2]].tolist() == [0, 0] and found.sum() == pytest.approx(1)
         assert make_sampler(0.0, repetition_penalty=penalty)(logits, np.array([0, 1])) in (1, 3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    list(itertools.product([0.3, 1.5], [0, 40, 9000], [0.3, 0.95, 1.0], [0.0, 0.1], [1.0, 1.3])),
+)
+def test_a_large_vocabulary_has_the_distribution_of_transformers_too(options):
+    """Where float32 is computed with, and nothing is sorted as a whole."""
+    logits = logits_of(zlib.crc32(str(options).encode()), 30_000)
+    expected, found = (of(logits, HISTORY, *options) for of in (reference, ours))
+    assert abs(np.count_nonzero(found) - np.count_nonzero(expected)) <= 2  # rounding of a long float32 sum
+    assert np.abs(found - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_selected_without_a_sort_is_what_a_sort_selects(seed):
+    draw = np.random.default_rng(seed)
+    size = int(draw.integers(1, 40_000))
+    shapes = (
+        draw.random(size),
+        np.exp(6 * draw.standard_normal(size)),
+        np.round(draw.random(size), 1) + 0.1,
+        np.ones(size),
+    )
+    for weights, share in itertools.product(shapes, (0.01, 0.5, 0.9, 0.999)):
+        ordered = np.sort(weights)[::-1]
+        chosen = selection.nucleus(weights, share)
+        wanted = max(int(np.count_nonzero(np.cumsum(ordered) - ordered < share * ordered.sum())), 1)
+        assert abs(np.count_nonzero(chosen) - wanted) <= 1, "rounding of the sum may move the edge by one"
+        np.testing.assert_array_equal(np.sort(weights[chosen])[::-1], ordered[: np.count_nonzero(chosen)])
+        count = int(draw.integers(1, size + 1))
+        np.testing.assert_array_equal(selection.largest(weights, count), np.flatnonzero(weights >= ordered[count - 1]))
+
+
+def test_what_weighs_nothing_is_never_drawn_in_any_block():
+    weights = np.zeros(5 * selection.BLOCK, np.float32)
+    weights[[selection.BLOCK - 1, 3 * selection.BLOCK, len(weights) - 1]] = (0.5, 0.3, 0.2)
+    drawn = [selection.draw(weights, uniform) for uniform in np.linspace(0, 1 - 2**-53, 1000)]
+    counts = np.bincount(drawn, minlength=len(weights))
+    assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
+    np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
