@@ -69,7 +69,7 @@ def _prompt_notes(runner: Runner) -> tuple[str, ...]:
         tokens = sum(step.row_tokens for step in again)
         notes.append(
             f"{tokens} tokens were prefilled again when the sequence grew beyond "
-            f"{runner.manifest.graph.rereads_at}, where the "
+            f"{runner.contract.rereads_at}, where the "
             "model's rotary frequencies change; they count as prefill steps, not as prompt tokens"
         )
     return tuple(notes)
@@ -122,7 +122,7 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
 def _memory_facts(runner: Runner) -> Memory:
     """Memory of the process so far, and what the package says of its weights; the cache is counted from its buffers."""
     return Memory(
-        weight_bytes=runner.manifest.graph.weight_bytes,
+        weight_bytes=runner.contract.weight_bytes,
         cache_bytes=runner.cache.size_bytes,
         rss_before_load_bytes=runner.rss_before_load_bytes,
         rss_after_load_bytes=runner.rss_after_load_bytes,

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from partita.contract import GraphFile, PhaseName
+from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError
 from partita.package import Manifest, check_files, inside, read_manifest
 from partita.process import rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
+from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import open_session
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.executor import Executor, LoadedGraph
@@ -30,16 +31,15 @@ from partita.runtime.registering import without_crashed
 
 
 class Runner:
-    """A loaded package. One generation at a time; close it, or use it as a context manager.
+    """Opened graphs and what they are to be fed. One generation at a time; close it, or use it as a context manager.
 
     It observes the engine: the steps of the last generation are kept, and which profiled runs are of it.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, graphs: tuple[LoadedGraph, ...], rss: tuple[int, int]) -> None:
-        self.folder, self.manifest, self.graphs = folder, manifest, graphs
+    def __init__(self, folder: Path, contract: Contract, graphs: tuple[LoadedGraph, ...], rss: tuple[int, int]) -> None:
+        self.folder, self.contract, self.graphs = folder, contract, graphs
         self.rss_before_load_bytes, self.rss_after_load_bytes = rss
-        self.contract = manifest.graph
-        self.executor = Executor(manifest.graph, graphs)
+        self.executor = Executor(contract, graphs)
         self.recorder = Recorder()
 
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
@@ -112,39 +112,86 @@ def load_runner(
     rss_before = rss_bytes()
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
-    models = [_checked_model(folder, manifest, graph) for graph in manifest.graph.files]
+    models = [_listed_model(folder, manifest, graph) for graph in manifest.graph.files]
+    return open_runner(
+        folder,
+        manifest.graph,
+        chain,
+        models,
+        threads=threads,
+        observe=observe,
+        options=options,
+        pins=pins,
+        crashed=crashed,
+        rss_before=rss_before,
+    )
+
+
+def open_runner(
+    folder: Path,
+    contract: Contract,
+    chain: tuple[Provider, ...],
+    models: Sequence[ModelFile] = (),
+    *,
+    threads: int | None = None,
+    observe: bool = False,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
+    crashed: Mapping[str, str] | None = None,
+    rss_before: int | None = None,
+) -> Runner:
+    """Open the graphs of `contract`, which lie in `folder`, whoever wrote them: no manifest is needed.
+
+    `models`: the structure of each, where it has been read. The rest is as for `load_runner`.
+    Raises PackageError, also for a graph that is not what the contract says of it; ProviderError, ResourceError,
+    UsageError.
+    """
+    rss_before = rss_bytes() if rss_before is None else rss_before
+    models = models or [_read_model(folder, graph) for graph in contract.files]
+    for graph, model in zip(contract.files, models, strict=True):
+        _check_ports(folder / graph.file, contract, graph, model)
     with captured_output():  # some plugin packages write to it when they are imported
         resolutions = without_crashed(resolve(chain, available_ort_names(), options), crashed or {})
     graphs: list[LoadedGraph] = []
     try:
-        for graph, model in zip(manifest.graph.files, models, strict=True):
+        for graph, model in zip(contract.files, models, strict=True):
             session = open_session(folder / graph.file, resolutions, threads=threads, observe=observe, pins=pins)
             resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
-        return Runner(folder, manifest, tuple(graphs), (rss_before, rss_bytes()))
+        return Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()))
     except BaseException:
         for entry in graphs:
             entry.session.close()
         raise
 
 
-def _checked_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
-    """Read the structure of one ONNX file, and check that its inputs and outputs are those of the manifest."""
-    path = inside(folder, graph.file)
-    if path.parent != folder:
-        raise PackageError(f"{folder}: the graph {graph.file!r} is not directly in the package folder")
-    model = read_model_file(path, folder)
+def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
+    """Read the structure of one ONNX file, and check that the manifest lists all that belongs to it."""
+    model = _read_model(folder, graph)
     unlisted = sorted(model.data_files - {entry.name for entry in manifest.files})
     if unlisted or manifest.file(graph.file) is None:
         name = unlisted[0] if unlisted else graph.file
         raise PackageError(
             f"{folder}: {name} is not in the manifest's list of files, so its integrity cannot be checked"
         )
-    states = manifest.graph.states
-    listed = {*(port.name for port in graph.inputs), *(state.past for state in states)}
-    given = {*(port.name for port in graph.outputs), *(state.present for state in states)}
+    return model
+
+
+def _read_model(folder: Path, graph: GraphFile) -> ModelFile:
+    """Read the structure of one ONNX file, which lies directly in `folder`."""
+    path = inside(folder, graph.file)
+    if path.parent != folder:
+        raise PackageError(f"{folder}: the graph {graph.file!r} is not directly in the package folder")
+    if not path.is_file():
+        raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
+    return read_model_file(path, folder)
+
+
+def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelFile) -> None:
+    """Raise PackageError when a graph's inputs and outputs are not those of the contract."""
+    listed = {*(port.name for port in graph.inputs), *(state.past for state in contract.states)}
+    given = {*(port.name for port in graph.outputs), *(state.present for state in contract.states)}
     odd = sorted((listed ^ set(model.inputs)) | (given ^ set(model.outputs)))
     if odd:
-        raise PackageError(f"{folder / graph.file}: inputs and outputs differ from the manifest: {', '.join(odd)}")
-    return model
+        raise PackageError(f"{path}: inputs and outputs differ from the manifest: {', '.join(odd)}")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
-from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification
+from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification, read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
@@ -137,16 +137,14 @@ def replay(
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
     answer = _read_known_answer(folder)
+    manifest = manifest or read_manifest(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         told(runner.resolutions)
         _check_answer(folder, answer, runner)
-        limit = TOLERANCES[runner.manifest.graph.precision] if tolerance is None else tolerance
-        compared = [
-            *_compare_prompt(runner, answer, limit),
-            *_compare_generation(runner, answer, limit),
-            *_compare_rows(runner, answer, limit),
-        ]
-        not_run = _too_long(runner, answer)
+        limit = TOLERANCES[manifest.graph.precision] if tolerance is None else tolerance
+        replaying = _Replay(runner, answer, limit)
+        compared = [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
+        not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
         missed = _unreached(runner, answer, not_run)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
         active = [
@@ -183,8 +181,33 @@ def first_difference(verification: Verification) -> str | None:
     return None
 
 
-def _compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+@dataclass(slots=True)
+class _Replay:
+    """A known answer on the package that it is replayed on."""
+
+    runner: Runner
+    answer: KnownAnswer
+    tolerance: float
+    ran: set[str] = field(default_factory=set)
+    """Graph files that made a step."""
+
+    def run_all(self, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
+        """Run the same request in every row of the batch."""
+        self.serve_all([request] * self.runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
+
+    def serve_all(self, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
+        """Run a request per row of the batch, in a cache that is all zero: what the run before left may not be finite.
+
+        Every request listens and takes any logits, so logits that are not finite are a difference, and no error.
+        """
+        self.runner.cache.clear()
+        for step in serve(self.runner.executor, requests, prefill_chunk=prefill_chunk, policy=policy):
+            self.ran.add(step.file)
+
+
+def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
     """Read the prompt in as few steps as the package can, and look at every position."""
+    runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
     comparison = Comparison("prefill", _output_name(runner), answer.prefill_logits, tolerance)
     request = Request(
         answer.prompt.tolist(),
@@ -194,15 +217,16 @@ def _compare_prompt(runner: Runner, answer: KnownAnswer, tolerance: float) -> It
         any_logits=True,
         rope_length=answer.length,
     )
-    _run_all(runner, request, prefill_chunk=len(answer.prompt))
+    replaying.run_all(request, prefill_chunk=len(answer.prompt))
     yield comparison
 
 
-def _compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
     """Read the prompt in chunks, then feed the reference's tokens one by one, whatever ours would have been.
 
     A fully static pair has one chunk size; it begins with a single token, so that a chunk begins elsewhere than at 0.
     """
+    runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
     name, count = _output_name(runner), len(answer.prompt)
     chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance, again=True)
     decoded = [
@@ -226,15 +250,16 @@ def _compare_generation(runner: Runner, answer: KnownAnswer, tolerance: float) -
     )
     static = runner.executor.graphs.chunk is not None
     policy = one_token_first if static else prompts_first
-    _run_all(runner, request, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=policy)
+    replaying.run_all(request, prefill_chunk=REPLAY_CHUNK_TOKENS, policy=policy)
     yield from (chunked, *decoded)
 
 
-def _compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iterator[Comparison]:
+def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
     """Read prompts of different lengths in the rows of a batch, each a beginning of the reference's text.
 
     Left out where rotary frequencies depend on the length of the text: the reference has those of the whole.
     """
+    runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
     lengths = _row_lengths(runner, answer)
     if len(set(lengths)) < 2 or _depends_on_length(runner):
         return
@@ -245,8 +270,7 @@ def _compare_rows(runner: Runner, answer: KnownAnswer, tolerance: float) -> Iter
     def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
         return int(sequence[min(len(history), len(sequence) - 1)])
 
-    _serve_all(
-        runner,
+    replaying.serve_all(
         [
             Request(sequence[:length].tolist(), known, len(answer.tokens), listener=comparison.compare, any_logits=True)
             for length in lengths
@@ -276,35 +300,11 @@ def _forced(answer: KnownAnswer) -> Sampler:
     return pick
 
 
-def _run_all(runner: Runner, request: Request, *, prefill_chunk: int, policy: Policy = prompts_first) -> None:
-    """Run the same request in every row of the batch."""
-    _serve_all(runner, [request] * runner.contract.batch_size, prefill_chunk=prefill_chunk, policy=policy)
-
-
-def _serve_all(
-    runner: Runner, requests: Sequence[Request], *, prefill_chunk: int, policy: Policy = prompts_first
-) -> None:
-    """Run a request per row of the batch, in a cache that is all zero: what the run before left may not be finite.
-
-    Every request listens and takes any logits, so logits that are not finite are a difference, and no error.
-    """
-    runner.cache.clear()
-    for _ in serve(runner.executor, requests, prefill_chunk=prefill_chunk, policy=policy):
-        pass
-
-
-def _too_long(runner: Runner, answer: KnownAnswer) -> tuple[str, ...]:
-    """Graph files whose chunk the known answer does not fill, where nothing may fill it up."""
-    fixed = runner.executor.graphs.chunk
-    unfilled = fixed is not None and not runner.cache.padding_is_safe and fixed > len(answer.prompt)
-    return (runner.loaded("prefill").graph.file,) if unfilled else ()
-
-
 def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> str:
     """What of a package the known answer cannot have shown, as the end of a sentence."""
     apart = len(set(_row_lengths(runner, answer))) > 1 and _depends_on_length(runner)
     tokens = len(answer.prompt) + len(answer.tokens)
-    windows = sorted({state.window or 0 for state in runner.manifest.graph.states if (state.window or 0) >= tokens})
+    windows = sorted({state.window or 0 for state in runner.contract.states if (state.window or 0) >= tokens})
     parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
     parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
     if apart:

@@ -145,7 +145,7 @@ def test_a_prompt_longer_than_the_cache_is_refused_before_anything_runs(open_run
 
 def test_a_token_beyond_the_vocabulary_is_refused_before_anything_runs(open_runner):
     runner = open_runner()
-    size = runner.manifest.graph.vocab_size
+    size = runner.contract.vocab_size
     is_refused(runner, [[5, size]], f"token id {size} at position 1; the vocabulary has ids 0 to {size - 1}")
 
 

@@ -106,7 +106,7 @@ def test_past_and_present_are_one_buffer(open_runner, spec):
     assert all(state.same_address and state.address_changes == 0 for state in facts.states)
     assert all(state.memory == "Cpu" for state in facts.states)
     assert all(buffer.host[:, :, :20].any() for buffer in runner.cache.buffers)
-    assert facts.memory.cache_bytes == runner.manifest.graph.cache_bytes
+    assert facts.memory.cache_bytes == runner.contract.cache_bytes
 
 
 def test_a_state_that_moves_is_noticed(open_runner):
@@ -144,7 +144,7 @@ def test_tokens_and_times_of_the_steps_add_up(open_runner):
     assert (facts.tokenizer_load_seconds, facts.notes) == (1.5, ("a note",))
     peak, after = facts.memory.peak_rss_bytes, facts.memory.rss_after_load_bytes
     assert peak is not None and after is not None and peak >= after > 0
-    assert facts.memory.weight_bytes == runner.manifest.graph.weight_bytes
+    assert facts.memory.weight_bytes == runner.contract.weight_bytes
 
 
 def test_without_observation_there_is_no_profile_and_everything_else(open_runner):

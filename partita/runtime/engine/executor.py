@@ -17,7 +17,7 @@ import numpy.typing as npt
 from partita.contract import Contract, GraphFile, PhaseName, Port
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
-from partita.runtime.engine.cache.cache import Cache
+from partita.runtime.engine.cache.cache import Cache, Stores, in_place
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
@@ -117,6 +117,7 @@ class BoundGraph:
         try:
             for name, buffer in self._moving:
                 self.binding.bind_input(name, buffer)
+            self._cache.before_run(self.binding, self.new_tokens)
             self.binding.run()
             seconds = time.perf_counter() - began
             if not window.open:
@@ -147,9 +148,9 @@ class BoundGraph:
 class Executor:
     """The graphs of a package and its cache: a plan in, logits out."""
 
-    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph]) -> None:
+    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph], stores: Stores = in_place) -> None:
         self.contract, self.loaded = contract, tuple(loaded)
-        self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size)
+        self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size, stores)
         prefill = self.graph("prefill").graph
         rows = port_by_role(prefill, "logits_rows")
         self._choosing = {entry.graph.file for entry in loaded if port_by_role(entry.graph, "logits_rows") is not None}
@@ -205,7 +206,7 @@ class Executor:
                 self.cache.begin(plan.begins)
             graph.place(np.array(plan.starts, np.int64), rope_length)
             outcome = graph.run()
-            self.cache.advance(plan.take)
+            self.cache.advance(graph.binding, plan.take)
         except BaseException:
             self.cache.dirty = True
             raise

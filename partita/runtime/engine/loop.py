@@ -134,9 +134,8 @@ class Engine:
         Raises GenerationError when logits are not finite, ProviderError or ResourceError when the run fails.
         """
         self.reread_if_outgrown()
-        graphs, filled = self.executor.graphs, self.executor.cache.filled
-        views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
-        plan = plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
+        filled = self.executor.cache.filled
+        plan = self.plan_guesses() or self.plan()
         if plan is None:
             return None
         graph = self.executor.prepare(plan)
@@ -145,13 +144,18 @@ class Engine:
         if self.executor.takes_rope_length:
             self.rope_length = max(self.next_rope_length(plan), self.rope_length if plan.reads else 0)
         outcome = self.executor.run(plan, graph, self.rope_length)
+        guessed = [0 if row is None else row.guessed for row in self.rows]
         tokens = self.hear(plan, graph)
+        # Guesses that were fed in vain are gone again.
+        kept = [
+            max(len(new), 1) if count else take for take, count, new in zip(plan.take, guessed, tokens, strict=True)
+        ]
         now = time.perf_counter()
         step = Step(
             phase="prefill" if plan.reads else "decode",
             index=self.made,
-            new_tokens=max(plan.take),
-            row_tokens=sum(plan.take),
+            new_tokens=max(kept),
+            row_tokens=sum(kept),
             tokens=tokens,
             run_seconds=outcome.run_seconds,
             overhead_seconds=now - self.mark - outcome.run_seconds,
@@ -159,6 +163,8 @@ class Engine:
             observed=outcome.observed,
             file=outcome.file,
             again=plan.reads and again,
+            guessed=sum(guessed),
+            confirmed=sum(count and len(new) - 1 for count, new in zip(guessed, tokens, strict=True)),
         )
         self.mark = now
         self.made += 1
@@ -166,8 +172,41 @@ class Engine:
             observer.on_step(step)
         return step
 
+    def plan(self) -> StepPlan | None:
+        """The next step of the rows as they are."""
+        graphs, filled = self.executor.graphs, self.executor.cache.filled
+        views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
+        return plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
+
+    def plan_guesses(self) -> StepPlan | None:
+        """The next step with guesses of what follows; None where nobody guesses, or a guess could not be taken back.
+
+        A guess is confirmed by the logits before it, so all of a row's go into one step that gives those of each; where
+        the graphs do not make such a step, there are none.
+        """
+        cache = self.executor.cache
+        rows = [row for row in self.rows if row is not None and row.request.guesser is not None]
+        if not rows or self.executor.contract.rereads_at is not None or not cache.can_rewind(1):
+            return None
+        for row, count in zip(self.rows, cache.filled, strict=True):
+            if row is not None:
+                row.guess(count)
+        guessing = [index for index, row in enumerate(self.rows) if row is not None and row.guessed]
+        plan = self.plan() if guessing else None
+        if plan is None:
+            return None
+        for index in guessing:
+            wanted = self.row(index).guessed + 1
+            if plan.take[index] != wanted or not set(range(wanted)) <= set(plan.positions):
+                break
+        else:
+            return plan
+        for index in guessing:
+            self.row(index).guessed = 0
+        return None
+
     def hear(self, plan: StepPlan, graph: BoundGraph) -> tuple[tuple[int, ...], ...]:
-        """Tell listeners their logits, and add a token to each row that was fed its last one."""
+        """Tell listeners their logits, and add tokens to each row that was fed its last one: one, and those guessed."""
         tokens: list[tuple[int, ...]] = [()] * len(self.rows)
         for index, row in enumerate(self.rows):
             if row is not None and row.request.listener is not None:
@@ -178,9 +217,27 @@ class Engine:
         for index, position in plan.ends:
             row = self.row(index)
             row.again = False
-            if row.request.sampler is not None:
+            if row.guessed:
+                tokens[index] = self.confirm(index, row, graph)
+            elif row.request.sampler is not None:
                 tokens[index] = self.add_token(index, row, graph.logits(index, position))
         return tuple(tokens)
+
+    def confirm(self, index: int, row: Row, graph: BoundGraph) -> tuple[int, ...]:
+        """Sample after the last known token and after each guess that proves right; forget the others.
+
+        Drawing as without guesses and comparing leaves the distribution as it is.
+        """
+        guesses = row.history[row.known : row.known + row.guessed].tolist()
+        row.guessed = 0
+        found: tuple[int, ...] = ()
+        for position, guess in enumerate((*guesses, None)):
+            new = self.add_token(index, row, graph.logits(index, position))
+            found += new
+            if row.finish is not None or new != (guess,):
+                break
+        self.executor.cache.rewind(index, len(guesses) + 1 - max(len(found), 1))
+        return found
 
     def add_token(self, index: int, row: Row, logits: npt.NDArray[np.float32]) -> tuple[int, ...]:
         """Sample the next token of a row; none when the cache has no room for it."""

@@ -17,7 +17,7 @@ class Step:
     index: int
     """0-based, over the whole generation."""
     new_tokens: int
-    """Tokens that the row with most of them took in; padding does not count."""
+    """Tokens that the row with most of them took in; neither padding counts nor a guess that was wrong."""
     row_tokens: int
     """Tokens taken in over all rows: prompt tokens while a prompt is read, then one per row that still goes on."""
     tokens: tuple[tuple[int, ...], ...]
@@ -34,6 +34,10 @@ class Step:
     """ONNX file that ran it. A static pair reads part of a prompt with decode.onnx."""
     again: bool = False
     """It read tokens that had been read before, because what was cached of them was no longer valid."""
+    guessed: int = 0
+    """Guesses of all rows that it was fed, see `Request.guesser`."""
+    confirmed: int = 0
+    """Those that were right."""
 
 
 class Recorder:

@@ -17,6 +17,10 @@ Listener = Callable[[int, npt.NDArray[np.float32]], object]
 """Hears the logits [vocab] of the token at a 0-based position; they are valid until the next step."""
 
 
+Guesser = Callable[[npt.NDArray[np.int64]], Sequence[int]]
+"""Tokens that may follow those of a row [n], as many as it likes; none when it has no idea."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A prompt and what is wanted after it. Each has its own sampler, stop set, budget and end."""
@@ -30,6 +34,11 @@ class Request:
     """Asks for the logits of every token, where the graph gives them."""
     any_logits: bool = False
     """Logits that are not finite are no error: who asks judges for himself, or looks at none."""
+    guesser: Guesser | None = None
+    """Guesses what follows, so that a step can confirm several tokens. The tokens are the same without: a guess is kept
+    when the sampler, given the logits before it, takes the same token. Not asked where a row cannot be taken back, nor
+    beside a listener.
+    """
     rope_length: int = 0
     """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
 
@@ -49,6 +58,8 @@ class Row:
     finish: Finish | None = None
     again: bool = field(default=False)
     """What it reads until `read_until` had been read before."""
+    guessed: int = 0
+    """Tokens of `history` after the known ones that are guesses, to be confirmed by the next step."""
 
     @classmethod
     def of(cls, request: Request, max_length: int) -> Row:
@@ -67,7 +78,19 @@ class Row:
         """The row for the planner, with `filled` of its tokens in the cache."""
         if self.finish is not None:
             return RowView(filled, 0, live=False)
-        return RowView(filled, self.known - filled, filled < self.read_until, self.request.listener is not None)
+        every = self.request.listener is not None or self.guessed > 0
+        return RowView(filled, self.known - filled + self.guessed, filled < self.read_until, every)
+
+    def guess(self, filled: int) -> None:
+        """Ask for guesses where only the last known token is still to be fed; no more than the row can still take."""
+        if self.request.guesser is None or self.request.listener is not None or self.finish is not None:
+            return  # a listener would hear of tokens that are taken back
+        room = min(len(self.history) - self.known, self.request.max_new_tokens - self.new_tokens) - 1
+        if filled != self.known - 1 or filled < self.read_until or room < 1:
+            return
+        tokens = list(self.request.guesser(self.history[: self.known]))[:room]
+        self.history[self.known : self.known + len(tokens)] = tokens
+        self.guessed = len(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Give it more tokens to read, after which it goes on with its whole budget."""

@@ -245,7 +245,8 @@ class Binding:
             self._io.bind_ortvalue_output(name, buffer.value)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
-        self._outputs.append(name)
+        if name not in self._outputs:
+            self._outputs.append(name)
         self.buffers[name] = buffer
 
     def bind_fresh_output(self, name: str) -> None:

@@ -11,7 +11,7 @@ from partita.runtime.engine.loop import Engine, serve
 from partita.runtime.engine.recorder import Recorder
 from partita.runtime.engine.request import Request
 from partita.runtime.runner import Runner, load_runner
-from partita.runtime.sampling import greedy
+from partita.runtime.sampling import greedy, make_sampler
 from tests.runtime.handmade import ALL, LENGTH, VOCAB, handmade, known_logits, known_tokens
 
 PROMPTS = [[(5 * i + 1) % VOCAB for i in range(20)], [(11 * i + 2) % VOCAB for i in range(6)], [9, 4, 33]]
@@ -217,3 +217,85 @@ def test_a_full_batch_and_a_bad_prompt_are_refused_by_name(opened):
     engine.join(Request([1]))
     with pytest.raises(GenerationError, match="no row of the batch is free"):
         engine.join(Request([1]))
+
+
+class Guesses:
+    """Guesses what follows in a text, wrong at some places."""
+
+    def __init__(self, text: list[int], wrong: frozenset[int] = frozenset(), most: int = 4) -> None:
+        self.text, self.wrong, self.most, self.asked = text, wrong, most, 0
+
+    def __call__(self, history: np.ndarray) -> list[int]:
+        self.asked += 1
+        places = range(len(history), min(len(history) + self.most, len(self.text)))
+        return [(self.text[place] + (place in self.wrong)) % VOCAB for place in places]
+
+
+@pytest.mark.parametrize("wrong", [(), (22, 23, 29), tuple(range(60))], ids=["right", "sometimes", "never"])
+def test_guesses_change_the_number_of_steps_and_no_token(opened, wrong):
+    engine = Engine(opened(batch=2, states=KEYS).executor)
+    wanted = known_tokens(PROMPTS[0], 17, KEYS)
+    guesses = Guesses([*PROMPTS[0], *wanted], frozenset(wrong))
+    row = engine.join(Request(PROMPTS[0], greedy, 17, guesser=guesses))
+    other = engine.join(Request(PROMPTS[1], greedy, 9))
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+        assert engine.executor.cache.filled[row] == engine.row(row).known - 1
+    told = {index: [token for step in steps for token in step.tokens[index]] for index in (row, other)}
+    assert told == {row: wanted, other: known_tokens(PROMPTS[1], 9, KEYS)}
+    decode = [step for step in steps if step.phase == "decode"]
+    assert sum(step.confirmed for step in steps) == sum(max(len(step.tokens[row]) - 1, 0) for step in decode)
+    assert sum(len(step.tokens[row]) for step in decode) == 16
+    if not wrong:
+        assert max(len(step.tokens[row]) for step in decode) == 5 and all(
+            step.confirmed == step.guessed for step in steps
+        )
+    elif len(wrong) == 60:
+        assert not any(step.confirmed for step in steps) and sum(step.guessed for step in steps) > 40
+
+
+def test_a_guess_that_ends_a_row_ends_it_there(opened):
+    """The tokens are those before it, plus one."""
+    engine = Engine(opened(batch=1, states=KEYS).executor)
+    wanted = [(PROMPTS[2][-1] + 1 + count) % VOCAB for count in range(12)]
+    asked = Guesses([*PROMPTS[2], *wanted], most=9)
+    row = engine.join(
+        Request(PROMPTS[2], lambda _, history: int(history[-1] + 1) % VOCAB, 12, frozenset({wanted[4]}), guesser=asked)
+    )
+    assert finish(engine)[row] == wanted[:5] and engine.row(row).finish == "stop" and asked.asked == 1
+    assert engine.executor.cache.filled[row] == engine.row(row).known - 1
+    engine.extend(row, [7])
+    assert finish(engine)[row] == list(range(8, 20))
+
+
+@pytest.mark.parametrize(
+    "options", [{"states": STATES}, {"states": KEYS, "shapes": "pair"}, {"states": KEYS, "appends": False}]
+)
+def test_where_guesses_cannot_be_confirmed_in_one_step_there_are_none(opened, options):
+    engine = Engine(opened(**options).executor)
+    wanted = known_tokens(PROMPTS[0], 8, options["states"])
+    engine.join(Request(PROMPTS[0], greedy, 8, guesser=Guesses([*PROMPTS[0], *wanted])))
+    steps = []
+    while (step := engine.step()) is not None:
+        steps.append(step)
+    assert [token for step in steps for token in step.tokens[0]] == wanted
+    assert not any(step.guessed for step in steps)
+
+
+def test_guesses_leave_a_distribution_as_it_is(opened):
+    """A guess is kept as often as it would have been drawn."""
+    runner = opened(batch=1, states=KEYS)
+
+    def counts(guesser):
+        sampler, found = make_sampler(30.0, top_k=3, seed=11), []
+        for _ in range(300):
+            steps = serve(runner.executor, [Request(PROMPTS[2], sampler, 2, guesser=guesser)])
+            found.append(tuple(token for step in steps for token in step.tokens[0]))
+        return {pair: found.count(pair) / 300 for pair in set(found)}
+
+    plain = counts(None)
+    likeliest = max(plain, key=plain.__getitem__)
+    guessed = counts(lambda history: [likeliest[1]])
+    assert set(guessed) == set(plain)
+    assert all(abs(guessed[pair] - plain[pair]) < 0.12 for pair in plain)

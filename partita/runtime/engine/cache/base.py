@@ -1,7 +1,7 @@
 """What every store of states can be asked. A store holds the states of one kind of behaviour.
 
-Fixed keys and values, and recurrent states, are implementations; one whose buffers grow (a graph of another exporter)
-would be a third.
+Fixed keys and values, and recurrent states, are implementations, and neither moves: one buffer is past and present. One
+whose buffers grow (a graph of another exporter) is told of every step and binds its buffers anew for each.
 """
 
 from __future__ import annotations
@@ -24,8 +24,18 @@ class Store(Protocol):
     def named(self) -> Iterable[tuple[str, Buffer]]:
         """The buffer of each state, by the name that graphs read it as."""
 
+    @property
+    def moves(self) -> bool:
+        """Whether the buffers of a step are others than those of the step before: `before_run` is called if so."""
+
     def bind(self, binding: Binding) -> None:
         """Bind every buffer as past and as present of a binding."""
+
+    def before_run(self, binding: Binding, new_tokens: int) -> None:
+        """Bind what this step of `new_tokens` per row reads and writes; only of stores that move."""
+
+    def after_run(self, binding: Binding, take: Sequence[int]) -> None:
+        """A step fed `take` [B] tokens of each row's own; what it wrote is what the next one reads."""
 
     def clear(self) -> None:
         """Make every state zero, as before the first token."""
@@ -38,6 +48,12 @@ class Store(Protocol):
 
     def rewinds(self, tokens: int) -> bool:
         """Whether a row can be taken back by so many tokens."""
+
+    def rewind(self, row: int, tokens: int) -> None:
+        """Take a row back by so many tokens, which `rewinds` has allowed."""
+
+    def release_row(self, row: int) -> None:
+        """A row is free: nothing reads what it has."""
 
     def look(self, outputs: Mapping[str, int]) -> None:
         """Take note of where a run left the states; `outputs` are the addresses of its outputs by name."""

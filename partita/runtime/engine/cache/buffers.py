@@ -29,7 +29,12 @@ class Residence:
 
 
 class InPlace:
-    """One buffer per state, which a step reads as past and writes as present."""
+    """One buffer per state, which a step reads as past and writes as present.
+
+    The cursors of the rows say what of it is valid, so nothing has to be done as they move.
+    """
+
+    moves = False
 
     def __init__(self, states: Sequence[State], session: Session) -> None:
         self.states = tuple(states)
@@ -45,6 +50,18 @@ class InPlace:
         for state, buffer in zip(self.states, self.buffers, strict=True):
             binding.bind_input(state.past, buffer)
             binding.bind_output(state.present, buffer)
+
+    def before_run(self, binding: Binding, new_tokens: int) -> None:
+        """Nothing: the buffers stay bound."""
+
+    def after_run(self, binding: Binding, take: Sequence[int]) -> None:
+        """Nothing: present is past."""
+
+    def rewind(self, row: int, tokens: int) -> None:
+        """Nothing: what is beyond the cursor is not read."""
+
+    def release_row(self, row: int) -> None:
+        """Nothing: the next request begins at the beginning."""
 
     def clear(self) -> None:
         """Make every buffer zero, as before the first token."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from partita.contract import State
 from partita.observations.facts import StateFact
@@ -13,15 +13,24 @@ from partita.runtime.engine.cache.recurrent import RecurrentStates
 from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Binding, Session
 
+Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
+"""Who keeps which of the states of a package."""
+
+
+def in_place(states: Sequence[State], session: Session) -> tuple[Store, ...]:
+    """The stores of a package that Partita exported: nothing grows."""
+    keys = [state for state in states if state.kind in fixed.KINDS]
+    others = [state for state in states if state.kind not in fixed.KINDS]
+    return FixedStates(keys, session), RecurrentStates(others, session)
+
 
 class Cache:
     """States of all layers, and how many tokens of each row of the batch are in them."""
 
-    def __init__(self, states: Sequence[State], session: Session, batch: int) -> None:
+    def __init__(self, states: Sequence[State], session: Session, batch: int, stores: Stores = in_place) -> None:
         self.states = tuple(states)
-        keys = [state for state in states if state.kind in fixed.KINDS]
-        others = [state for state in states if state.kind not in fixed.KINDS]
-        self.stores: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
+        self.stores = stores(self.states, session)
+        self._moving = tuple(store for store in self.stores if store.moves)
         self.filled = [0] * batch
         """[B]: tokens of each row in the cache, which is where its next token goes."""
         self.dirty = False
@@ -71,19 +80,34 @@ class Cache:
         for store in self.stores:
             store.begin(rows)
 
-    def advance(self, take: Sequence[int]) -> None:
-        """`take` [B] tokens of each row were fed."""
+    def before_run(self, binding: Binding, new_tokens: int) -> None:
+        """Let the stores whose buffers move bind those of this step."""
+        for store in self._moving:
+            store.before_run(binding, new_tokens)
+
+    def advance(self, binding: Binding, take: Sequence[int]) -> None:
+        """`take` [B] tokens of each row were fed, in a run of `binding`."""
+        for store in self._moving:
+            store.after_run(binding, take)
         self.filled[:] = [count + taken for count, taken in zip(self.filled, take, strict=True)]
+
+    def can_rewind(self, tokens: int) -> bool:
+        """Whether a row can be taken back by so many tokens that it has."""
+        return all(store.rewinds(tokens) for store in self.stores)
 
     def rewind(self, row: int, tokens: int) -> bool:
         """Take a row back by so many tokens. False, and nothing done, where a state cannot go back."""
-        if not 0 <= tokens <= self.filled[row] or not all(store.rewinds(tokens) for store in self.stores):
+        if not 0 <= tokens <= self.filled[row] or not self.can_rewind(tokens):
             return False
+        for store in self.stores:
+            store.rewind(row, tokens)
         self.filled[row] -= tokens
         return True
 
     def release_row(self, row: int) -> None:
         """Free a row: the next request in it begins at its beginning."""
+        for store in self.stores:
+            store.release_row(row)
         self.filled[row] = 0
 
     def look(self, outputs: Mapping[str, int]) -> None:
