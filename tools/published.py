@@ -17,6 +17,7 @@ from partita.partition_reports.records import json_schema
 
 GROUNDS: dict[Ground, str] = {
     "pin": "a pin covers the node",
+    "nowhere": "no source says where the node runs",
     "line": "a log line names the node",
     "vague_line": "a log line names the node, and not what of it",
     "blank_line": "a log line with a blank in place of the name",

@@ -13,7 +13,7 @@ from partita.diagnosis.evidence import Context, Finding, Ground
 from partita.diagnosis.reasons.base import Reason, load_reasons
 from partita.observations.codes import PROVIDER_CODES, ReasonCode
 from partita.observations.facts import NodeProbe
-from partita.observations.names import UNKNOWN
+from partita.observations.names import CPU
 from partita.observations.records import ChainEntry
 
 
@@ -37,6 +37,7 @@ NAMES_THE_CAUSE: tuple[ReasonCode, ...] = (
 )
 PRECEDENCE: tuple[Rank, ...] = (
     Rank("pin", ("pinned_by_user",), "a pinned node is never offered to the provider"),
+    Rank("nowhere", ("unexplained",), "the node may well be on the preferred provider, so nothing is said of why not"),
     Rank(
         "line",
         NAMES_THE_CAUSE,
@@ -140,7 +141,5 @@ def explain(context: Context) -> tuple[Reason, Finding]:
 def shown_by(probe: NodeProbe, provider: str) -> ReasonCode | None:
     """The reason that experiments on a node with `provider` show, with nothing else to go by; None: they show none."""
     skipped = ChainEntry(provider=provider, status="active")
-    reason, finding = explain(
-        Context(probe.node, None, UNKNOWN, skipped, exported=True, replaces=(), log=(), probe=probe)
-    )
+    reason, finding = explain(Context(probe.node, None, CPU, skipped, exported=True, replaces=(), log=(), probe=probe))
     return None if finding.ground == "nothing" else reason.code

@@ -62,6 +62,8 @@ class Conclusion:
     """The reason, when no change made a difference."""
     inferred: bool = False
     """It follows from other nodes of the operator, and no experiment with this one isolates it."""
+    accepted: bool = False
+    """The provider takes the node as it is, in isolation."""
 
 
 def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
@@ -76,7 +78,7 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
         options = [trial for trial in others if trial.factor == OPTION and helps(trial)]
         if options:
             return (Conclusion(f"{around}; {_choice(options)} it does", (OPTION,)),)
-        return (Conclusion(around, code="not_claimed"),)
+        return (Conclusion(around, code="not_claimed", accepted=True),)
     if first.outcome == "invalid":
         return ()
     return tuple(_by_one_change(first, others)) or tuple(_by_several(first, others)) or tuple(_in_vain(probe))

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from partita.diagnosis.evidence import Context, Finding
+from partita.diagnosis.evidence import Context
 from partita.diagnosis.precedence import explain
 from partita.diagnosis.probe_verdict import fullest
-from partita.diagnosis.reasons.base import Reason, load_reasons
+from partita.diagnosis.reasons.base import load_reasons
 from partita.diagnosis.records import Fallback, Skipped
 from partita.diagnosis.records import Trial as TrialRecord
 from partita.diagnosis.session_index import SessionIndex, choose_provider
@@ -93,8 +93,7 @@ def explain_node(
 def why(index: SessionIndex, name: str, op_type: str | None, provider: str, skipped: ChainEntry) -> Skipped:
     """Why the node `name`, which is on `provider`, is not on the preferred provider `skipped`."""
     context = _context_of(index, name, op_type, provider, skipped)
-    lost = provider == UNKNOWN and context.started and context.pin is None
-    reason, finding = _nowhere() if lost else explain(context)
+    reason, finding = explain(context)
     probe = context.probe
     return Skipped(
         provider=skipped.provider,
@@ -141,12 +140,6 @@ def _part_of(rejected: RejectedPart | None, names: Sequence[str]) -> RejectedPar
     own = next((part for part in rejected.parts if set(names) & {*part.nodes, *part.inside}), rejected)
     others = tuple(part for part in rejected.parts if part is not own)
     return replace(own, others=others, rest_opens=rejected.rest_opens)
-
-
-def _nowhere() -> tuple[Reason, Finding]:
-    """For a node that no source places: it may well be on the preferred provider, so nothing is said of why not."""
-    unexplained = next(reason for reason in load_reasons() if reason.code == "unexplained")
-    return unexplained, Finding("none", "nothing", "no source says where this node runs")
 
 
 def nodes_to_probe(index: SessionIndex, chain: Sequence[ChainEntry], entry: ChainEntry) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ tried here, the package says so and the runtime leaves transformers out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,23 @@ TEXTS = (
 RANDOM_SEQUENCES, SEQUENCE_TOKENS = 64, 24
 
 
-def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> TokenizerKind:
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What is known of a checkpoint's tokenizer."""
+
+    kind: TokenizerKind
+    loads: bool
+    """False where there is none, too."""
+
+
+def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> Probed:
     """Compare both readings of the tokenizer in `folder`, whose files are `names`; `notes` gets what users must know.
 
     A tokenizer that transformers cannot load counts as one that needs it: the runtime then says what is wrong with it.
     """
     if not any(name.startswith(("tokenizer", "vocab")) for name in names):
         notes.append(f"the checkpoint has no tokenizer: generate will need {either('--token-ids', 'token ids')}")
-        return "none"
+        return Probed("none", loads=False)
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -47,13 +57,13 @@ def probe_tokenizer(folder: Path, names: tuple[str, ...], notes: list[str]) -> T
         with quiet(), translated("loading the tokenizer"):
             full = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             if "tokenizer.json" not in names:
-                return "transformers"
+                return Probed("transformers", loads=True)
             plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            return "tokenizers" if _same(full, plain) else "transformers"
+            return Probed("tokenizers" if _same(full, plain) else "transformers", loads=True)
     except PartitaError as error:
         need = either("--token-ids", "token ids")
         notes.append(f"the checkpoint's tokenizer cannot be loaded ({error}): generate will need {need}")
-        return "transformers"
+        return Probed("transformers", loads=False)
 
 
 def _same(full: Any, plain: Any) -> bool:

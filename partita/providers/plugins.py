@@ -59,7 +59,9 @@ def find_plugin(provider: Provider, given: Mapping[str, str]) -> InstalledPlugin
         return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "initialisation_failed", why))
     if not library.is_file():
         why = f"{plugin.wheel} {version} names {library}, which does not exist"
-        return InstalledPlugin(plugin.wheel, version, None, failure=failure(provider, "library_missing", why))
+        return InstalledPlugin(
+            plugin.wheel, version, None, failure=failure(provider, "library_missing", why, library.name)
+        )
     ignored = [name for name in given if name in plugin.ignores]
     if ignored:
         why = f"{plugin.wheel} {version} ignores {', '.join(ignored)}"

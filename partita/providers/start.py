@@ -57,9 +57,14 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
     )
 
 
-def failure(provider: Provider, reason: ReasonCode, evidence: str) -> Failure:
-    """A failure with the remedy that fits it best: that of the library it names, the provider's, or the general one."""
-    library = _named_library(provider, evidence) if reason == "library_missing" else None
+def failure(provider: Provider, reason: ReasonCode, evidence: str, missing: str | None = None) -> Failure:
+    """A failure with the remedy that fits it best: that of the library that is missing, the provider's, or the general.
+
+    `missing`: the file, where it is known; None: the one that `evidence`, in foreign words, names.
+    """
+    library = (
+        _named_library(provider, evidence if missing is None else missing) if reason == "library_missing" else None
+    )
     remedy = library.remedy if library else provider.remedy(reason) or REMEDIES.get(reason, WHATEVER_ELSE)
     shown = one_line(evidence)
     return Failure(reason, cut(shown, LONGEST), remedy)

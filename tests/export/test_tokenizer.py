@@ -21,9 +21,10 @@ Copy = Callable[[Path], Path]
 def probe(folder: Path, *told: str) -> str:
     """What kind it is; what users are told starts as `told` does."""
     notes: list[str] = []
-    kind = probe_tokenizer(folder, tuple(name for name in COMPANIONS if (folder / name).is_file()), notes)
+    found = probe_tokenizer(folder, tuple(name for name in COMPANIONS if (folder / name).is_file()), notes)
+    assert found.loads == (found.kind != "none" and not notes)
     assert len(notes) == len(told) and all(n.startswith(t) for n, t in zip(notes, told, strict=True)), notes
-    return kind
+    return found.kind
 
 
 def test_a_plain_fast_tokenizer_needs_tokenizers_only(tiny_checkpoint: TinyCheckpoint) -> None:

@@ -22,7 +22,7 @@ def find(context: Context) -> Iterator[Finding]:
     Nothing else is in the way when the provider takes the node alone, without a budget.
     """
     yield from lines(context, "over_budget")
-    taken = next((shown for shown in conclusions(context.probe) if shown.code == "not_claimed"), None)
+    taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)
     if context.budget and context.started and taken is not None:
         evidence = f"{context.budget}{_estimate(context)}; {taken.evidence} when there is no budget"
         yield Finding("probed", "budget", evidence)

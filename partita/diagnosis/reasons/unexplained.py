@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from partita.diagnosis.evidence import Context, Finding
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import PROBE
+from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
 
 
@@ -16,6 +17,8 @@ def find(context: Context) -> Iterator[Finding]:
     if not context.started:
         evidence = entry.evidence or f"{entry.provider} is unavailable ({entry.reason})"
         yield Finding("none", "nothing", evidence, entry.remedy)
+    elif context.provider == UNKNOWN:
+        yield Finding("none", "nowhere", "no source says where this node runs")
     else:
         why = f"; experiments: {context.probe.unprobed}" if context.probe is not None and context.probe.unprobed else ""
         yield Finding("none", "nothing", f"no source says why the node is not on the preferred provider{why}")
@@ -39,6 +42,6 @@ REASON = Reason(
         log=(),
     ),
     find=find,
-    found_on=("nothing",),
+    found_on=("nowhere", "nothing"),
     steps=(PROBE,),
 )
