@@ -14,6 +14,7 @@ import importlib.machinery
 import importlib.util
 import io
 import json
+import os
 import re
 import sys
 import tempfile
@@ -29,6 +30,10 @@ MARKUP = re.compile(r"[<>\\]|\(\?|^\s*(import|from) ")
 """HTML, regular expressions and programs are no prose."""
 VOWELS = "aeiou"
 PATTERN_CALLS = frozenset({"compile", "search", "match", "fullmatch", "sub", "findall", "finditer", "LogPattern"})
+REPOSITORY = Path(__file__).resolve().parent.parent
+ARG_MAX = """<ir_version: 10, opset_import: ["" : 21]>
+g (double[2,4] x) => (int64[2] y) { [relu] h = Relu(x) [arg] y = ArgMax<axis=1, keepdims=0, select_last_index=1>(h) }"""
+"""CUDA has no kernel for this value of the attribute; only experiments tell."""
 ROOMS = (
     *("observations", "diagnosis", "partition_reports", "providers", "runtime", "library", "commands", "bench"),
     *(
@@ -185,13 +190,67 @@ def exit_codes(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
+def work(folder: Path, checkpoint: Path) -> dict[str, object]:
+    """What comes of verbs that do their work: an export with its verification, generations, and a placement with
+    experiments in child processes.
+    """
+    import onnx
+    from onnx import parser
+
+    from partita.cli import run
+    from tests.runtime.handmade import handmade
+
+    package, exported, model = handmade(folder / "package"), folder / "exported", folder / "arg.onnx"
+    onnx.save(parser.parse_model(ARG_MAX), model)
+    lines = {
+        "verified": f"verify {package} --provider cpu",
+        "generated": f"generate {package} --token-ids 3,4,5 --max-new-tokens 4 --report {folder}/generated.json",
+        "exported": f"export {checkpoint} {exported} --max-length 32",
+        "verified again": f"verify {exported} --provider cpu",
+        "placed": f"place {model} --provider cuda,cpu --dry-run --report {folder}/placed.json",
+    }
+    found: dict[str, object] = {name: run(line.split()) for name, line in lines.items()}
+    for name in ("generated", "placed"):
+        report = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        found[f"{name} nodes"] = [[node["name"], node["provider"]] for node in report["phases"][-1]["nodes"]]
+        found[f"{name} fallbacks"] = [
+            [
+                row["node"],
+                row["reason"],
+                row["evidence_kind"],
+                [[trial["factor"], trial["outcome"]] for trial in row["trials"]],
+            ]
+            for row in report["fallbacks"]
+        ]
+        found[f"{name} checks"] = [check["passed"] for check in report["checks"]]
+    manifest = json.loads((exported / "manifest.json").read_text(encoding="utf-8"))
+    found["manifest"] = [manifest["verification"]["status"], manifest["tokenizer"], manifest["graph"]["attention"]]
+    return found
+
+
+def reword_children(folder: Path) -> None:
+    """Have Python processes that are started from now on reworded, too."""
+    start = f"import sys\nsys.path.append({str(REPOSITORY)!r})\nfrom tests.reworded import Finder\n"
+    (folder / "sitecustomize.py").write_text(f"{start}sys.meta_path.insert(0, Finder())\n", encoding="utf-8")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+
+
 def main() -> None:
-    """Print how many strings were reworded, and what was decided."""
-    if sys.argv[1:] == ["reworded"]:
-        sys.meta_path.insert(0, Finder())
+    """Print how many strings were reworded, and what was decided. Arguments: a checkpoint; `reworded` or nothing."""
+    checkpoint, *words = sys.argv[1:]
     said = io.StringIO()
-    with tempfile.TemporaryDirectory() as folder, redirect_stdout(said), redirect_stderr(said):
-        found = {"decided": masked(decisions()), "ended": exit_codes(Path(folder))}
+    with tempfile.TemporaryDirectory() as name, redirect_stdout(said), redirect_stderr(said):
+        folder = Path(name)
+        os.environ["PARTITA_CACHE_DIR"] = ""  # or one's experiments would be the other's
+        if words == ["reworded"]:
+            sys.meta_path.insert(0, Finder())
+            (folder / "start").mkdir()
+            reword_children(folder / "start")
+        found = {
+            "decided": masked(decisions()),
+            "ended": exit_codes(folder),
+            "worked": work(folder, Path(checkpoint)),
+        }
     sys.stdout.write(json.dumps({**found, "changed": Loader.count, "said": said.getvalue()}))
 
 

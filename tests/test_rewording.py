@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, TinyCheckpoint
 from tests.reworded import Reword, reworded
 
 
-def told(*words: str) -> dict[str, Any]:
+def told(checkpoint: Path, *words: str) -> dict[str, Any]:
     """What the program with these words decides and says."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.reworded", *words], cwd=REPOSITORY, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tests.reworded", str(checkpoint), *words],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout)
@@ -24,8 +29,9 @@ def told(*words: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def both() -> tuple[dict[str, Any], dict[str, Any]]:
-    return told(), told("reworded")
+def both(tiny_checkpoint: TinyCheckpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    checkpoint = tiny_checkpoint("llama")
+    return told(checkpoint), told(checkpoint, "reworded")
 
 
 def test_it_was_reworded(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -44,6 +50,16 @@ def test_every_field_that_is_no_sentence_is_as_before(both: tuple[dict[str, Any]
     plain, other = both
     for name, value in plain["decided"].items():
         assert other["decided"][name] == value, name
+
+
+def test_work_that_succeeds_comes_out_as_before(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Also that of child processes, in which the experiments are made."""
+    plain, other = both
+    worked = plain["worked"]
+    assert [worked[name] for name in ("verified", "generated", "exported", "verified again", "placed")] == [0] * 5
+    assert any(trials for _, _, _, trials in worked["placed fallbacks"]), "experiments were made"
+    for name, value in worked.items():
+        assert other["worked"][name] == value, name
 
 
 def test_the_hook_rewords_prose_and_nothing_else() -> None:
