@@ -66,7 +66,7 @@ nothing at all. So `place`, and `generate` with a report, make experiments on no
 the log nor a pin tells the cause:
 
 - **One node alone.** The node becomes a model of its own, with the types, sizes and constants that it has in the
-  graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
+  graph (large constants as zeros). The preferred provider gets it, with the CPU provider behind it, and nothing is
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
   compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
 - **Another option of the provider.** Some options let a provider take more than it does by default
@@ -134,8 +134,8 @@ def describe(reason: Reason) -> str:
         f"- **Applies when** {reason.condition}.\n"
         f"- **Evidence it needs:** {reason.needs}.\n"
         f"- **What to do:** {reason.remedy}.\n\n"
-        f"Example: `{example.node}` ({example.op_type}) is wanted on {example.skipped.provider} "
-        f"and runs on {example.provider}.\n\n"
+        f"Example: `{example.node}` ({example.op_type}) falls back from {example.skipped.provider} "
+        f"to {example.provider}.\n\n"
         f"```\n{shown}\n```\n"
     )
 

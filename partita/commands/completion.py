@@ -103,7 +103,7 @@ def provider_options(typed: str) -> list[tuple[str, str]]:
 
 
 def devices(typed: str) -> list[tuple[str, str]]:
-    """GPUs that a dry run can play."""
+    """GPUs that a dry run can simulate."""
     from partita.providers.cuda_dry_run.devices import DEVICES
 
     return [(device.key, device.name) for device in DEVICES if device.key.startswith(typed)]

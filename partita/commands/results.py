@@ -53,7 +53,7 @@ class RefusedRow(Record):
     evidence: str
     remedy: str
     available: bool = True
-    """Whether the provider wanted most is there at all; else its reason is the same for every node."""
+    """Whether the preferred provider is there at all; else its reason is the same for every node."""
     skipped: tuple[RefusingRow, ...] = ()
     """The other providers of the chain, in order, each with why it does not run the node."""
 

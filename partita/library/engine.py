@@ -24,7 +24,7 @@ class Opened:
     chain: tuple[ChainEntry, ...]
     """What became of each provider of the chain."""
     idle: tuple[str, ...]
-    """Providers of the chain that took no node."""
+    """Providers of the chain that were assigned no nodes."""
     load_seconds: float
 
 

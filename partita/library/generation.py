@@ -202,7 +202,8 @@ class Generation:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """How it ended: what cut a row shortest of what was asked; None while it goes on."""
+        """The most severe finish reason of all rows, in the order error, interrupted, cache_full, length, stop; None
+        while it goes on."""
         reasons = [self._finish(row) for row in self._rows]
         order: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")
         return None if None in reasons else next(reason for reason in order if reason in reasons)

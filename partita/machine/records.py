@@ -97,7 +97,7 @@ class ProviderEntry(Record):
 
 
 class EnvironmentFinding(Record):
-    """Something wrong with what is installed, whatever provider is wanted."""
+    """Something wrong with what is installed, whatever provider is preferred."""
 
     reason: str
     evidence: str

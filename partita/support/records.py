@@ -28,7 +28,7 @@ class ProviderFacts(Record):
     """Library of a plugin provider; null when ONNX Runtime contains it."""
     options: dict[str, str]
     device: str | None
-    """The GPU that a dry run played; null when the provider ran on this machine's own."""
+    """The GPU that a dry run simulated; null when the provider ran on this machine's own."""
     devices: tuple[str, ...]
     """Devices that it offers, in words."""
 

@@ -362,7 +362,7 @@ def test_what_a_user_should_know_goes_to_the_log(package, caplog):
     ("arguments", "says"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be"),
-        ({"temperature": "hot"}, "temperature is 'hot', which does not fit; it must be a number"),
+        ({"temperature": "hot"}, "temperature must be a number or None, not 'hot'"),
         ({"temperature": -1.0}, "temperature is -1.0; it must be 0 (greedy) or more"),
         ({"top_k": 1.5}, "top_k is 1.5"),
         ({"temprature": 1.0}, "did you mean 'temperature'?"),
@@ -406,7 +406,7 @@ def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
         ({"providers": "cpu", "threads": 0}, "threads is 0"),
         ({"providers": "cpu", "threads": True}, "threads is True"),
         ({"providers": "cpu", "pins": "cpu:lm_head"}, "pins is"),
-        ({"providers": "cpu", "process": "other"}, "process is 'other', which does not fit; it must be 'auto'"),
+        ({"providers": "cpu", "process": "other"}, "process must be 'auto', 'this' or 'child', not 'other'"),
         ({"providers": "cpu", "provider_options": {"cpu": {"nope": 1}}}, "takes no options"),
         ({"providers": [("cpu", {"nope": 1})]}, "takes no options"),
     ],

@@ -39,7 +39,7 @@ CRASHES = {
     ),
     "segmentation fault": (
         "__attribute__((constructor)) static void boom(void) { *(volatile int *)0 = 1; }",
-        ["killed by SIGSEGV while loading the provider's library; it said nothing"],
+        ["killed by SIGSEGV while loading the provider's library, without any output"],
     ),
     "exit": (
         "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
@@ -318,6 +318,6 @@ def over_stand_ins(tmp_path_factory, request):
 
     cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
     environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
-    # CUDA libraries that are installed as Python packages would be loaded in place of the stand-ins.
+    # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
     request["provider"]["preload"] = False
     return run_children(CHILD, [request], timeout_seconds=60.0, environment=environment)

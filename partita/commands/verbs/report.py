@@ -15,12 +15,17 @@ from typer.exceptions import Exit
 from partita.commands.arguments import JsonOption, complete, help_alone, read_path
 from partita.partition_reports.render.view import view_names
 
-app = typer.Typer(name="report", help="Look at a partition report.", invoke_without_command=True, rich_markup_mode=None)
+app = typer.Typer(
+    name="report",
+    help="Inspect, compare and check partition reports.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
 def common_report(context: typer.Context) -> None:
-    """Look at a partition report."""
+    """Inspect, compare and check partition reports."""
     help_alone(context)
 
 

@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Known]:
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:
-    """The cache of one provider on this machine, or on the device that a dry run plays.
+    """The cache of one provider on this machine, or on the device that a dry run simulates.
 
     `environment`: that of the processes which are asked; None for our own.
     """

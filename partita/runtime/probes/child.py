@@ -227,7 +227,10 @@ def _left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     if CPU in listed.values():
         return ""
     if any(CAST in node for node in planned):
-        return "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU lacks the type, too"
+        return (
+            "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU provider has no kernel "
+            "for the type either"
+        )
     return "it is not among the nodes that the provider claims" if compiles and NODE in planned else None
 
 
