@@ -30,7 +30,7 @@ SUFFIXES: Mapping[Known, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A command, and what it does."""
+    """A command that may fix fallbacks, with what it changes."""
 
     title: str
     remedy: Remedy

@@ -92,7 +92,7 @@ class ProviderEntry(Record):
 
     @property
     def usable(self) -> bool:
-        """Whether it ran."""
+        """True when the provider ran the test model and its result was right."""
         return self.status == "usable"
 
 

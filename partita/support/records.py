@@ -20,7 +20,7 @@ is a valid model; untried: nothing was tried."""
 
 
 class ProviderFacts(Record):
-    """Who was asked."""
+    """The provider that was tested, and on which device."""
 
     name: str
     ort_name: str
@@ -151,7 +151,7 @@ class Counts(Record):
 
 
 class SupportTable(Record):
-    """What a provider takes."""
+    """Which operators a provider supports, as measured; the record behind `partita.support/1`."""
 
     schema_id: Literal["partita.support/1"] = Field(default="partita.support/1", alias="schema")
     created: str

@@ -12,7 +12,7 @@ NAMED = 6
 
 
 def section(report: Report) -> Section | None:
-    """None when the device was real."""
+    """The simulated device and what blocks CUDA graphs there; None when the device was real."""
     played = report.dry_run
     if played is None:
         return None

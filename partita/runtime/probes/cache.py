@@ -47,11 +47,11 @@ class Cache:
         self.new: dict[str, Known] = {}
 
     def get(self, key: str) -> Known | None:
-        """A known answer."""
+        """The answer stored under `key`, of this run or an earlier one; None when there is none."""
         return self.new.get(key) or self.answers.get(key)
 
     def put(self, key: str, outcome: Outcome, said: str, *, unfolded: bool = False) -> None:
-        """Remember an answer."""
+        """Keep an answer in memory; `save` writes it to disk."""
         self.new[key] = Known(outcome, said, unfolded)
 
     def save(self) -> None:

@@ -47,13 +47,13 @@ ABOUT_COMPANY = re.compile(rf"`{COMPANY}\d*`")
 """A complaint about a node beside the one that is tried, as QNN words it."""
 STARTUP = "start"
 CAST = "InsertedPrecisionFreeCast"
-AS_FUNCTION = "only as the nodes of its function body"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
+AS_FUNCTION = "only as the nodes of its function body"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of one model."""
+    """Outcome of one model in this process, to be written as a line for the parent."""
 
     outcome: Outcome
     said: str

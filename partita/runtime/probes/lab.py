@@ -42,7 +42,7 @@ LONGEST_SAID = 600
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one model."""
+    """Outcome of one experiment: a model, opened by the provider in a child process, or known from the cache."""
 
     outcome: Outcome
     said: str
