@@ -275,7 +275,7 @@ def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
 
 
 def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_factory):
-    """The real CUDA provider over the dry run's stand-in libraries: it starts, runs, and reads zeros."""
+    """The real CUDA provider over the dry run's stub libraries: it starts, runs, and reads zeros."""
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
@@ -312,7 +312,7 @@ def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says
 
 
 def over_stand_ins(tmp_path_factory, request):
-    """Outcome of a child whose CUDA libraries are stand-ins."""
+    """Outcome of a child whose CUDA libraries are stubs."""
     from partita.providers.cuda_dry_run.devices import device
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 
