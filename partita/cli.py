@@ -36,7 +36,8 @@ VERBS = (export, generate, verify, place, support, bench, providers, report)
 """In the order in which the help names them."""
 app = typer.Typer(
     name="partita",
-    help="Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where.",
+    help="Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
+    "and see what ran where.",
     invoke_without_command=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -74,7 +75,7 @@ def _install_completion(shell: str | None) -> None:
         from partita.commands import completion
 
         name, file = completion.install(shell)
-        typer.echo(f"{file}: completion for {name}; a new shell has it")
+        typer.echo(f"{file}: completion for {name} installed; restart the shell")
         raise Exit
 
 
@@ -106,7 +107,8 @@ def common(
         ),
     ] = None,
 ) -> None:
-    """Export a Hugging Face decoder to a static ONNX graph, run it where you say, and see what ran where."""
+    """Export a Hugging Face decoder to a static ONNX graph, run it on the execution providers you name, "
+    "and see what ran where."""
     help_alone(context)
 
 

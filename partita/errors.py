@@ -103,7 +103,7 @@ class RefusedNode:
     op_type: str | None
     module: str | None
     wanted: str
-    """The provider that its user wanted most, by ONNX Runtime's name."""
+    """The preferred provider, by ONNX Runtime's name."""
     provider: str
     """The one that would take it."""
     reason: str
@@ -112,7 +112,7 @@ class RefusedNode:
     evidence: str
     remedy: str
     available: bool = True
-    """Whether the provider wanted most is there at all; else the reason is the same for every node."""
+    """Whether the preferred provider is there at all; else the reason is the same for every node."""
     skipped: tuple[Refusing, ...] = ()
     """The other providers of the chain, in order."""
 

@@ -147,7 +147,7 @@ class TargetRecord(Record):
     source: str
     """Who chose it: --target, or why it is the default."""
     how: str
-    """How it was asked: itself, over stand-ins, or not at all and why."""
+    """How it was asked: itself, over stub libraries, or not at all and why."""
     asked: tuple[AskedLowering, ...]
     """In the order of the questions; once a provider takes a graph whole and rightly, no other is asked about."""
     unfit: dict[str, str]

@@ -64,9 +64,9 @@ def _recognise_folder(folder: Path) -> Stranger:
 def _recognise_file(path: Path) -> Stranger:
     folder = path.absolute().parent
     if is_lfs_pointer(path):
-        return Stranger("not a package, which is a folder", lfs_pull(path))
+        return Stranger("not a package; a package is a folder", lfs_pull(path))
     if (folder / MANIFEST).is_file():
-        return Stranger("a file of a package, which is a folder", NAME.filled(path=path.parent))
+        return Stranger("a file inside a package; a package is a folder", NAME.filled(path=path.parent))
     if path.suffix == ".onnx":
         return Stranger("an ONNX file, not a package", _placing(path))
     schema = _schema_of(path).partition("/")[0]
@@ -74,7 +74,7 @@ def _recognise_file(path: Path) -> Stranger:
         return Stranger(f"{READ_BY_SHOW[schema]}, not a package", SHOW.filled(path=path))
     if path.suffix in WEIGHTS | {".json"} and (folder / CONFIG).is_file():
         return Stranger("a file of a checkpoint, not a package", _exporting(path.parent))
-    return Stranger("a file, and a package is a folder", CHOOSE)
+    return Stranger("a file; a package is a folder", CHOOSE)
 
 
 def _exporting(folder: Path) -> Remedy:

@@ -150,7 +150,7 @@ def require_dry_run() -> None:
 
 @pytest.fixture
 def stand_ins(own_cache: Path) -> Path:
-    """What a dry run of CUDA needs; the stand-ins are built once for all tests. Gives the folder that holds them."""
+    """What a dry run of CUDA needs; the stubs are built once for all tests. Gives the folder that holds them."""
     require_dry_run()
     return own_cache / "cuda-dry-run"
 

@@ -1,4 +1,4 @@
-"""`partita export --target`: the verb asks the provider that is installed, here CUDA over its stand-ins and the CPU."""
+"""`partita export --target`: the verb asks the installed provider, here CUDA over stub libraries and the CPU."""
 
 from __future__ import annotations
 

@@ -19,17 +19,17 @@ GROUNDS: dict[Ground, str] = {
     "pin": "a pin covers the node",
     "nowhere": "no source says where the node runs",
     "line": "a log line names the node",
-    "vague_line": "a log line names the node, and not what of it",
-    "blank_line": "a log line with a blank in place of the name",
+    "vague_line": "a log line names the node, without the detail",
+    "blank_line": "a log line with an empty node name",
     "graph_line": "a log line about the graph",
-    "alone": "experiments on the node alone",
-    "together": "experiments on the node alone, several changes together",
+    "alone": "experiments on the node in isolation",
+    "together": "experiments on the node in isolation, several changes together",
     "forms": "experiments with other nodes of the operator",
-    "alone_said": "what the provider said as it failed over the node alone",
-    "part": "the smallest part that the provider does not open",
-    "budget": "a budget, and nothing else in the way",
+    "alone_said": "what the provider said when it failed on the node in isolation",
+    "part": "bisection: the smallest part that the provider does not load",
+    "budget": "a budget, and no other cause",
     "origin": "the file has no such node",
-    "entry": "what became of the provider",
+    "entry": "the status of the provider",
     "nothing": "nothing",
 }
 PRECEDENCE_HEAD = """## Which reason goes first
@@ -66,8 +66,8 @@ A log line says that no kernel was found, and not whether operator, version or t
 nothing at all. So `place`, and `generate` with a report, make experiments on nodes that fell back, where neither
 the log nor a pin tells the cause:
 
-- **One node alone.** The node becomes a model of its own, with the types, sizes and constants that it has in the
-  graph (large constants as zeros). The wanted provider gets it, with the CPU provider behind it, and nothing is
+- **One node in isolation.** The node becomes a model of its own, with the types, sizes and constants that it has in the
+  graph (large constants as zeros). The preferred provider gets it, with the CPU provider behind it, and nothing is
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
   compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
 - **Another option of the provider.** Some options let a provider take more than it does by default
@@ -81,10 +81,10 @@ the log nor a pin tells the cause:
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
-- **The nodes around it.** A node that is taken alone, and not in the graph, is tried with each node next to it (six at
-  most), with all of them, and with those up to four steps away (64 nodes and 64 MiB of weights at most), of nodes that
-  are alike the first four; the evidence names the first of these with which it is no longer taken.
-- **A graph that is rejected as a whole** is cut in halves, again and again, down to the smallest part that the
+- **The nodes around it.** A node that is claimed in isolation, and not in the graph, is tried with each node next to it
+  (six at most), with all of them, and with those up to four steps away (64 nodes and 64 MiB of weights at most), of
+  nodes that are alike the first four; the evidence names the first of these with which it is no longer taken.
+- **A graph that is rejected as a whole** is bisected down to the smallest part that the
   provider does not open; then what is left without that part, until the rest opens, five parts are found, 15 seconds
   have gone, or the time is up. If a part is a node or a few, experiments follow on them. A provider whose native code
   ends the process is left out of a second try, and its graph is cut in the same way.
@@ -135,8 +135,8 @@ def describe(reason: Reason) -> str:
         f"- **Applies when** {reason.condition}.\n"
         f"- **Evidence it needs:** {reason.needs}.\n"
         f"- **What to do:** {reason.remedy}.\n\n"
-        f"Example: `{example.node}` ({example.op_type}) is wanted on {example.skipped.provider} "
-        f"and runs on {example.provider}.\n\n"
+        f"Example: `{example.node}` ({example.op_type}) falls back from {example.skipped.provider} "
+        f"to {example.provider}.\n\n"
         f"```\n{shown}\n```\n"
     )
 

@@ -14,8 +14,8 @@ from partita.partition_reports.sections.shared import runtime_name
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
 RATIOS = "ratio: the median of the ratios of the rounds; ~ within noise, the ranges overlap; ? too few rounds to tell"
 EXPLAINED = (
-    "Memcpy nodes wait until the device has done what is queued, and copy; where a device works on its own, its own "
-    "nodes only queue work. of a step: all node time as part of the median step above"
+    "Memcpy nodes synchronise with the device, then copy; on an asynchronous device other nodes only enqueue work. "
+    "of a step: all node time as part of the median step above"
 )
 PHASES = ("decode", "prefill")
 
@@ -104,7 +104,7 @@ def _start(bench: Bench) -> Section:
 
 def _say_tokens(entry: Contender, baseline: str | None) -> str:
     """Whether they are those of the baseline."""
-    changing = "; change from round to round" if entry.repeats is False else ""
+    changing = "; differ between rounds" if entry.repeats is False else ""
     if entry.name == baseline:
         return f"baseline{changing}"
     if entry.difference is None:

@@ -38,7 +38,7 @@ def _sentence(verdict: Verdict, contenders: dict[str, Contender]) -> str:
     if entry.difference is not None:
         parts.insert(0, f"{_wrong(entry, base)}, so its speed is that of another answer")
     if verdict.repeats is False:
-        parts.insert(0, f"{entry.name} gave other tokens from one round to the next")
+        parts.insert(0, f"{entry.name} is not deterministic: tokens differ between rounds")
     return "; ".join(parts)
 
 
@@ -62,7 +62,7 @@ def _compare(verdict: Verdict, entry: Contender) -> str:
         text += f"; both ran on {short_provider(verdict.same_provider)} alone"
     elif main.ratio < 1 and not noise and (cause := _where_the_time_goes(verdict, entry)):
         text += f": {cause}"
-    chance = f"the ranges of {plural(entry.rounds, 'round')} are apart, and with so few that may be chance"
+    chance = f"the ranges do not overlap, but with only {plural(entry.rounds, 'round')} that may be noise"
     return f"{text}; {chance}" if main.standing == "too_few_rounds" else text
 
 
@@ -127,7 +127,7 @@ def _spender(why: Why, which: str) -> str:
         size = why.memcpy_bytes_per_token
         moved = "" if size is None else f" ({human_bytes(round(size))} per token)"
         count = plural(why.memcpy_nodes, "Memcpy node")
-        return f"{count}{moved}, which wait for the device to finish what is queued, and copy"
+        return f"{count}{moved}, which synchronise with the device, then copy"
     if which == "nodes_elsewhere":
         names = listing(short_provider(name) for name in why.elsewhere)
         return f"{plural(why.nodes_elsewhere, 'node')} on {names}"

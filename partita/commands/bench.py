@@ -1,4 +1,4 @@
-"""`partita bench`: the same prompt on several providers, in turns; medians, ratios, and where the time goes.
+"""`partita bench`: one prompt on several providers, interleaved; medians, ratios, and where the time goes.
 
 Figures are printed first; what then ends the command is a contender that could not run, or Ctrl-C.
 """

@@ -100,7 +100,7 @@ class Worker:
         return {
             "load_seconds": sum(graph.session.load_seconds for graph in self.runner.graphs),
             "active": _active(self.runner),
-            "unused": [*missing, *(f"{name} took no node" for name in idle)],
+            "unused": [*missing, *(f"{name} was assigned no nodes" for name in idle)],
             "environment": environment().model_dump(mode="json"),
         }
 

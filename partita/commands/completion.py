@@ -74,7 +74,7 @@ def chains(typed: str) -> list[str]:
 
 
 def providers(typed: str) -> list[str]:
-    """Names of single providers."""
+    """Provider names where one is expected, not a chain."""
     from partita.providers.resolve import known_providers
 
     return _beginning(typed, known_providers())
@@ -103,38 +103,38 @@ def provider_options(typed: str) -> list[tuple[str, str]]:
 
 
 def devices(typed: str) -> list[tuple[str, str]]:
-    """GPUs that a dry run can play."""
+    """GPUs that a dry run can simulate."""
     from partita.providers.cuda_dry_run.devices import DEVICES
 
     return [(device.key, device.name) for device in DEVICES if device.key.startswith(typed)]
 
 
 def precisions(typed: str) -> list[str]:
-    """Types of weights."""
+    """Values of `--precision`."""
     return _beginning(typed, PRECISIONS)
 
 
 def attentions(typed: str) -> list[str]:
-    """Completions of `--attention`."""
+    """Values of `--attention`: auto and every lowering."""
     return _beginning(typed, ("auto", *names()))
 
 
 def exporters(typed: str) -> list[str]:
-    """What makes graphs of a checkpoint."""
+    """Values of `--exporter`."""
     from partita.export.exporters import names as exporter_names
 
     return _beginning(typed, exporter_names())
 
 
 def views(typed: str) -> list[str]:
-    """Completions of `--view`."""
+    """Values of `--view`: every view of a report."""
     from partita.partition_reports.render.view import view_names
 
     return _beginning(typed, view_names())
 
 
 def samplings(typed: str) -> list[str]:
-    """Whose settings are sampled with."""
+    """Values of `--sampling`."""
     return _beginning(typed, ("checkpoint",))
 
 

@@ -100,7 +100,7 @@ def _say_notes(options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequ
     """What the user should know before the first token."""
     say_chain(engine.target, engine.runner.resolutions)
     for name in engine.opened.idle:
-        say(f"{name} is in the chain but took no node; place shows why")
+        say(f"{name} is in the chain but was assigned no nodes; place shows why")
     verification = engine.manifest.verification
     if verification.status == "unverified":
         say(f"this package is unverified: {verification.detail}")

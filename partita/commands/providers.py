@@ -1,4 +1,4 @@
-"""`partita providers`: which execution providers run on this machine, and what keeps the others from it."""
+"""`partita providers`: which execution providers run on this machine, and why the others do not."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bo
 
 
 def check(file: Path, wanted: Wanted, baseline: Path | None, *, as_json: bool) -> None:
-    """Hold a report against what is wanted of it. Raises ReportCheckError after showing what does not hold."""
+    """Check a report against its requirements. Raises ReportCheckError after showing what fails."""
     from partita.library.checking import gate_of, vocabulary
     from partita.partition_reports.check import gate
     from partita.partition_reports.check.views import text as view

@@ -53,7 +53,7 @@ class RefusedRow(Record):
     evidence: str
     remedy: str
     available: bool = True
-    """Whether the provider wanted most is there at all; else its reason is the same for every node."""
+    """Whether the preferred provider is there at all; else its reason is the same for every node."""
     skipped: tuple[RefusingRow, ...] = ()
     """The other providers of the chain, in order, each with why it does not run the node."""
 
@@ -154,7 +154,7 @@ class GenerationTimings(Record):
 
 
 class GenerateResult(Record):
-    """What `generate --json` prints."""
+    """Output of `generate --json`: the chain, the options, one answer per prompt, and timings."""
 
     schema_id: Literal["partita.generate/1"] = Field(default="partita.generate/1", alias="schema")
     partita_version: str = partita.__version__
@@ -209,7 +209,7 @@ class VerifyResult(Record):
 
 
 class ExportResult(Record):
-    """What `export --json` prints."""
+    """Output of `export --json`: the manifest, why attention is written as it is, and what the export took."""
 
     schema_id: Literal["partita.export/1"] = Field(default="partita.export/1", alias="schema")
     partita_version: str = partita.__version__

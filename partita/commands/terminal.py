@@ -153,7 +153,7 @@ class Bars:
         self.bars.stop()
 
     def start(self, title: str, total_bytes: int | None) -> Stage:
-        """Show a stage."""
+        """Add a progress bar for a stage."""
         return _Bar(self.bars, self.bars.add_task(title, total=total_bytes, sized=total_bytes is not None))
 
     def finish(self, stage: Stage, seconds: float) -> None:

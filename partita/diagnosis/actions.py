@@ -30,7 +30,7 @@ SUFFIXES: Mapping[Known, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A command, and what it does."""
+    """A command that may fix fallbacks, with what it changes."""
 
     title: str
     remedy: Remedy
@@ -62,7 +62,7 @@ class Situation:
     options: Mapping[str, str] = field(default_factory=dict)
     """Provider options as the command line writes them: webgpu.enableInt64, and the value."""
     device: str = ""
-    """The device that a dry run played; empty when it was none."""
+    """The device that a dry run simulated; empty when it was none."""
 
     def setting(self, but: str) -> tuple[str, ...]:
         """Words of a command that runs it so again. `but`: an option, with its value, that is given otherwise."""

@@ -30,7 +30,7 @@ Ground = Literal[
     "forms",  # experiments with other nodes of its operator, where no change to the node helped
     "alone_said",  # what the provider said while it failed over the node alone
     "part",  # the smallest part of the graph over which the provider fails
-    "budget",  # the user's budget, and that nothing else is in the way
+    "budget",  # the user's budget, and that there is no other cause
     "origin",  # the graph of the file, which has no such node
     "entry",  # what became of the provider itself
     "nothing",

@@ -30,7 +30,7 @@ Parts = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A node without a name that is not on the provider that is wanted."""
+    """A node without a name that is not on the preferred provider."""
 
     name: str
     op_type: str

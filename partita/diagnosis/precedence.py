@@ -47,19 +47,19 @@ PRECEDENCE: tuple[Rank, ...] = (
     Rank(
         "alone",
         ("option_needed", "dynamic_shape", "no_kernel_type", "no_kernel_version", "attribute_unsupported"),
-        "one change makes the provider take the node, which isolates the cause; a line that says no more than `no "
+        "one change makes the provider claim the node, which isolates the cause; a line that says no more than `no "
         "kernel` does not tell the operator from its version or its types. Of several such changes, the one that "
         "leaves most of the model as it is: all of it, where an option of the provider does",
     ),
     Rank(
         "together",
         ("no_kernel_type", "no_kernel_version", "attribute_unsupported", "dynamic_shape"),
-        "several changes together, and no single one; sizes last, which are fixed along with whatever else it takes",
+        "several changes together, and no single one; sizes last, which are fixed along with whatever else is needed",
     ),
     Rank(
         "vague_line",
         ("attribute_unsupported", "no_kernel_type", "no_kernel_version", "dynamic_shape"),
-        "the provider turned the node down for this, and does not say what of it: after an experiment that does",
+        "the provider rejected the node for this, without the detail: after an experiment that gives it",
     ),
     Rank(
         "forms",
@@ -86,7 +86,7 @@ PRECEDENCE: tuple[Rank, ...] = (
     ),
     Rank("line", ("no_kernel_op",), "the line names the node, but not what is missing"),
     Rank("alone", ("subgraph_rejected",), "the provider fails on the node in isolation, and no variation helped"),
-    Rank("line", ("subgraph_rejected",), "the provider turned down what the node is in"),
+    Rank("line", ("subgraph_rejected",), "the provider rejected the subgraph that the node is in"),
     Rank("budget", ("over_budget",), "what `not_claimed` goes by, and a budget that explains it"),
     Rank("alone", ("not_claimed",), "the provider accepts the node in isolation, so its neighbours decide"),
     Rank("line", ("not_claimed",), "the provider says that it did not claim the node, and not why"),
@@ -96,7 +96,7 @@ PRECEDENCE: tuple[Rank, ...] = (
         "a line without a name that gives no cause may be about another node of the same operator",
     ),
     Rank("graph_line", ("subgraph_rejected",), "about the graph: that the node is in the rest only follows"),
-    Rank("nothing", ("unexplained",), "an honest answer, and the last"),
+    Rank("nothing", ("unexplained",), "the fallback when nothing else applies"),
 )
 
 

@@ -47,7 +47,7 @@ class FallbackCost(Record):
 
 
 class Skipped(Record):
-    """A provider that stands in the chain between the one wanted most and the one a node is on, and why it is not
+    """A provider that stands in the chain between the preferred one and the one a node is on, and why it is not
     there either.
     """
 
@@ -64,7 +64,7 @@ class Skipped(Record):
 
 
 class Fallback(Record):
-    """A node that is not on the provider its user wanted most, and why."""
+    """A node that is not on the preferred provider, and why."""
 
     phase: PhaseName
     node: str

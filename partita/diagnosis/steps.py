@@ -25,7 +25,7 @@ class Step:
     """In three words."""
     remedy: Remedy
     """The command, and what comes of it. In braces what a report fills in: `checkpoint`, `out` (a new package), `path`
-    (what was run), `provider` (the one that was wanted), `chain`, `now` (what took the place in an experiment),
+    (what was run), `provider` (the preferred one), `chain`, `now` (what took the place in an experiment),
     `setting` (options with which it ran: of providers, and of a dry run)."""
     exports: bool = False
     """It makes the package anew, so there has to be one."""

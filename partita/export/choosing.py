@@ -49,7 +49,7 @@ class Choices(Protocol):
         """What the manifest keeps of the target. `result`: of the known answer on it."""
 
     def instead(self, way: Way) -> Choices:
-        """The same for one way."""
+        """Choices among which `way` is the only one."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,10 @@ class Choosing:
     """Ways that did not open or run, and what was said."""
 
     def best(self) -> Way | None:
-        """The way to try next."""
+        """The best way that is not ruled out, after asking the target until one leaves no node; None when none is left.
+
+        Raises UnsupportedModelError when the model fits no way.
+        """
         for way in self.ways():
             left = self.left()
             if left and self.answers[left[0]].misses == 0 and self.answers[left[0]].is_known:
@@ -97,7 +100,7 @@ class Choosing:
         return [way for way in rank(self.answers, self.ways()) if way not in {*self.disagrees, *self.stopped}]
 
     def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
-        """Do not try a way again."""
+        """Rule out a way: it disagrees with the model, or (`ran` false) it did not open or run."""
         if ran:
             self.disagrees[way] = detail
             return
@@ -109,7 +112,7 @@ class Choosing:
         return [*told(self.stopped), *told({way: str(error) for way, error in self.unfit.items()})]
 
     def instead(self, way: Way) -> Choosing:
-        """The same for one way."""
+        """Choices with `way` alone, which counts as accepted by the target."""
         return Choosing(self.draft, self.target, way.attention, {way: Answer(0, {}, "")})
 
     def ask(self, way: Way) -> None:
@@ -179,7 +182,7 @@ class Unasked:
     target: None = None
 
     def best(self) -> Way | None:
-        """The way to try next."""
+        """The default way, then, for `auto`, the others that the model fits. None: no way is left."""
         first, _ = _without_target(self.wanted, self.draft.fake)
         for way in [first, *(way for way in every_way() if way != first and self.wanted == AUTO)]:
             if way in self.stopped or way in self.unfit:
@@ -195,7 +198,7 @@ class Unasked:
         return None
 
     def set_aside(self, way: Way, detail: str, *, ran: bool) -> None:
-        """Do not try a way again."""
+        """Rule out a way, with what was said of it."""
         self.stopped[way] = detail
 
     def left_out(self) -> list[str]:
@@ -212,7 +215,7 @@ class Unasked:
         raise NotImplementedError
 
     def instead(self, way: Way) -> Unasked:
-        """The same for one way."""
+        """Choices with the lowering of `way` alone."""
         return Unasked(self.draft, way.attention)
 
 

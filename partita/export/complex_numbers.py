@@ -45,17 +45,17 @@ class Pair:
 
     @property
     def imag(self) -> torch.Tensor:
-        """Imaginary parts [...]."""
+        """Imaginary parts, a tensor of the same shape."""
         return self.parts[..., 1]
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of the complex tensor."""
+        """Without the last axis of `parts`, which holds the two."""
         return self.parts.shape[:-1]
 
     @property
     def ndim(self) -> int:
-        """Rank of the complex tensor."""
+        """One less than that of `parts`, as torch counts a complex tensor."""
         return self.parts.ndim - 1
 
     @property
@@ -78,7 +78,7 @@ class Pair:
         return Pair(self.parts[(*whole, slice(None))] if Ellipsis in whole else self.parts[whole])
 
     def unsqueeze(self, dim: int) -> Pair:
-        """One more size of 1."""
+        """As torch has it: a negative `dim` counts without the axis of the two parts."""
         return Pair(self.parts.unsqueeze(dim if dim >= 0 else dim - 1))
 
     def to(self, *args: Any, **kwargs: Any) -> Pair:
@@ -86,7 +86,7 @@ class Pair:
         return self
 
     def view(self, *sizes: Any) -> Pair:
-        """Another shape."""
+        """As torch has it; the axis of the two parts stays last."""
         flat = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else sizes
         return Pair(self.parts.view(*flat, 2))
 

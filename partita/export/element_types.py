@@ -14,22 +14,22 @@ CHECKPOINT = ("float64", *COMPUTING)
 
 
 def to_torch(name: str) -> torch.dtype:
-    """torch's type of that name."""
+    """`float32` -> `torch.float32`; the names are those of `partita.dtypes`."""
     found = getattr(torch, name)
     assert isinstance(found, torch.dtype), name
     return found
 
 
 def of_torch(dtype: torch.dtype) -> str:
-    """The name of torch's type."""
+    """`torch.float32` -> `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 def to_ir(name: str) -> ir.DataType:
-    """onnx_ir's type of that name."""
+    """`float32` -> `ir.DataType.FLOAT`."""
     return ir.DataType(dtypes.named(name).number)
 
 
 def of_ir(dtype: ir.DataType) -> str:
-    """The name of onnx_ir's type."""
+    """`ir.DataType.FLOAT` -> `float32`."""
     return dtypes.numbered(int(dtype)).name

@@ -27,7 +27,7 @@ class Origin(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Shape of the tensor that `read_all` gives, without reading it."""
         return self._shape()
 
     def tensors(self) -> Iterator[TensorInfo]:

@@ -8,14 +8,14 @@ from typing import Protocol
 
 
 class Stage(Protocol):
-    """A part of the export that takes long, as it goes on."""
+    """Progress of one long part of an export, counted in bytes."""
 
     def advance(self, amount: int) -> None:
         """`amount` more bytes are done."""
 
 
 class Progress(Protocol):
-    """Something that shows stages."""
+    """Receives the start and end of every stage."""
 
     def start(self, title: str, total_bytes: int | None) -> Stage:
         """Show a new stage; `total_bytes` is None when the size is not known."""
@@ -25,21 +25,21 @@ class Progress(Protocol):
 
 
 class SilentStage:
-    """A stage nobody watches."""
+    """Does nothing; for callers that pass no `Progress`."""
 
     def advance(self, amount: int) -> None:
-        """Nothing to show."""
+        """Ignored."""
 
 
 class Silent:
-    """Progress nobody watches."""
+    """Does nothing; the default of library calls."""
 
     def start(self, title: str, total_bytes: int | None) -> Stage:
-        """A silent stage."""
+        """A stage that does nothing."""
         return SilentStage()
 
     def finish(self, stage: Stage, seconds: float) -> None:
-        """Nothing to show."""
+        """Ignored."""
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Target:
     preferred: str
     """Lowering that the provider's record names; it is asked about first."""
     how: str
-    """How the provider can be asked: itself, over stand-ins, or not at all and why."""
+    """How the provider can be asked: itself, over stub libraries, or not at all and why."""
     ask: Ask | None = None
     """None when it cannot be asked."""
     replay: ReplayTarget | None = None

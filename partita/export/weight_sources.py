@@ -110,7 +110,7 @@ class Plain:
         return Plain(self.checkpoint, self.origin.permuted(order), self.dtype, self.name)
 
     def interleaved(self, axis: int) -> Plain:
-        """The same weight with its halves along `axis` taking turns."""
+        """The same weight with its halves along `axis` interleaved."""
         return Plain(self.checkpoint, Interleaved(self.origin, axis), self.dtype, self.name)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -152,7 +152,7 @@ class StoredPart(ir.LazyTensor):
         return _whole_of(self.source.permuted(order)) if self._is_whole else None
 
     def interleaved(self, axis: int) -> StoredPart | None:
-        """The same weight with its halves along `axis` taking turns; None where it cannot be written so."""
+        """The same weight with its halves along `axis` interleaved; None where it cannot be written so."""
         self._refuse_reshaped()
         return _whole_of(self.source.interleaved(axis)) if self._is_whole else None
 

@@ -23,7 +23,7 @@ Samplings: TypeAlias = Annotated[Sampling | Sequence[Sampling] | Literal["checkp
 TokenIds: TypeAlias = Sequence[int] | set[int] | frozenset[int]
 MAX_TOKENS = 1 << 24
 WHOLE = ("top_k", "seed", "max_new_tokens")
-"""Options that are whole numbers."""
+"""Options that are integers."""
 
 
 def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
@@ -32,7 +32,7 @@ def prompt_rows(prompts: Any) -> list[str | tuple[int, ...]]:
         return [prompts]
     listed = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     if isinstance(listed, Mapping) or not isinstance(listed, Sequence) or isinstance(listed, (bytes, bytearray)):
-        raise UsageError(f"prompts is of type {type(prompts).__name__}; give a text, token ids, or a list of either")
+        raise UsageError(f"prompts is of type {type(prompts).__name__}; give a string, token ids, or a list of either")
     if listed and all(_is_id(entry) for entry in listed):
         return [tuple(int(entry) for entry in listed)]
     return [_row(entry) for entry in listed]
@@ -43,7 +43,7 @@ def _row(entry: Any) -> str | tuple[int, ...]:
         return entry
     listed = entry.tolist() if hasattr(entry, "tolist") else entry
     if not isinstance(listed, Sequence) or not all(_is_id(token) for token in listed):
-        raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a text or a list of token ids")
+        raise UsageError(f"a prompt is {str(entry)[:40]!r}; it must be a string or a list of token ids")
     return tuple(int(token) for token in listed)
 
 
@@ -93,7 +93,7 @@ def options(asked: Sampling, sampling: Any, rows: int, folder: Path) -> list[Sam
 def _completed_for(folder: Path, wanted: Sampling) -> Sampling:
     """The options with a value for everything; what was not asked is off, or as the package in `folder` suggests."""
     if wanted.source not in (None, CHECKPOINT):
-        raise UsageError(f"sampling is {wanted.source!r}; the only text that it may be is {CHECKPOINT!r}")
+        raise UsageError(f"sampling is {wanted.source!r}; the only string allowed is {CHECKPOINT!r}")
     _check_values(wanted)
     suggests = suggestion(folder) if wanted.source else Suggestion()
     for name in suggests.unknown:
@@ -109,7 +109,7 @@ def _check_values(sampling: Sampling) -> None:
     for name, value in sampling.figures().items():
         kinds = (int,) if name in WHOLE else (int, float)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-            raise UsageError(f"{name} is {value!r}; it must be {'a whole number' if name in WHOLE else 'a number'}")
+            raise UsageError(f"{name} is {value!r}; it must be {'an integer' if name in WHOLE else 'a number'}")
     in_range("max_new_tokens", sampling.max_new_tokens)
     replace(sampling, source=None).sampler()
 
@@ -117,4 +117,4 @@ def _check_values(sampling: Sampling) -> None:
 def in_range(name: str, value: int | None) -> None:
     """Raise UsageError for a number of tokens that makes no sense."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS):
-        raise UsageError(f"{name} is {value!r}; it must be a whole number between 1 and {MAX_TOKENS:,}")
+        raise UsageError(f"{name} is {value!r}; it must be an integer between 1 and {MAX_TOKENS:,}")

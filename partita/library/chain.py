@@ -23,7 +23,7 @@ PROGRAM = "program"
 
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """What the user wrote."""
+    """The chain and its options as the user wrote them, not yet resolved."""
 
     provider: str | None = None
     """The chain; None for the best usable provider, then cpu."""

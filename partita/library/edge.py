@@ -20,20 +20,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SHOWN = 60
 WORDS = {
-    "str": "a text",
-    "str | None": "a text or None",
-    "str | Sequence[str] | None": "a text, a list of texts, or None",
+    "str": "a string",
+    "str | None": "a string or None",
+    "str | Sequence[str] | None": "a string, a list of strings, or None",
     "bool": "True or False",
-    "int": "a whole number",
-    "int | None": "a whole number or None",
+    "int": "an integer",
+    "int | None": "an integer or None",
     "float": "a number",
     "float | None": "a number or None",
-    "Sequence[str]": "a list of texts",
-    "Sequence[int]": "a list of whole numbers",
-    "str | Sequence[str]": "a text or a list of texts",
+    "Sequence[str]": "a list of strings",
+    "Sequence[int]": "a list of integers",
+    "str | Sequence[str]": "a string or a list of strings",
     "str | os.PathLike[str]": "a path",
     "str | os.PathLike[str] | None": "a path or None",
-    "Providers | None": "a text such as 'webgpu,cpu', or a list of names, each alone or with a dict of options",
+    "Providers | None": "a string such as 'webgpu,cpu', or a list of names, each alone or with a dict of options",
     "ProviderOptions | None": "a dict of options for each provider",
     "Libraries | None": "a dict of a path for each provider",
     "TokenIds | None": "token ids",
@@ -120,7 +120,7 @@ def _wrong(signature: inspect.Signature, kind: str, where: tuple[int | str, ...]
         hint = f"did you mean {near[0]!r}? " if near else ""
         return f"there is no argument {argument!r}; {hint}it takes {', '.join(names)}"
     if kind == "unexpected_positional_argument":
-        return f"too many arguments without a name; it takes {', '.join(names)}"
+        return f"too many positional arguments; it takes {', '.join(names)}"
     if isinstance(argument, int):
         argument = list(signature.parameters)[argument]
     if kind.startswith("missing"):
@@ -129,5 +129,7 @@ def _wrong(signature: inspect.Signature, kind: str, where: tuple[int | str, ...]
     wanted = WORDS.get(annotation, annotation)
     shown = repr(given)
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-    inside = f" has {shown}, which" if len(where) > 1 and not isinstance(where[1], str) else f" is {shown}, which"
-    return f"{argument}{inside} does not fit; it must be {wanted}"
+    inside = len(where) > 1 and not isinstance(where[1], str)
+    return (
+        f"{argument} must be {wanted}; it contains {shown}" if inside else f"{argument} must be {wanted}, not {shown}"
+    )

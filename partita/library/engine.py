@@ -24,7 +24,7 @@ class Opened:
     chain: tuple[ChainEntry, ...]
     """What became of each provider of the chain."""
     idle: tuple[str, ...]
-    """Providers of the chain that took no node."""
+    """Providers of the chain that were assigned no nodes."""
     load_seconds: float
 
 
@@ -50,12 +50,12 @@ class GenerateRequest:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Length of the longest prompt, in tokens."""
         return max(len(row.prompt) for row in self.rows)
 
     @property
     def max_new_tokens(self) -> int:
-        """Of the row that may have most."""
+        """The largest of all rows, which bounds the number of decode steps."""
         return max(row.sampling.max_new_tokens or 0 for row in self.rows)
 
 
@@ -88,7 +88,7 @@ class ReportRequest:
 
 
 class Engine(Protocol):
-    """A loaded package."""
+    """A loaded package that generates and verifies, in this process or in a child."""
 
     opened: Opened
 

@@ -38,7 +38,7 @@ class TargetOptions:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export wrote."""
+    """The package that an export wrote, its manifest, and what the export took."""
 
     path: Path
     manifest: Manifest

@@ -169,7 +169,7 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """True once the generation has finished, failed, or been closed."""
         return self._over
 
     @property
@@ -179,7 +179,7 @@ class Generation:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The text of each row so far."""
+        """Generated text so far, one string per prompt."""
         return tuple(row.text() for row in self._rows)
 
     @property
@@ -189,7 +189,7 @@ class Generation:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """What there is of each row."""
+        """Text, token ids, finish reason and sampling options of each prompt, complete or not."""
         return tuple(
             Answer(row.text(), tuple(row.tokens), len(row.prompt), self._finish(row), asked.sampling)
             for row, asked in zip(self._rows, self._request.rows, strict=True)
@@ -202,7 +202,8 @@ class Generation:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """How it ended: what cut a row shortest of what was asked; None while it goes on."""
+        """The most severe finish reason of all rows, in the order error, interrupted, cache_full, length, stop; None
+        while it goes on."""
         reasons = [self._finish(row) for row in self._rows]
         order: tuple[FinishReason, ...] = ("error", "interrupted", "cache_full", "length", "stop")
         return None if None in reasons else next(reason for reason in order if reason in reasons)

@@ -33,12 +33,13 @@ def load(
 ) -> Model:
     """Load a package that `export` wrote, on these providers and no others.
 
-    `providers`: the chain, most wanted first, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime has
-    them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
-    `provider_libraries`: files of plugin providers by name. `pins`: modules by provider, "cpu:lm_head". `threads`: for
-    one operator; None leaves it to ONNX Runtime. `observe`: profile the first runs, which `report` needs to say what
+    `providers`: the chain, in order of preference, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime
+    has them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
+    `provider_libraries`: files of plugin providers by name. `pins`: modules by provider, "cpu:lm_head". `threads`:
+    intra-op threads; None: ONNX Runtime decides. `observe`: profile the first runs, which `report` needs to say what
     ran; they are left out of its speed. `process`: a provider other than the CPU's brings native code that may crash;
-    "auto" gives it a process of its own, "this" takes it into this one, "child" gives one to the CPU provider, too.
+    "auto" gives it a process of its own, "this" runs it in the calling process, "child" also gives the CPU provider
+    its own.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError; ProviderError when the chain cannot be
     honoured, before anything runs elsewhere.
@@ -81,7 +82,7 @@ def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
     for entry in engine.opened.chain:
         if entry.status != "active":
             notes.append(f"{entry.provider} is not used: {entry.reason}: {entry.evidence}; {remedy_of(entry.remedies)}")
-    notes += [f"{name} is in the chain but took no node; place shows why" for name in engine.opened.idle]
+    notes += [f"{name} is in the chain but was assigned no nodes; place shows why" for name in engine.opened.idle]
     if manifest.verification.status == "unverified":
         notes.append(f"this package is unverified: {manifest.verification.detail}")
     for line in notes:

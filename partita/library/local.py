@@ -32,7 +32,9 @@ from partita.spelling import spelled
 
 
 class LocalEngine:
-    """A loaded package. One generation at a time; threads may take turns. Close it, or use it as a context manager."""
+    """A loaded package. One generation at a time; calls from other threads wait. Close it, or use it as a
+    context manager.
+    """
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class Model:
     """A loaded package: generates, answers messages, verifies itself, and reports where it ran.
 
     One generation at a time; calls may come from any thread, and wait for each other. Close it, or use it as a context
-    manager. What is worth knowing and no error goes to the log `partita`.
+    manager. Warnings go to the logger `partita`.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, engine: Engine) -> None:
@@ -70,7 +70,7 @@ class Model:
 
     @property
     def batch_size(self) -> int:
-        """Rows per run, fixed at export: so many prompts are wanted at a time."""
+        """Number of prompts per call, fixed at export."""
         return self.manifest.graph.batch_size
 
     @property
@@ -80,7 +80,7 @@ class Model:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Vocabulary size; token ids are 0 to `vocab_size` - 1."""
         return self.manifest.graph.vocab_size
 
     @property
@@ -258,7 +258,7 @@ class Model:
         in_range("prefill_chunk", prefill_chunk)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and tokenizer is None:
-            raise UsageError("stop is a text, and the package has no tokenizer; give stop_token_ids")
+            raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
         samplings = options(asked, sampling, len(ids), self.folder)
         each = samplings if len(samplings) == len(ids) else samplings * len(ids)
         request = GenerateRequest(

@@ -1,6 +1,6 @@
 """The child process of `place_dry`: `python -m partita.library.place_child`, JSON in, JSON lines out.
 
-In a dry run its environment points the loader at stand-in libraries. These, or a provider's own, may end it in any way
+In a dry run its environment points the loader at stub libraries. These, or a provider's own, may end it in any way
 they like: the parent reads that as a finding. The report goes to a file that the parent names, because a report can be
 large.
 """
@@ -61,7 +61,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def _place_it(request: dict[str, Any]) -> dict[str, Any]:
     """Place the model and write the report; whether it was cut short by Ctrl-C, and why a run failed.
 
-    In a dry run: prove first that the stand-ins are in place, and that they still are at the end.
+    In a dry run: prove first that the stubs are in place, and that they still are at the end.
     """
     from partita.library.chain import read_chain_options
     from partita.library.place_options import from_json

@@ -28,7 +28,7 @@ def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
     """Place the model over stub CUDA libraries, in a child process; whether Ctrl-C cut it short.
 
     A run that fails there says nothing about the model, and is a note in the report. Ctrl-C is the child's to handle:
-    it ends the runs or the experiments, and the report has what there is. Raises ProviderError when the stand-ins
+    it ends the runs or the experiments, and the report has what there is. Raises ProviderError when the stubs
     cannot be built or the child crashes or hangs, KeyboardInterrupt when there was nothing to report yet, and whatever
     the child raises.
     """
@@ -94,7 +94,7 @@ def _place_once(
             environment={**environment, "TMPDIR": folder},
         )
         if outcome.result is None:
-            last = outcome.log[-1] if outcome.log else "it said nothing"
+            last = outcome.log[-1] if outcome.log else "none"
             if outcome.signal in CRASHES and foreign(chain):
                 raise CrashError(chain, f"ended the process: it {outcome.ended}; last line: {last}")
             what = "dry run" if played is not None else "place"

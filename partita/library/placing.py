@@ -51,9 +51,9 @@ def place(
 
     `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process` are those of `load`.
     `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
-    `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, as the GPU `device`
-    plays; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for experiments
-    on nodes that fell back; 0: none.
+    `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, simulating the GPU
+    `device`; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for
+    experiments on nodes that fell back; 0: none.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
     honoured, and PlacementError, which has the report, when a run failed.

@@ -48,7 +48,7 @@ class Sampling:
         )
 
     def figures(self) -> dict[str, Any]:
-        """All of it by name, for JSON."""
+        """The options as a dict, without `source`."""
         return {name: value for name, value in asdict(self).items() if name != "source"}
 
     def over(self, other: Sampling) -> Sampling:

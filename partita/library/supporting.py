@@ -1,4 +1,4 @@
-"""The support table of an execution provider, as a function: what it takes, measured on the installed ONNX Runtime."""
+"""The support table of an execution provider, as a function: which operators it supports, as measured."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MAX_SECONDS = 24 * 3600
 ONNX_DOMAINS = ("", "ai.onnx")
 GRAPHS = ("model.onnx", "decode.onnx")
 """Graphs of a package, one of which it has."""
-TITLE = "asking the provider about operators (Ctrl-C: the table of what is known by then)"
+TITLE = "testing operators on the provider (Ctrl-C: partial table)"
 
 
 @dataclass(frozen=True, slots=True)
 class SupportOptions:
-    """What is asked, and of whom."""
+    """What is measured, and on which provider."""
 
     where: ChainOptions
     operators: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ def support(
     device: str | None = None,
     seconds: float = SECONDS,
 ) -> SupportTable:
-    """What a provider takes of operators, or of what a model needs: every version, type and form, measured.
+    """Which operators a provider supports, measured: opset versions, types, attribute and input variants.
 
     `operators`: one name or several, `Cast` or `com.microsoft:MatMulNBits`; None, without `model`, for all. `provider`:
-    None for the best usable one. `dry_run`: CUDA without a GPU, as the GPU `device` plays. `seconds`: what is not asked
-    by then is `untried` in the table.
+    None for the best usable one. `dry_run`: CUDA without a GPU, simulating the GPU `device`. `seconds`: time budget;
+    variants not reached are `untried` in the table.
 
     Raises ArgumentError, PackageError for a model that cannot be read, and ProviderError for a provider that cannot be
-    asked.
+    tested.
     """
     names = (operators,) if isinstance(operators, str) else tuple(operators or ())
     options = SupportOptions(
@@ -152,7 +152,7 @@ def _one_of(target: Target, options: SupportOptions) -> Any:
     """The provider that is asked: the only one of the chain, or the first of the default one. Raises UsageError."""
     if target.by_default is None and len(target.chain) != 1:
         names = ",".join(provider.name for provider in target.chain)
-        raise UsageError(f"{word()} {names}: name one provider; a support table is of one")
+        raise UsageError(f"{word()} {names}: name one provider; a support table covers exactly one")
     provider = target.chain[0]
     if options.dry_run and provider.ort_name != CUDA.ort_name:
         raise UsageError(f"{spelled('dry_run', True)} is for CUDA: {word()} has to be cuda, not {provider.name}")
@@ -218,7 +218,7 @@ def _usable(resolution: Resolution) -> tuple[Resolution, tuple[str, ...]]:
 
 
 def dry_run(name: str | None) -> tuple[dict[str, str], str]:
-    """Environment of a process that plays a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
+    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError, UsageError."""
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 

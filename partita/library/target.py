@@ -1,6 +1,6 @@
 """`--target`: the provider that a package is made for, and how it can be asked about a graph.
 
-It is asked itself where it runs here. CUDA without a GPU is asked over stand-ins for its libraries: placement is the
+It is asked itself where it runs here. CUDA without a GPU is asked over stub libraries: placement is the
 provider's own there, too. Others cannot be asked, and a default is taken only when the user said so.
 """
 
@@ -99,7 +99,7 @@ def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:
 
 
 def _not_usable(provider: Provider, source: str, why: Resolution, default_allowed: bool, audience: Audience) -> Target:
-    """A target that does not run here: asked over stand-ins, or taken by default, or refused."""
+    """A target that does not run here: asked over stub libraries, or taken by default, or refused."""
     cause = f"{why.reason}: {why.evidence}"
     if provider is CUDA and why.reason in ("library_missing", "device_missing", "version_mismatch"):
         try:
@@ -121,7 +121,7 @@ def _not_usable(provider: Provider, source: str, why: Resolution, default_allowe
 
 
 def _dry_run_environment() -> tuple[dict[str, str], str]:
-    """Environment of a process that plays a GPU, and the name of the GPU. Raises ProviderError."""
+    """Environment of a process that simulates a GPU, and the name of the GPU. Raises ProviderError."""
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 

@@ -28,7 +28,7 @@ def where(
 ) -> ChainOptions:
     """The same in the form of the command line, to be read by `read_chain_options`. Raises UsageError."""
     if isinstance(pins, str):
-        raise UsageError(f"pins is the text {pins!r}; give a list of them")
+        raise UsageError(f"pins must be a list of strings, not the string {pins!r}")
     entries = [providers] if isinstance(providers, str) else list(providers or ())
     if providers is not None and not entries:
         raise UsageError("providers is empty; name at least one, or leave it out for the best usable one")

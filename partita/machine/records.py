@@ -92,12 +92,12 @@ class ProviderEntry(Record):
 
     @property
     def usable(self) -> bool:
-        """Whether it ran."""
+        """True when the provider ran the test model and its result was right."""
         return self.status == "usable"
 
 
 class EnvironmentFinding(Record):
-    """Something wrong with what is installed, whatever provider is wanted."""
+    """Something wrong with what is installed, whatever provider is preferred."""
 
     reason: str
     evidence: str

@@ -316,7 +316,7 @@ class RunFacts:
     """stop, length, cache_full, interrupted, or error; None when nothing was to be generated."""
     finish_detail: str = ""
     probing: Probing | None = None
-    """None when probing was off, or there was nothing to probe."""
+    """None when probing was off, or no node fell back."""
     interrupted: tuple[Interruption, ...] = ()
     """What Ctrl-C cut short; how a generation ended is in `finish_reason`."""
     notes: tuple[str, ...] = field(default=())

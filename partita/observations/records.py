@@ -126,7 +126,7 @@ class PackageFacts(Record):
 
 
 class RemedyRecord(Record):
-    """Something that helps."""
+    """A remedy as stored: what to do, and the command or options for it."""
 
     text: str
     """In words, without the command."""

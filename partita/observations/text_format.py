@@ -133,4 +133,4 @@ def name_families(names: Iterable[str], most: int) -> str:
     """Names as `families` has them, with how many each stands for; those over `most` are counted."""
     told = [f"{name} ({len(members)})" if len(members) > 1 else name for name, members in families(names).items()]
     left = len(told) - most
-    return ", ".join(told[:most]) + (f" and {left} more like these" if left > 0 else "")
+    return ", ".join(told[:most]) + (f" and {left} more of the same kind" if left > 0 else "")

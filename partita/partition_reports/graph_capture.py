@@ -18,7 +18,7 @@ WHY: dict[BlockingCause, str] = {
 
 
 def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ...]:
-    """Nodes of `phase` that stand in the way of a capture on `device_provider`, in execution order."""
+    """Nodes of `phase` that block a capture on `device_provider`, in execution order."""
     found = []
     for node in phase.nodes:
         cause = _cause_of(node, device_provider)
@@ -32,7 +32,7 @@ def blocking_nodes(phase: Phase, device_provider: str) -> tuple[BlockingNode, ..
 
 
 def _cause_of(node: NodePlacement, device_provider: str) -> BlockingCause | None:
-    """What about a node stands in the way; None when nothing does."""
+    """Why a node blocks the capture; None when nothing does."""
     if node.op_type in CONTROL_FLOW:
         return "control_flow"
     if is_memcpy(node):

@@ -61,7 +61,7 @@ def used_phases(report: Report) -> tuple[Phase, ...]:
 
 
 def is_folded(report: Report) -> bool:
-    """Whether no node is left to run in any phase: the outputs are constants, or inputs handed through."""
+    """Whether ONNX Runtime folded every phase: the outputs are constants, or inputs handed through."""
     return bool(report.phases) and all(phase.folded is not None for phase in report.phases)
 
 

@@ -80,8 +80,8 @@ def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
     if index.optimised is None or index.order_source != "plan_file":
         return
     for names, others, detail in (
-        (index.order, index.optimised.nodes, "the plan has it, the optimised graph has not"),
-        (index.optimised.nodes, index.present, "the optimised graph has it, the plan has not"),
+        (index.order, index.optimised.nodes, "in the plan but not in the optimised graph"),
+        (index.optimised.nodes, index.present, "in the optimised graph but not in the plan"),
     ):
         for name in names:
             if name not in others:

@@ -200,7 +200,7 @@ class Phase(Record):
     bodies: Bodies | None = None
     """Null when the file has no control flow."""
     folded: int | None = None
-    """Nodes of the file, where ONNX Runtime computed all of them as it loaded the file and none is left to run."""
+    """Nodes of the file, where ONNX Runtime folded all of them at load time; null otherwise."""
     timing_note: str
     """Which steps the figures cover, e.g. whether observed steps are in them."""
 

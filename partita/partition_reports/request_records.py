@@ -64,11 +64,11 @@ class GraphCapture(Record):
     evidence: str
     """What ONNX Runtime said, or that it opened the session."""
     blocking: tuple[BlockingNode, ...]
-    """Nodes that stand in the way; those of an accepted session slow it down or make captures wrong."""
+    """Nodes that block the capture; those of an accepted session slow it down or make captures wrong."""
 
 
 class DryRunFacts(Record):
-    """A run without the device: which one was played, and what is therefore not real."""
+    """A run without the device: which one was simulated, and what is therefore not real."""
 
     device: str
     """Name of the device profile."""
@@ -80,9 +80,9 @@ class DryRunFacts(Record):
     """File of the execution provider, which is the real one."""
     onnxruntime_version: str
     cuda_version: str
-    """What the stand-ins answer when they are asked."""
+    """The version that the stub libraries report."""
     stand_ins: str
-    """Name of the build of the stand-in libraries, as the process that ran proved to have loaded them."""
+    """Name of the build of the stub libraries, as the process that ran proved to have loaded them."""
     not_real: tuple[str, ...]
     graph_capture: tuple[GraphCapture, ...] | None
     """One per ONNX file; null when it was not asked for."""

@@ -48,8 +48,8 @@ def _describe_placement(phases: list[Phase]) -> str:
     total = len(phase.nodes)
     if phase.folded is not None:
         return (
-            f"no node is left to run in {phase_names(phases)}: ONNX Runtime removed all {phase.folded:,} of them as it "
-            "loaded the file"
+            f"nothing executes in {phase_names(phases)}: ONNX Runtime folded all {plural(phase.folded, 'node')} at "
+            "load time"
         )
     if not total:
         return f"no node known in {phase_names(phases)}"

@@ -50,7 +50,7 @@ PROVIDER = Provider(
         Option("do_copy_in_default_stream", "bool", "1", "copy in the stream that computes; 0 may race"),
         Option("enable_cuda_graph", "bool", "0", "capture the first run and replay it; needs every node on CUDA"),
         Option("enable_skip_layer_norm_strict_mode", "bool", "0", "more exact and slower SkipLayerNormalization"),
-        Option("prefer_nhwc", "bool", "0", "channels last for the operators that know it"),
+        Option("prefer_nhwc", "bool", "0", "channels last for operators that support NHWC"),
         Option("use_ep_level_unified_stream", "bool", "0", "one stream for everything that this provider runs"),
         Option("use_tf32", "bool", "1", "let float32 matrix products round their inputs to TF32"),
         Option("fuse_conv_bias", "bool", "0", "fuse convolution and bias, which compiles at start"),

@@ -91,9 +91,9 @@ def _check_value(written: str, option: Option, value: str) -> str:
             try:
                 whole = int(value)
             except ValueError as error:
-                raise _wrong_value(written, option, "a whole number") from error
+                raise _wrong_value(written, option, "an integer") from error
             if option.least is not None and whole < option.least:
-                raise _wrong_value(written, option, f"a whole number from {option.least}")
+                raise _wrong_value(written, option, f"an integer of at least {option.least}")
             return str(whole)
         case "float":
             try:

@@ -4,7 +4,7 @@ A plugin: onnxruntime-qnn 2.7 next to a plain onnxruntime. It compiles subgraphs
 float16, so packages need --static-shapes, and it is never chosen by itself: the emulator is slower than the CPU.
 Options are those of the provider's own page (onnxruntime/onnxruntime-qnn, docs/execution_providers) that the library of
 2.7.0 also accepts or names; it ignores unknown ones. backend_path comes from the package unless it or backend_type is
-given; the package for Linux x86-64 has no cpu backend. Left to itself the emulator plays a chip whose NPU has no
+given; the package for Linux x86-64 has no cpu backend. Left to itself the emulator simulates a chip whose NPU has no
 floating-point arithmetic, and fails to finalise most float graphs with QNN_COMMON_ERROR_MEM_ALLOC (1002), so it is told
 another one. Even then it cannot finalise an RMS norm in float32: packages need --precision fp16.
 """
@@ -29,7 +29,7 @@ MODES = (
 )
 
 EMULATED = (("soc_model", "43"),) if platform.machine().lower() in ("x86_64", "amd64") else ()
-"""The chip that the emulator plays: SM8550, whose HTP (v73) computes in float16. A real device knows its own."""
+"""The chip that the emulator simulates: SM8550, whose HTP (v73) computes in float16. A real device knows its own."""
 
 UNIT = r"Node name: (?P<node>\S*) Node index: \d+\n\s*REASON : "
 """How the log names a node unit that did not pass (LogNodeSupport in qnn_execution_provider.cc, 2.7.0)."""

@@ -114,11 +114,11 @@ def all_names(extra: Sequence[Provider] = ()) -> dict[str, Provider]:
 
 
 def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "providers") -> tuple[Provider, ...]:
-    """Read a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, in any case, most wanted first.
+    """Read a provider chain such as `cuda,cpu`: names, aliases or ONNX Runtime's names, in order of preference.
 
-    `extra` are providers that the user brought with --provider-library, `argument` is what has the chain. A name
-    that has no file here but the form of ONNX Runtime's names, e.g. XnnpackExecutionProvider, is taken as it is. Raises
-    UsageError when the chain is empty, or names an unknown provider or the same one twice.
+    `extra` are providers that the user brought with --provider-library, `argument` is what has the chain. Case
+    does not matter. A name that has no file here but the form of ONNX Runtime's names, e.g. XnnpackExecutionProvider,
+    is taken as it is. Raises UsageError when the chain is empty, or names an unknown provider or the same one twice.
     """
     by_name = all_names(extra)
     listed = tuple(dict.fromkeys((*known_providers(), *(provider.name for provider in extra))))

@@ -53,7 +53,7 @@ def explain(provider: Provider, lines: Iterable[str]) -> Failure:
                 why = (match.groupdict().get("why") or line).strip(" .") or line
                 return failure(provider, pattern.reason, why)
     return failure(
-        provider, "initialisation_failed", said[0] if said else "ONNX Runtime did not start it and said nothing"
+        provider, "initialisation_failed", said[0] if said else "ONNX Runtime did not start it and gave no reason"
     )
 
 

@@ -66,7 +66,7 @@ PROVIDER = Provider(
         Option("trt_profile_opt_shapes", "text", "", "input shapes to optimise for"),
         _switch("trt_cuda_graph_enable", "capture each engine as a CUDA graph"),
         _switch("trt_engine_hw_compatible", "engines that also run on later GPUs than this one"),
-        Option("trt_op_types_to_exclude", "text", "", "operators to leave to the next provider, by commas"),
+        Option("trt_op_types_to_exclude", "text", "", "operators to leave to the next provider, comma-separated"),
     ),
     libraries=(
         Library("libnvinfer.so.10", "TensorRT 10", TENSORRT),

@@ -30,13 +30,13 @@ PROVIDER = Provider(
     option_prefix="ep.webgpuexecutionprovider.",
     software_devices=True,
     options=(
-        Option("preferredLayout", "choice", "NHWC", "layout for operators that care", ("NCHW", "NHWC")),
+        Option("preferredLayout", "choice", "NHWC", "layout for layout-sensitive operators", ("NCHW", "NHWC")),
         Option("enableGraphCapture", "bool", "0", "record the first run and replay it; needs every node on WebGPU"),
         Option(
             "enableInt64",
             "bool",
             "0",
-            "kernels for int64, where the device can",
+            "int64 kernels, where supported",
             opens=Opens("1", elements=("int64",)),
         ),
         Option("multiRotaryCacheConcatOffset", "int", "0", "offset in a rotary cache made of several"),

@@ -15,7 +15,7 @@ from partita.observations.records import PackageFacts
 from partita.package import MANIFEST, Manifest, read_manifest, sha256_of
 from partita.remedies import Remedy
 
-ALLOW_CPU = Remedy("add cpu at the end of the chain to allow it", options=("--provider", "{chain},cpu"))
+ALLOW_CPU = Remedy("append cpu to the chain to allow CPU fallback", options=("--provider", "{chain},cpu"))
 OTHER_PROVIDER = Remedy("name another provider")
 
 

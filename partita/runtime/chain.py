@@ -197,7 +197,7 @@ def _pins_rejected(path: Path, blamed: Resolution, pins: Sequence[Pin], said: st
 
 
 def idle_providers(session: Session, model: ModelFile) -> tuple[str, ...]:
-    """Names of active providers that took no node, which ONNX Runtime does not mention.
+    """Names of active providers that were assigned no nodes, which ONNX Runtime does not mention.
 
     A node of the file that is in the plan and in no list counts for them: the list can miss nodes (see
     `Session.assigned`), though not those of the CPU provider.

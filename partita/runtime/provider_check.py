@@ -111,7 +111,7 @@ def _why_not(resolution: Resolution, outcome: ChildOutcome, result: Mapping[str,
     provider, doing = resolution.provider, STAGES.get(outcome.stage, outcome.stage)
     if outcome.ended is not None:
         last = " | ".join(outcome.log[-LAST_LINES:])
-        said = f"; its last output: {last}" if last else "; it said nothing"
+        said = f"; its last output: {last}" if last else ", without any output"
         return failure(provider, "initialisation_failed", f"its process {outcome.ended} while {doing}{said}")
     if result.get("error") is not None:
         return explain(provider, _words_of(result["error"], outcome.log))

@@ -49,7 +49,7 @@ class Runner:
             entry.window.begin()
 
     def on_step(self, step: Step) -> None:
-        """A step was made."""
+        """Record one step; called by the engine after each session run."""
         self.recorder.on_step(step)
 
     @property

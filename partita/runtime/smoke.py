@@ -58,7 +58,7 @@ def _request(runner: Runner, row: int, size: int) -> Request:
 
     def pick(logits: npt.NDArray[np.float32], history: npt.NDArray[np.int64]) -> int:
         if logits.shape != (vocab_size,):
-            raise GenerationError(f"logits have the shape {list(logits.shape)}, [{vocab_size}] is meant")
+            raise GenerationError(f"logits have the shape {list(logits.shape)}, expected [{vocab_size}]")
         return int(logits.argmax())
 
     return Request(spread[row].tolist(), pick, max_new_tokens=2)

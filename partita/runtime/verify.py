@@ -305,7 +305,11 @@ def _unreached(runner: Runner, answer: KnownAnswer, not_run: Sequence[str]) -> s
     apart = len(set(_row_lengths(runner, answer))) > 1 and _depends_on_length(runner)
     tokens = len(answer.prompt) + len(answer.tokens)
     windows = sorted({state.window or 0 for state in runner.contract.states if (state.window or 0) >= tokens})
-    parts = [f"windows of {', '.join(map(str, windows))} tokens not reached"] if windows else []
+    parts = (
+        [f"known answer too short to exercise sliding windows of {', '.join(map(str, windows))} tokens"]
+        if windows
+        else []
+    )
     parts += [f"not run: {file}, whose chunk is longer than the prompt" for file in not_run]
     if apart:
         parts.append("rows of different length not compared: the rotary frequencies depend on the length of the text")

@@ -20,7 +20,7 @@ is a valid model; untried: nothing was tried."""
 
 
 class ProviderFacts(Record):
-    """Who was asked."""
+    """The provider that was tested, and on which device."""
 
     name: str
     ort_name: str
@@ -28,7 +28,7 @@ class ProviderFacts(Record):
     """Library of a plugin provider; null when ONNX Runtime contains it."""
     options: dict[str, str]
     device: str | None
-    """The GPU that a dry run played; null when the provider ran on this machine's own."""
+    """The GPU that a dry run simulated; null when the provider ran on this machine's own."""
     devices: tuple[str, ...]
     """Devices that it offers, in words."""
 
@@ -151,7 +151,7 @@ class Counts(Record):
 
 
 class SupportTable(Record):
-    """What a provider takes."""
+    """Which operators a provider supports, as measured; the record behind `partita.support/1`."""
 
     schema_id: Literal["partita.support/1"] = Field(default="partita.support/1", alias="schema")
     created: str

@@ -36,7 +36,7 @@ LAYERS = {
     "mixtral": "MixtralExperts",
     "qwen3_moe": "Qwen3MoeExperts",
     "olmoe": "OlmoeExperts",
-    "gpt_oss": "GptOssExperts",  # turned around, gate and up taking turns, biases, a clamped gate
+    "gpt_oss": "GptOssExperts",  # turned around, gate and up interleaved, biases, a clamped gate
     "deepseek_v3": "DeepseekV3Experts",
     "deepseek_v4": "DeepseekV4Experts",  # a clamped gate
     "phimoe": "PhimoeExperts",

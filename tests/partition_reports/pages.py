@@ -214,7 +214,7 @@ def hostile_report(text: str = HOSTILE) -> Report:
 
 
 def refused_report() -> Report:
-    """The wanted provider refuses a part of the graph."""
+    """The preferred provider refuses a part of the graph."""
     part = RejectedPart(
         file="model.onnx", provider=GPU, nodes=("a", "b"), evidence="cannot finalize", minimal=True, tries=7
     )

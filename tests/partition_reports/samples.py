@@ -54,7 +54,7 @@ MISSING_FIRST_CHAIN = (
     ),
     *GPU_CHAIN,
 )
-"""Three providers, of which the one wanted most is not there."""
+"""Three providers, of which the preferred one is not there."""
 ENVIRONMENT = Environment(
     cpu="Test CPU",
     logical_cores=2,

@@ -254,8 +254,8 @@ def test_a_node_that_only_one_graph_has_is_a_disagreement():
     extra = (*optimised()[:-1], GraphNode("lost", "Relu", "", ("scaled",), ("logits",), None, None, None))
     found = {entry.node: entry.detail for entry in report_with(extra).disagreements}
     assert found == {
-        "lm_head/MatMul": "the plan has it, the optimised graph has not",
-        "lost": "the optimised graph has it, the plan has not",
+        "lm_head/MatMul": "in the plan but not in the optimised graph",
+        "lost": "in the optimised graph but not in the plan",
     }
 
 

@@ -248,5 +248,5 @@ def test_the_verdict_on_graph_capture_is_shown_with_its_nodes():
     text = VIEW.to_text(report_of(replace(mixed_facts(), finish_reason=None), GPU_CHAIN, played=played))
     assert "CUDA graph capture of model.onnx: REFUSED\n" in text and "evidence: it said no" in text
     words = " ".join(text.split())
-    assert "in the way: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words
+    assert "blocks capture: 12 nodes on CPUExecutionProvider (Concat 3, Det 3, Gather 3, Transpose 3)" in words
     assert "model.layers.0.self_attn/Det" in words

@@ -1,4 +1,4 @@
-"""Three providers, of which the one wanted most is not there: that is said once, and hides no node's own reason."""
+"""Three providers, of which the preferred one is not there: that is said once, and hides no node's own reason."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 NO_FALLBACK = "no fallback"
-"""Expected in place of a code where the provider has all of the graph, or nothing of it is left to run."""
+"""Expected in place of a code where the provider has all of the graph, or nothing of it executes."""
 Kind = Literal["logged", "probed", "derived"]
 
 EVIDENCE: Mapping[str, tuple[Kind, ...]] = {

@@ -1,4 +1,4 @@
-"""Planted causes on CUDA, placed over stand-in libraries; seen with onnxruntime-gpu 1.31.1."""
+"""Planted causes on CUDA, placed over stub libraries; seen with onnxruntime-gpu 1.31.1."""
 
 from __future__ import annotations
 

@@ -67,9 +67,9 @@ RANKLESS = operators(
 
 
 CHIP = {"soc_model": "43"}
-"""The chip that the emulator plays: its NPU computes in float16."""
+"""The chip that the emulator simulates: its NPU computes in float16."""
 OTHER_CHIP = {"soc_model": "0"}
-"""The one that it plays by itself: its NPU has no arithmetic for many float operators."""
+"""The one that it simulates by itself: its NPU has no arithmetic for many float operators."""
 
 
 def qnn(name: str, planted: str, expected: str, model: str, control: str | None, **more: Any) -> Case:

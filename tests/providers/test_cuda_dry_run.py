@@ -1,4 +1,4 @@
-"""The dry run of CUDA: stand-in libraries as the real CUDA provider and a C caller see them, in child processes."""
+"""The dry run of CUDA: stub libraries as the real CUDA provider and a C caller see them, in child processes."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_a_pin_on_a_provider_that_did_not_start_says_why(tiny_package):
 
 
 def test_the_real_plan_keeps_to_a_pin(tiny_package, tmp_path):
-    """The CUDA provider over stand-in libraries: lm_head would go to CUDA, and is pinned to the CPU."""
+    """The CUDA provider over stub libraries: lm_head would go to CUDA, and is pinned to the CPU."""
     require_dry_run()
     package = tiny_package(precision="fp16")
 

@@ -39,7 +39,7 @@ CRASHES = {
     ),
     "segmentation fault": (
         "__attribute__((constructor)) static void boom(void) { *(volatile int *)0 = 1; }",
-        ["killed by SIGSEGV while loading the provider's library; it said nothing"],
+        ["killed by SIGSEGV while loading the provider's library, without any output"],
     ),
     "exit": (
         "#include <unistd.h>\n__attribute__((constructor)) static void boom(void) { _exit(7); }",
@@ -275,7 +275,7 @@ def test_a_device_that_is_the_cpu_in_disguise_is_usable_but_not_chosen():
 
 
 def test_a_provider_that_starts_and_computes_nothing_is_not_usable(tmp_path_factory):
-    """The real CUDA provider over the dry run's stand-in libraries: it starts, runs, and reads zeros."""
+    """The real CUDA provider over the dry run's stub libraries: it starts, runs, and reads zeros."""
     require("onnxruntime-gpu", "CUDAExecutionProvider" in available_ort_names())
     require("a C compiler", shutil.which("cc") is not None)
     require("elftools")
@@ -312,12 +312,12 @@ def test_options_that_cuda_refuses_are_explained(tmp_path_factory, options, says
 
 
 def over_stand_ins(tmp_path_factory, request):
-    """Outcome of a child whose CUDA libraries are stand-ins."""
+    """Outcome of a child whose CUDA libraries are stubs."""
     from partita.providers.cuda_dry_run.devices import device
     from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 
     cache = tmp_path_factory.getbasetemp() / "probe-stand-ins"
     environment = child_environment(prepare(provider_library(), cache=cache), device(), dict(os.environ))
-    # CUDA libraries that are installed as Python packages would be loaded in place of the stand-ins.
+    # CUDA libraries that are installed as Python packages would be loaded in place of the stubs.
     request["provider"]["preload"] = False
     return run_children(CHILD, [request], timeout_seconds=60.0, environment=environment)

@@ -166,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--types", type=int, default=0, help="export and place so many model types, spread evenly")
     parser.add_argument("--backend", type=int, default=0, help="so many models of onnx's backend tests")
     parser.add_argument("--planted", action="store_true", help="the planted graphs of CUDA")
-    parser.add_argument("--device", default="h100", help="what the dry run plays; the GPU that is there")
+    parser.add_argument("--device", default="h100", help="what the dry run simulates; the GPU that is there")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin nothing new after that")
     parser.add_argument("--keep", type=Path, help="leave packages, models and reports in this folder")

@@ -29,7 +29,7 @@ def bench(
         typer.Argument(
             metavar="CHAIN",
             autocompletion=complete("chains"),
-            help="Further chains, as words after those of --provider.",
+            help="Additional chains, as positional arguments after --provider.",
         ),
     ] = None,
     provider: Annotated[
@@ -40,8 +40,8 @@ def bench(
             "-e",
             metavar="CHAIN",
             autocompletion=complete("chains"),
-            help="A chain to measure, e.g. cpu or webgpu,cpu; can be repeated, and further chains may "
-            "follow as words: --providers webgpu cpu. Default: the best usable provider, then cpu.",
+            help="A chain to measure, e.g. cpu or webgpu,cpu; can be repeated, and additional chains may "
+            "follow it: --providers webgpu cpu. Default: the best usable provider, then cpu.",
         ),
     ] = None,
     against: Annotated[
@@ -77,7 +77,7 @@ def bench(
         float,
         typer.Option(
             metavar="SECONDS",
-            help="Time limit for loading and for each turn; a provider that exceeds it counts as failed.",
+            help="Time limit for loading and for each round; a provider that exceeds it counts as failed.",
         ),
     ] = 600.0,
     report: Annotated[
@@ -102,8 +102,8 @@ def bench(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Generate the same on several providers, in turns: medians, ratios, whether the tokens are the same, and where
-    the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
+    """Benchmark one prompt on several providers, interleaved: medians, ratios, whether the tokens are the same, and
+    where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
     """
     from partita.commands import bench as verb
     from partita.commands.bench_options import BenchOptions

@@ -75,7 +75,7 @@ def export(
         bool,
         typer.Option(
             "--target-default",
-            help="If the target cannot be queried here, use the lowering that its documentation suggests.",
+            help="If the target cannot be queried here, use the default lowering for that provider.",
         ),
     ] = False,
     provider_option: ProviderOptionsOption = None,
@@ -97,7 +97,7 @@ def export(
         int | None, typer.Option(help="ONNX opset. Default: the one that the attention lowering needs.")
     ] = None,
     exporter: Annotated[
-        str, typer.Option(autocompletion=complete("exporters"), help=f"What makes the graphs: {EXPORTERS}.")
+        str, typer.Option(autocompletion=complete("exporters"), help=f"Exporter to use: {EXPORTERS}.")
     ] = "native",
     as_json: JsonOption = False,
 ) -> None:

@@ -42,7 +42,7 @@ def generate(
     ] = None,
     more_prompts: Annotated[
         list[str] | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="A further prompt, after the positional ones."),
+        typer.Option("--prompt", "-p", metavar="TEXT", help="An additional prompt, after the positional ones."),
     ] = None,
     provider: ProviderOption = None,
     max_new_tokens: Annotated[
@@ -54,7 +54,7 @@ def generate(
             "--temperature",
             "--temp",
             "-t",
-            help="0 (default) always takes the most likely token; higher values vary more.",
+            help="0 (default) always takes the most likely token; higher values increase randomness.",
         ),
     ] = None,
     top_k: Annotated[

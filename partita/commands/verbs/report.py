@@ -15,12 +15,17 @@ from typer.exceptions import Exit
 from partita.commands.arguments import JsonOption, complete, help_alone, read_path
 from partita.partition_reports.render.view import view_names
 
-app = typer.Typer(name="report", help="Look at a partition report.", invoke_without_command=True, rich_markup_mode=None)
+app = typer.Typer(
+    name="report",
+    help="Inspect, compare and check partition reports.",
+    invoke_without_command=True,
+    rich_markup_mode=None,
+)
 
 
 @app.callback()
 def common_report(context: typer.Context) -> None:
-    """Look at a partition report."""
+    """Inspect, compare and check partition reports."""
     help_alone(context)
 
 
@@ -54,7 +59,7 @@ def show(
     brief: Annotated[bool, typer.Option("--brief", help="At most ten lines; short for --view brief.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a report: what happened and what to do about it, then tables of what stands behind it."""
+    """Show a report: what happened and what to do about it, then the tables behind it."""
     from partita.commands import report as verb
 
     verb.show(file, verb.one_view(view, brief=brief, as_json=as_json), out)
@@ -85,7 +90,7 @@ def report_markdown(
     file: ReportArgument,
     out: OutOption = None,
 ) -> None:
-    """Write a report as Markdown, for a comment of CI or a pull request: the answer first, the rest folded."""
+    """Write a report as Markdown, for CI job summaries and pull request comments: the answer first, the rest folded."""
     from partita.commands import report as verb
 
     verb.show(file, "markdown", out)
@@ -99,8 +104,8 @@ def explain(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was fused
-    away is explained by the one that stands for it. A part of several names lists them and ends with exit code 2.
+    """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
+    removed by fusion is explained through the one that replaced it. An ambiguous part lists the matches; exit code 2.
     """
     from partita.commands import report as verb
 
@@ -126,7 +131,7 @@ def diff(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is different in B: nodes that moved, came or went, reasons, copies, versions, and the cost."""
+    """Show what changed in B: nodes moved, added or removed, reasons, copies, versions, and the cost."""
     from partita.commands import report as verb
 
     raise Exit(verb.diff(before, after, as_json=as_json, force=force, exit_code=exit_code))
@@ -159,8 +164,8 @@ def check(
             "repeated. Nodes: phase, op, module, provider, reason (= or !=). Numbers: nodes, share, time_share "
             "of those "
             "nodes; partitions, copies, copy_bytes_per_token, tokens_per_second, p50_ms of a phase; cpu_nodes, "
-            "memcpy_nodes, copy_bytes, unexplained, cache_in_place, decode_tokens_per_second of the report; and beside "
-            "a baseline nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, "
+            "memcpy_nodes, copy_bytes, unexplained, cache_in_place, decode_tokens_per_second of the report; with "
+            "--baseline nodes_left, new_reasons, more_copies, more_copy_bytes, lost_phases, lost_cache, wanted_other, "
             "slowdown (= != < <= > >=).",
         ),
     ] = None,
@@ -169,16 +174,16 @@ def check(
         typer.Option(
             metavar="A",
             parser=read_path,
-            help="Baseline report: fail if a node left its provider, or on new reasons, copies or bytes.",
+            help="Baseline report: fail on nodes moved off their provider, new reasons, copies or copied bytes.",
         ),
     ] = None,
     max_slowdown: Annotated[
         float | None,
-        typer.Option(help="With --baseline: 0.1 allows 10 % more time per token. Default: any."),
+        typer.Option(help="With --baseline: 0.1 allows 10 % more time per token. Default: no limit."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Hold a report against limits, for CI. Exit code 5 with one line for everything that does not hold."""
+    """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
     from partita.commands import report as verb
     from partita.library.checking import Wanted
 

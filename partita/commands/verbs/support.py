@@ -46,17 +46,17 @@ def support(
             "-e",
             metavar="NAME",
             autocompletion=complete("providers"),
-            help="The provider to ask. Default: the best usable one.",
+            help="Provider to test. Default: the best usable one.",
         ),
     ] = None,
     model: Annotated[
         Path | None,
         typer.Option("--model", metavar="FILE", parser=read_path, help="Only what this ONNX file needs."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="Budget; what is not asked by then is named as untried.")] = 300.0,
+    seconds: Annotated[float, typer.Option(help="Time budget; variants not reached are listed as untried.")] = 300.0,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask CUDA without a GPU; needs --provider cuda.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Test CUDA without a GPU; needs --provider cuda.")] = False,
     device: Annotated[
         str | None, typer.Option(autocompletion=complete("devices"), help="GPU to simulate in the dry run, e.g. h100.")
     ] = None,
@@ -65,7 +65,7 @@ def support(
     html: Annotated[Path | None, _file_option("--html", "one HTML page")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a provider takes, measured on the installed ONNX Runtime: operators, versions, types and forms."""
+    """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
     from partita.commands import support as verb
     from partita.library.supporting import SupportOptions
 

@@ -1,1 +1,1 @@
-"""Why a node is not on the provider its user wanted most: one reason per file, discovered by file name."""
+"""Why a node is not on the preferred provider: one reason per file, discovered by file name."""

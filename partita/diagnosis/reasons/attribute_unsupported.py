@@ -1,4 +1,4 @@
-"""The wanted provider has the operator, but not as this node uses it."""
+"""The preferred provider has the operator, but not as this node uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wanted provider started to work and found no device."""
+"""The preferred provider started to work and found no device."""
 
 from __future__ import annotations
 

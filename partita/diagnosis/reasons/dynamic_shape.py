@@ -1,4 +1,4 @@
-"""The wanted provider takes the node only when its sizes are fixed."""
+"""The preferred provider takes the node only when its sizes are fixed."""
 
 from __future__ import annotations
 

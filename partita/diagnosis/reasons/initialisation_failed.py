@@ -1,4 +1,4 @@
-"""The wanted provider could not start, for a reason that no pattern knows."""
+"""The preferred provider could not start, for a reason that no pattern knows."""
 
 from __future__ import annotations
 

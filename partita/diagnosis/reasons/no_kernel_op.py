@@ -1,4 +1,4 @@
-"""The wanted provider has no kernel for the operator, whatever its types, version and attributes."""
+"""The preferred provider has no kernel for the operator, whatever its types, version and attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wanted provider has the operator, but not for the types of this node."""
+"""The preferred provider has the operator, but not for the types of this node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wanted provider has the operator, but not as this version of the operator set defines it."""
+"""The preferred provider has the operator, but not as this version of the operator set defines it."""
 
 from __future__ import annotations
 

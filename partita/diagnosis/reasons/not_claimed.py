@@ -1,4 +1,4 @@
-"""The wanted provider can run the node, and did not take it in this graph."""
+"""The preferred provider can run the node, and did not take it in this graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wanted provider is not part of the installed ONNX Runtime."""
+"""The preferred provider is not part of the installed ONNX Runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wanted provider takes the node, unchanged, under another value of one of its options."""
+"""The preferred provider takes the node, unchanged, under another value of one of its options."""
 
 from __future__ import annotations
 

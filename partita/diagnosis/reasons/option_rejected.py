@@ -1,4 +1,4 @@
-"""The wanted provider does not take an option as it was given."""
+"""The preferred provider does not take an option as it was given."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ ESTIMATE = re.compile(r"Resource estimation for EP '(?P<provider>[^']+)'.*total 
 
 
 def find(context: Context) -> Iterator[Finding]:
-    """A line that says where the budget ended; or there is a budget, and nothing else in the way.
+    """A line that says where the budget ended; or there is a budget, and no other cause.
 
-    Nothing else is in the way when the provider takes the node alone, without a budget.
+    There is no other cause when the provider claims the node in isolation, without a budget.
     """
     yield from lines(context, "over_budget")
     taken = next((shown for shown in conclusions(context.probe) if shown.accepted), None)

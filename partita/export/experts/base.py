@@ -24,7 +24,7 @@ class Experts:
 
     name: str
     up: torch.Tensor
-    """[E, F, H]: gate and up projections one after the other or taking turns, as `activate` wants them."""
+    """[E, F, H]: gate and up projections one after the other or interleaved, as `activate` wants them."""
     down: torch.Tensor
     """[E, I, H]."""
     up_bias: torch.Tensor | None

@@ -9,7 +9,7 @@ logarithms of a router's weights it thus arrives at these weights over their sum
 multiplied on afterwards. Logarithms are taken relative to the largest weight of a token, so that float16 is exact where
 it matters. An expert that is not chosen gets a logarithm whose exponential is 1e-20.
 
-As run with ONNX Runtime 1.31.1 on its CPU provider: fc3 is not implemented; swiglu only with gate and up taking turns
+As run with ONNX Runtime 1.31.1 on its CPU provider: fc3 is not implemented; swiglu only with gate and up interleaved
 (swiglu_fusion=1); its alpha, beta and limit, biases, relu, silu, identity and gelu (by tanh) are right in float32 and
 float16. Without normalize_routing_weights a float16 node gives zeros. There is no bfloat16 kernel on the CPU.
 """

@@ -33,7 +33,7 @@ class Gate:
     beta: float = 0.0
     limit: float = math.inf
     halves: bool = False
-    """True when the gates come first and then the ups, False when they take turns (or there is no gate)."""
+    """True when the gates come first and then the ups, False when they are interleaved (or there is no gate)."""
 
     def attributes(self) -> dict[str, Any]:
         """What the MoE operator is told of the gate, by attribute."""

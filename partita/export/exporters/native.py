@@ -51,7 +51,7 @@ class Traces:
         return made
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
-        """Do not try a way again."""
+        """Rule out the way that made `tried`."""
         self.choosing.set_aside(self.tried[tried.label], detail, ran=ran)
 
     def left_out(self) -> list[str]:
@@ -59,7 +59,7 @@ class Traces:
         return self.choosing.left_out()
 
     def reason(self, taken: Exported) -> str:
-        """Why it is this way."""
+        """Why attention and cache of `taken` are written as they are, in one sentence."""
         return self.choosing.reason(self.tried[taken.label])
 
     def record(self, result: Verification | None) -> TargetRecord | None:

@@ -41,7 +41,7 @@ UNTIMED = "-: a size that depends on values."
 
 
 def section(report: Report) -> Section | None:
-    """None when no node is known."""
+    """Copies between devices, by family and one by one; None when no node is known."""
     placed = placements(report)
     if not placed:
         return None

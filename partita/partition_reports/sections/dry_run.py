@@ -1,4 +1,4 @@
-"""What a dry run played: the device, what is not real, and whether CUDA graphs would be captured."""
+"""What a dry run simulated: the device, what is not real, and whether CUDA graphs would be captured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED = 6
 
 
 def section(report: Report) -> Section | None:
-    """None when the device was real."""
+    """The simulated device and what blocks CUDA graphs there; None when the device was real."""
     played = report.dry_run
     if played is None:
         return None
@@ -21,7 +21,7 @@ def section(report: Report) -> Section | None:
 
 
 def _device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The device that was played, and what is therefore not real."""
+    """The device that was simulated, and what is therefore not real."""
     about = (
         f"{played.device_name} ({played.device}): compute capability {played.compute_capability}, "
         f"{human_bytes(played.memory_bytes)}, {plural(played.multiprocessors, 'multiprocessor')}"
@@ -35,7 +35,7 @@ def _device(played: DryRunFacts) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _capture(verdict: GraphCapture) -> Group:
-    """Whether a session would be captured, and what stands in the way."""
+    """Whether a session would be captured, and which nodes block it."""
     answer = "would be accepted" if verdict.accepted else "REFUSED"
     blocks: list[Block] = [Line(verdict.evidence, "evidence")]
     reasons: dict[str, list[BlockingNode]] = {}
@@ -46,11 +46,11 @@ def _capture(verdict: GraphCapture) -> Group:
         for node in nodes:
             counts[node.op_type or "unknown"] = counts.get(node.op_type or "unknown", 0) + 1
         on = listing(dict.fromkeys(node.provider for node in nodes))
-        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {why}", "in the way"))
+        blocks.append(Line(f"{plural(len(nodes), 'node')} on {on} ({tally(counts)}): {why}", "blocks capture"))
         blocks.append(Line(name_families((node.node for node in nodes), NAMED), "nodes"))
     if verdict.blocking:
         rows = [(node.node, node.op_type or "unknown", node.provider, node.why) for node in verdict.blocking]
-        heads = [words(title) for title in ("node", "operator", "on", "why it stands in the way")]
-        title = f"{plural(len(rows), 'node')} in the way of the CUDA graph of {verdict.file}"
+        heads = [words(title) for title in ("node", "operator", "on", "reason")]
+        title = f"{plural(len(rows), 'node')} that block the CUDA graph of {verdict.file}"
         blocks.append(Fold(title, (table(title, heads, rows),)))
     return Group(f"CUDA graph capture of {verdict.file}: {answer}", tuple(blocks))

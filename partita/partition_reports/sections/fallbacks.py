@@ -73,7 +73,7 @@ def _say_none(report: Report) -> str:
     """A report without a fallback."""
     if used_phases(report):
         return f"None: every node is on {wanted_of(report)}, the first provider of the chain."
-    return "None: no node is left to run." if is_folded(report) else "No node is known."
+    return "None: ONNX Runtime folded the whole graph at load time." if is_folded(report) else "No node is known."
 
 
 def by_reason(report: Report) -> list[tuple[GroupKey, list[Fallback]]]:
@@ -198,7 +198,7 @@ class Writer:
         phase = self.phases.get(entries[0].phase)
         costs = [entry.cost for entry in entries if entry.cost is not None]
         if phase is None or not costs:
-            return Line("not known: these nodes are in no figure of a phase", "cost")
+            return Line("not known: these nodes are not counted in any phase", "cost")
         return Line(say_cost(costs, phase), f"cost{in_phases([phase.name])}")
 
     def finding(
@@ -348,7 +348,7 @@ def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:
 def _cost_cells(cost: FallbackCost | None) -> tuple[str, str, str, str, str]:
     """Time, copies, bytes, and whether it is harmless."""
     if cost is None:
-        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not in the figures of a phase")
+        return (NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, "not counted in any phase")
     size = human_bytes(cost.copy_bytes_per_run) if cost.copies else NOT_KNOWN
     return (decimals(cost.host_us_per_run, 1e-3), str(len(cost.copies)), size, HARMLESS[cost.harmless], cost.why)
 

@@ -148,7 +148,7 @@ def _say_headline(report: Report, name: StateName) -> str:
     wanted = short_provider(wanted_of(report))
     ran = "ran" if is_timed(report) else "would run"
     if name == "empty":
-        return "No node is left to run: ONNX Runtime removed all of them as it loaded the file"
+        return "ONNX Runtime folded the whole graph at load time; nothing executes"
     if name == "nothing":
         return "No node is known to have run"
     if name == "refused":
@@ -246,7 +246,7 @@ def _answer_where(report: Report) -> Answer:
 def _no_node(report: Report, question: str, more: str) -> Answer:
     """The answer where no node runs, or none is known to."""
     if is_folded(report):
-        return Answer(question, "nothing left", ("No node is left to run.",), more)
+        return Answer(question, "nothing left", ("ONNX Runtime folded the whole graph at load time.",), more)
     return Answer(question, "not known", ("No node is known.",), more)
 
 
@@ -360,7 +360,7 @@ def _answer_do(report: Report) -> Answer:
     if not missing and state == "all":
         return Answer(question, "nothing", ("Everything ran where you asked.",), more)
     if not missing and state == "empty":
-        return Answer(question, "nothing", ("No node is left to run.",), more)
+        return Answer(question, "nothing", ("ONNX Runtime folded the whole graph at load time.",), more)
     if not missing and state == "nearly":
         return Answer(question, "nothing", ("What ran elsewhere costs next to nothing.",), more)
     action = next(top_actions(report, groups), None)

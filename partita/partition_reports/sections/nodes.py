@@ -18,7 +18,7 @@ NAMED = 8
 
 
 def section(report: Report) -> Section | None:
-    """None when no node is known; else everything is folded away."""
+    """Every node in execution order, folded; None when no node is known."""
     folds = tuple(
         Fold(
             f"All {len(phases[-1].nodes):,} nodes{in_phases(phase.name for phase in phases)}",

@@ -19,7 +19,7 @@ from partita.partition_reports.sections.shared import best_observed, in_bytes, p
 
 
 def section(report: Report) -> Section | None:
-    """None when no partition is known."""
+    """Partitions per provider and the tensors at their borders; None when no partition is known."""
     blocks: list[Block] = []
     for phases in placements(report):
         phase = best_observed(phases)

@@ -27,7 +27,7 @@ NAMED = 8
 
 
 def section(report: Report) -> Section | None:
-    """None when no node is known."""
+    """Nodes, and time where it is known, by provider, operator and module; None when no node is known."""
     phases = used_phases(report)
     if not phases:
         return None

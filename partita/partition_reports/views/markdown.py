@@ -1,4 +1,4 @@
-"""The report as GitHub Markdown, for a comment of CI or a pull request: the answer first, the rest folded.
+"""The report as GitHub Markdown, for CI job summaries and pull request comments: the answer first, the rest folded.
 
 Names and log lines of a model come into a comment that others read: they can neither format it, link, mention anybody,
 nor end the table that they are in.

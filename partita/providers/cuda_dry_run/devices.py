@@ -1,4 +1,4 @@
-"""Device profiles: the figures of real GPUs that the stand-in CUDA library answers with.
+"""Device profiles: the figures of real GPUs that the stub CUDA library answers with.
 
 Figures that follow from the compute capability stand in one table, after the table "Technical Specifications per
 Compute Capability" of NVIDIA's CUDA C++ Programming Guide 13.0. The others are those of NVIDIA's data sheets and

@@ -1,7 +1,7 @@
-"""Stand-in CUDA libraries: built once per CUDA provider library, kept in the user's cache, loaded in a child process.
+"""Stub CUDA libraries: built once per CUDA provider library, kept in the user's cache, loaded in a child process.
 
 The parent calls `prepare`, and starts a child with `child_environment`. The child calls `ensure_child` before it opens
-a session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stand-in.
+a session, so that a dry run never uses a real GPU; a real run calls `ensure_real`, so that it never uses a stub.
 Which functions there are is in `symbols.py`, what they do in the C files of `standins/`.
 """
 
@@ -31,9 +31,9 @@ from partita.providers.cuda_dry_run.symbols import COMMON, CUDA_MAJOR, LIBRARIES
 
 PROVIDER_LIBRARY = "libonnxruntime_providers_cuda.so"
 CUDA_VERSION = CUDA_MAJOR * 1000
-"""What the stand-ins answer as version of runtime and driver, in CUDA's own notation: 13000 is 13.0."""
+"""What the stubs answer as version of runtime and driver, in CUDA's own notation: 13000 is 13.0."""
 MARKER = "partita_standin_version"
-"""Function that every stand-in has and no library of NVIDIA: the name of its build."""
+"""Function that every stub has and no library of NVIDIA: the name of its build."""
 BUILD_VARIABLE = PREFIX + "BUILD"
 RECORD = "standins.json"
 UNFINISHED = ".building-"
@@ -47,11 +47,11 @@ FLAGS = ("-std=c11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Stand-in libraries on disk."""
+    """Stub libraries on disk."""
 
     folder: Path
     build: str
-    """Name of the build: it stands for the provider library's bytes and the stand-ins' source."""
+    """Name of the build: it stands for the provider library's bytes and the stubs' source."""
     cuda_version: str
     """CUDA version that they report, e.g. 13.0."""
     libraries: tuple[str, ...]
@@ -80,11 +80,11 @@ def provider_library() -> Path:
 
 
 def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
-    """Return stand-ins for everything that `provider_library` asks of CUDA, building them unless they are in the cache.
+    """Return stubs for everything that `provider_library` asks of CUDA, building them unless they are in the cache.
 
     `cache` is the folder to keep builds in, `default_cache` unless given. Two processes may call this at once.
     Raises ProviderError when this is not Linux on x86-64, the library is missing, built for another CUDA or wants
-    functions that no stand-in has, pyelftools or a C compiler is missing, or the cache cannot be written.
+    functions that no stub has, pyelftools or a C compiler is missing, or the cache cannot be written.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise ProviderError(f"the dry run needs Linux on x86-64; this is {sys.platform} on {platform.machine()}")
@@ -112,7 +112,7 @@ def prepare(provider_library: Path, *, cache: Path | None = None) -> StandIns:
 def _build_all(
     folder: Path, wanted: Mapping[str, Mapping[str, str | None]], sources: Mapping[str, str], compiler: list[str]
 ) -> None:
-    """Build every stand-in in a folder beside `folder`, and give that its name when all are there."""
+    """Build every stub in a folder beside `folder`, and give that its name when all are there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _remove_unfinished(folder.parent)
     unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder.parent))
@@ -141,11 +141,11 @@ def child_environment(stand_ins: StandIns, device: Device, base: Mapping[str, st
 
 
 def ensure_child() -> str:
-    """Prove that CUDA in this process is the stand-ins that the parent meant, and return the name of their build.
+    """Prove that CUDA in this process is the stubs that the parent meant, and return the name of their build.
 
-    To be called in the child before it opens a session: it loads every stand-in, so that nothing else takes its place
+    To be called in the child before it opens a session: it loads every stub, so that nothing else takes its place
     later. Raises ProviderError when the process was not started with `child_environment`, or some library is not a
-    stand-in of that build.
+    stub of that build.
     """
     expected = os.environ.get(BUILD_VARIABLE)
     if not expected:
@@ -164,7 +164,7 @@ def ensure_child() -> str:
 
 
 def ensure_real() -> None:
-    """Prove that no stand-in is loaded in this process, or would be.
+    """Prove that no stub is loaded in this process, or would be.
 
     For a run on a real GPU, after its session was opened. Raises ProviderError.
     """
@@ -178,7 +178,7 @@ def ensure_real() -> None:
 
 
 def _marker(library: ctypes.CDLL) -> str | None:
-    """Name of the build of a loaded library; None when it is not a stand-in."""
+    """Name of the build of a loaded library; None when it is not a stub."""
     try:
         function = getattr(library, MARKER)
     except AttributeError:
@@ -188,7 +188,7 @@ def _marker(library: ctypes.CDLL) -> str | None:
 
 
 def _marker_if_loaded(soname: str) -> str | None:
-    """Name of the build of `soname` as this process has loaded it; None when it has not, or it is not a stand-in."""
+    """Name of the build of `soname` as this process has loaded it; None when it has not, or it is not a stub."""
     try:
         return _marker(ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
     except OSError:
@@ -237,7 +237,7 @@ def _loadable(cache: Path) -> Path:
 
 
 def _c_source(library: Library) -> str:
-    """Complete C text of one stand-in."""
+    """Complete C text of one stub."""
     parts = [f'#line 1 "{COMMON}"', c_text(COMMON)]
     if library.source:
         parts += [f'#line 1 "{library.source}"', library.code()]
@@ -284,7 +284,7 @@ def _find_compiler() -> list[str]:
 def _compile_library(
     folder: Path, soname: str, source: str, symbols: Mapping[str, str | None], build: str, compiler: list[str]
 ) -> None:
-    """Build one stand-in in `folder`. Raises ProviderError with the compiler's first complaint."""
+    """Build one stub in `folder`. Raises ProviderError with the compiler's first complaint."""
     text, script = folder / "source.c", folder / "versions.map"
     text.write_text(source, encoding="utf-8")
     script.write_text(_version_script(symbols), encoding="utf-8")
@@ -346,7 +346,7 @@ def write_record(folder: Path, build: str, symbols: int) -> None:
 
 
 def _stored(folder: Path, *, built: bool = False) -> StandIns | None:
-    """The stand-ins in `folder`; None when it is missing, or not as it was written."""
+    """The stubs in `folder`; None when it is missing, or not as it was written."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         files, symbols = dict(record["files"]), int(record["symbols"])

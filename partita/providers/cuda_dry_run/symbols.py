@@ -1,4 +1,4 @@
-"""Which functions of the CUDA libraries the stand-ins have, and which the installed CUDA provider wants.
+"""Which functions of the CUDA libraries the stubs have, and which the installed CUDA provider wants.
 
 The table has three parts: functions that are implemented (they begin with `API` in the C files of `standins/`),
 functions that may do nothing (`LIBRARIES`, each group with its reason), and everything else, which is an error: a
@@ -59,7 +59,7 @@ class Library:
         return tuple(name for _, names in self.harmless for name in names)
 
     def names(self) -> frozenset[str]:
-        """Every function this stand-in has."""
+        """Every function this stub has."""
         return frozenset(DEFINITION.findall(self.code())) | frozenset(self.harmless_names())
 
 
@@ -244,7 +244,7 @@ def section(file: Any, library: Path, name: str) -> Any:
 
 
 def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
-    """Symbols that each stand-in must export, by soname: name -> version, None for no version.
+    """Symbols that each stub must export, by soname: name -> version, None for no version.
 
     `build` names the provider library in messages. Raises ProviderError when the provider was built for another CUDA,
     or wants a library or a function that the table does not have.
@@ -273,7 +273,7 @@ def exports(wanted: Wanted, build: str) -> dict[str, dict[str, str | None]]:
 
 
 def _unknown_libraries(sonames: list[str], build: str) -> str:
-    """One line on CUDA libraries that have no stand-in."""
+    """One line on CUDA libraries that have no stub."""
     stems = {library.stem for library in LIBRARIES}
     if any(soname.partition(".so")[0] in stems for soname in sonames):
         return (

@@ -36,7 +36,7 @@ class Observer(Protocol):
         """A generation begins with prompts of these lengths."""
 
     def on_step(self, step: Step) -> None:
-        """A step was made."""
+        """Called after each session run, with its rows, tokens and times."""
 
 
 @dataclass

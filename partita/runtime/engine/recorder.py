@@ -54,5 +54,5 @@ class Recorder:
         self.prompt_tokens = max(lengths, default=0)
 
     def on_step(self, step: Step) -> None:
-        """A step was made."""
+        """Append a step to those of this generation."""
         self.steps.append(step)

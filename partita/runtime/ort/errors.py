@@ -43,10 +43,11 @@ OTHER_PRECISION = Remedy(
 ON_CPU = Remedy("try the CPU provider", options=("--provider", "cpu"))
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")
 SMALLER = Remedy(
-    "free some, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
+    "free memory, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
 )
 SHORTER = Remedy(
-    "free some, or export a shorter one", ("partita", "export", "CHECKPOINT", "OUT", "--max-length", "512")
+    "free memory, or export with a smaller maximum length",
+    ("partita", "export", "CHECKPOINT", "OUT", "--max-length", "512"),
 )
 CHECK_MODEL = Remedy("check the model")
 AGAIN = Remedy("export the checkpoint again, and if that does not help, report it with the package's manifest")

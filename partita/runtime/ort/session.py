@@ -296,7 +296,7 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
     captured, began = Captured(), time.perf_counter()
     try:
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
-            preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stand-ins
+            preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stubs
         options = _session_options(folder, active, opening, path.parent)
         with captured_output() as captured:
             try:

@@ -47,11 +47,11 @@ class Cache:
         self.new: dict[str, Known] = {}
 
     def get(self, key: str) -> Known | None:
-        """A known answer."""
+        """The answer stored under `key`, of this run or an earlier one; None when there is none."""
         return self.new.get(key) or self.answers.get(key)
 
     def put(self, key: str, outcome: Outcome, said: str, *, unfolded: bool = False) -> None:
-        """Remember an answer."""
+        """Keep an answer in memory; `save` writes it to disk."""
         self.new[key] = Known(outcome, said, unfolded)
 
     def save(self) -> None:
@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Known]:
 
 
 def cache_for(resolution: Resolution, environment: Mapping[str, str] | None = None) -> Cache:
-    """The cache of one provider on this machine, or on the device that a dry run plays.
+    """The cache of one provider on this machine, or on the device that a dry run simulates.
 
     `environment`: that of the processes which are asked; None for our own.
     """

@@ -47,13 +47,13 @@ ABOUT_COMPANY = re.compile(rf"`{COMPANY}\d*`")
 """A complaint about a node beside the one that is tried, as QNN words it."""
 STARTUP = "start"
 CAST = "InsertedPrecisionFreeCast"
-AS_FUNCTION = "only as the nodes of its function body"
 """Part of the name of casts that ONNX Runtime inserts around kernels of another type."""
+AS_FUNCTION = "only as the nodes of its function body"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of one model."""
+    """Outcome of one model in this process, to be written as a line for the parent."""
 
     outcome: Outcome
     said: str
@@ -227,7 +227,10 @@ def _left_to_cpu(session: Session, compiles: bool, name: str) -> str | None:
     if CPU in listed.values():
         return ""
     if any(CAST in node for node in planned):
-        return "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU lacks the type, too"
+        return (
+            "the CPU provider runs it, between casts that ONNX Runtime inserts because the CPU provider has no kernel "
+            "for the type either"
+        )
     return "it is not among the nodes that the provider claims" if compiles and NODE in planned else None
 
 

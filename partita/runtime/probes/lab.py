@@ -33,7 +33,7 @@ START_SECONDS = 60.0
 MODEL_SECONDS = 20.0
 PATIENCE = 3.0
 """How much longer a model that was late gets when it is tried again, last of all: a slow machine is no hang."""
-BUDGET = "the time for experiments ran out (--probe-seconds)"
+BUDGET = "probing budget exhausted (--probe-seconds)"
 LEAST_SECONDS = 0.5
 """With less left, no child is started."""
 START_FILE = "start.onnx"
@@ -42,7 +42,7 @@ LONGEST_SAID = 600
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one model."""
+    """Outcome of one experiment: a model, opened by the provider in a child process, or known from the cache."""
 
     outcome: Outcome
     said: str
@@ -243,4 +243,4 @@ def _why_unusable(outcome: ChildOutcome, path: Path) -> str:
     if not told and _late_with_one(outcome):
         told = f"the provider did not start within {START_SECONDS:g} s in the process of the experiments"
     last = f"; its last output: {cut(outcome.log[-1], LONGEST_SAID)}" if outcome.log else ""
-    return told or f"the process of the experiments {outcome.ended or 'said nothing'} while it started{last}"
+    return told or f"the process of the experiments {outcome.ended or 'gave no output'} while it started{last}"

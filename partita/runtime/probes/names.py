@@ -19,7 +19,7 @@ OwnNames = Callable[[Collection[str]], Mapping[str, str]]
 
 
 def _unchanged(own: Collection[str]) -> Mapping[str, str]:
-    """The names that they have."""
+    """Every tensor of a body keeps its name."""
     return {name: name for name in own}
 
 
@@ -66,7 +66,7 @@ def free_names(prefix: str, taken: Collection[str]) -> Iterator[str]:
 
 
 def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A copy that can be changed."""
+    """A deep copy, so that changes do not reach the graph."""
     import onnx
 
     copy = onnx.NodeProto()

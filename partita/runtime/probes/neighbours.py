@@ -68,7 +68,7 @@ def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
 
 
 def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | None:
-    """The nodes as a model in which all but this one are company; None where a type is not known."""
+    """The nodes as a model in which all but this one are neighbours; None where a type is not known."""
     wanted = set(chosen)
     try:
         model = part_model(graph, [node.name for node in graph.proto.graph.node if node.name in wanted], fixed=False)

@@ -178,7 +178,7 @@ def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
 
 
 def copy_attribute(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
-    """A copy that can be changed."""
+    """A deep copy, so that changes do not reach the node."""
     import onnx
 
     copy = onnx.AttributeProto()

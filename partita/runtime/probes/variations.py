@@ -19,12 +19,12 @@ COMPANY = "the nodes around it"
 
 
 def as_it_is(case: Case) -> Variation:
-    """Nothing changed."""
+    """The node unchanged, which every experiment is compared with."""
     return Variation(AS_IS, "", case)
 
 
 def single(case: Case) -> tuple[Variation, ...]:
-    """Every variation in one factor."""
+    """Variations in which one factor differs and all others are unchanged."""
     return tuple(variation for factor in factors() for variation in made(case, factor.vary(case)))
 
 

@@ -90,7 +90,7 @@ class LiveChild:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise self.give_up(f"said what is no answer: {line[:SAID].strip()!r}")
+            raise self.give_up(f"sent an unexpected response: {line[:SAID].strip()!r}")
         return answer
 
     def give_up(self, why: str) -> ChildLostError:

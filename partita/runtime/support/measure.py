@@ -115,7 +115,7 @@ def _ended(outcome: ChildOutcome) -> str:
     if outcome.signal is not None and outcome.signal == getattr(signal, "SIGALRM", None):
         return f"gave no answer within {SESSION_SECONDS:g} s"
     last = f"; its last output: {cut(outcome.log[-1], LONGEST)}" if outcome.log else ""
-    return f"{outcome.ended or 'said nothing'}{last}"
+    return f"{outcome.ended or 'gave no output'}{last}"
 
 
 def read_measured(lines: Sequence[Mapping[str, Any]], seconds: float, unusable: str, *, interrupted: bool) -> Measured:

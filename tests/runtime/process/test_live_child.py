@@ -44,8 +44,8 @@ def test_it_answers_as_often_as_it_is_asked(child):
     [
         ("print('so it goes', file=sys.stderr); os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
         ("print('so', file=sys.stderr); sys.stderr.flush(); os._exit(7)", "ended with exit code 7; last line: so"),
-        ("print('hello', flush=True)", "said what is no answer: 'hello'"),
-        ("print('[1]', flush=True)", "said what is no answer"),
+        ("print('hello', flush=True)", "sent an unexpected response: 'hello'"),
+        ("print('[1]', flush=True)", "sent an unexpected response"),
         ("time.sleep(60)", "gave no answer within 2 s"),
     ],
 )
