@@ -30,7 +30,19 @@ MARKUP = re.compile(r"[<>\\]|\(\?|^\s*(import|from) ")
 VOWELS = "aeiou"
 PATTERN_CALLS = frozenset({"compile", "search", "match", "fullmatch", "sub", "findall", "finditer", "LogPattern"})
 ROOMS = (
-    *("observations", "diagnosis", "partition_reports", "providers", "runtime", "library", "commands", "bench"),
+    *(
+        "observations",
+        "diagnosis",
+        "partition_reports",
+        "diff",
+        "explain",
+        "check",
+        "providers",
+        "runtime",
+        "library",
+        "commands",
+        "bench",
+    ),
     *(
         "support",
         "machine",
@@ -126,12 +138,12 @@ def masked(value: object) -> object:
 
 def decisions() -> dict[str, object]:
     """What is decided about recorded and hand-made runs: every field of the records that is no sentence."""
+    from partita.check.gate import Gate, check
+    from partita.check.limits import Limits
     from partita.diagnosis.precedence import explain
     from partita.diagnosis.reasons.base import load_reasons
-    from partita.partition_reports.check.gate import Gate, check
-    from partita.partition_reports.check.limits import Limits
-    from partita.partition_reports.diff.compare import compare
-    from partita.partition_reports.explain.node_explanation import find
+    from partita.diff.compare import compare
+    from partita.explain.node_explanation import find
     from tests.partition_reports.reports import REPORTS
 
     reports = {name: make() for name, make in REPORTS.items()}

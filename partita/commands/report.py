@@ -86,8 +86,8 @@ def _write_record(record: Record) -> None:
 
 def explain(file: Path, node: str, *, as_json: bool) -> None:
     """Show everything about one node. Raises UsageError when `node` fits none or several, which are listed first."""
-    from partita.partition_reports.explain import node_explanation
-    from partita.partition_reports.explain.views import text as view
+    from partita.explain import node_explanation
+    from partita.explain.views import text as view
 
     found = node_explanation.find(storage.read(file), node)
     if as_json:
@@ -104,8 +104,8 @@ def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bo
     """Show what is different in `after`, and return the exit code."""
     if before == after == storage.STDIN:
         raise UsageError("both reports cannot come from stdin; name a file for one of them")
-    from partita.partition_reports.diff.compare import compare
-    from partita.partition_reports.diff.views import text as view
+    from partita.diff.compare import compare
+    from partita.diff.views import text as view
 
     found = compare(storage.read(before), storage.read(after), names=(str(before), str(after)))
     if found.unrelated and not force:
@@ -121,9 +121,9 @@ def diff(before: Path, after: Path, *, as_json: bool, force: bool, exit_code: bo
 
 def check(file: Path, wanted: Wanted, baseline: Path | None, *, as_json: bool) -> None:
     """Hold a report against what is wanted of it. Raises ReportCheckError after showing what does not hold."""
+    from partita.check import gate
+    from partita.check.views import text as view
     from partita.library.checking import gate_of, vocabulary
-    from partita.partition_reports.check import gate
-    from partita.partition_reports.check.views import text as view
 
     report = storage.read(file)
     asked = gate_of(wanted, vocabulary(report), baseline=baseline is not None)

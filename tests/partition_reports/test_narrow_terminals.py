@@ -16,17 +16,17 @@ from rich.console import Console
 from partita.bench.records import Bench
 from partita.bench.views import text as bench_view
 from partita.bench.words import give_verdict
+from partita.check import gate
+from partita.check.limits import Limits
+from partita.check.views import text as check_view
 from partita.commands.refusal import render_refusal
 from partita.diagnosis.refusal import refused_nodes
+from partita.diff.compare import compare
+from partita.diff.views import text as diff
+from partita.explain.node_explanation import Explanation, Matches, find
+from partita.explain.views import text as explain
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.machine.views import text as machine_view
-from partita.partition_reports.check import gate
-from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.check.views import text as check_view
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.diff.views import text as diff
-from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
-from partita.partition_reports.explain.views import text as explain
 from partita.partition_reports.views import brief, text
 from partita.runtime.refused import rows_of
 from tests.bench import test_contenders

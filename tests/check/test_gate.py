@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import typer.main
 
+from partita.check.compared import Beside
+from partita.check.finding import find
+from partita.check.gate import Gate, check
+from partita.check.limits import Limits
+from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
-from partita.partition_reports.check.compared import Beside
-from partita.partition_reports.check.finding import find
-from partita.partition_reports.check.gate import Gate, check
-from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.partition_reports.records import Bodies, Cache, CacheState
 from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from partita.diagnosis.records import FallbackCost, Trial
+from partita.explain.node_explanation import Explanation, Matches, find
+from partita.explain.views import text as view
 from partita.observations.records import Probing
-from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
-from partita.partition_reports.explain.views import text as view
 from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
 from tests.partition_reports.samples import CPU, GPU

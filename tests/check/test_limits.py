@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from partita.check.limits import Limits, check_limits, exceeded
 from partita.errors import UsageError
-from partita.partition_reports.check.limits import Limits, check_limits, exceeded
 from partita.partition_reports.verdict import give_verdict
 from partita.partition_reports.views.text import VIEW
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of
@@ -82,7 +82,7 @@ def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():
 
 
 def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
-    report = report_of(mixed_facts(), GPU_CHAIN, limits=Limits(0))
+    report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded(made, Limits(0)))
     assert len(report.exceeded) == 1
     assert "1 limit EXCEEDED" in give_verdict(report)
     assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in VIEW.to_text(report)

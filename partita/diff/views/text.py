@@ -8,9 +8,17 @@ from itertools import groupby
 
 from rich.console import Console
 
-from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, name_some, plural, tally
-from partita.partition_reports.diff.headline import provider
-from partita.partition_reports.diff.records import CopyChange, Figure, NodeChange, ReasonChange, ReportDiff
+from partita.diff.records import CopyChange, Figure, NodeChange, ReasonChange, ReportDiff
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    listing,
+    name_some,
+    named_provider,
+    plural,
+    tally,
+)
 from partita.partition_reports.render.terminal import BOLD, DIM, Page, terminal_view
 from partita.partition_reports.sections.model import Column
 
@@ -36,9 +44,11 @@ def render(diff: ReportDiff, console: Console) -> None:
     page.line(diff.headline, indent=0, style=BOLD)
     _show_sides(page, diff)
     _show_changes(page, diff)
-    _show_nodes(page, "Moved", diff.moved, lambda node: f"{provider(node.before)} -> {provider(node.after)}")
-    _show_nodes(page, "Added", diff.came, lambda node: f"on {provider(node.after)}")
-    _show_nodes(page, "Removed", diff.gone, lambda node: f"was on {provider(node.before)}")
+    _show_nodes(
+        page, "Moved", diff.moved, lambda node: f"{named_provider(node.before)} -> {named_provider(node.after)}"
+    )
+    _show_nodes(page, "Added", diff.came, lambda node: f"on {named_provider(node.after)}")
+    _show_nodes(page, "Removed", diff.gone, lambda node: f"was on {named_provider(node.before)}")
     _show_other_names(page, diff)
     _show_reasons(page, diff.reasons)
     _show_copies(page, diff.copies)
@@ -155,13 +165,13 @@ def _show_reasons(page: Page, changes: Sequence[ReasonChange]) -> None:
 
 
 def _say_reason(change: ReasonChange) -> str:
-    about = f"why not {provider(change.skipped)}: " if change.skipped else ""
+    about = f"why not {named_provider(change.skipped)}: " if change.skipped else ""
     before, after = change.before or "unknown", change.after or "unknown"
     if change.change == "changed":
-        return f"{about}{before} -> {after}, on {provider(change.provider)}"
+        return f"{about}{before} -> {after}, on {named_provider(change.provider)}"
     if change.change == "gone":
         return f"{about}no longer {before}"
-    return f"{about}new: {after}, on {provider(change.provider)}"
+    return f"{about}new: {after}, on {named_provider(change.provider)}"
 
 
 def _show_copies(page: Page, changes: Sequence[CopyChange]) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
+from partita.check.compared import Beside
+from partita.check.finding import find
+from partita.check.limits import Limits
+from partita.check.requirements import Requirement, short_form
 from partita.observations.records import Record
-from partita.partition_reports.check.compared import Beside
-from partita.partition_reports.check.finding import find
-from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.check.requirements import Requirement, short_form
 from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import Report
 from partita.spelling import spelled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from partita.diff.records import Change
 from partita.observations.text_format import short_provider
-from partita.partition_reports.diff.records import Change
 from partita.partition_reports.records import Report
 from partita.partition_reports.summary import in_place
 from partita.partition_reports.verdict import say_cache

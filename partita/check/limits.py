@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from partita.check.finding import find
+from partita.check.requirements import Requirement, short_form
 from partita.errors import UsageError
 from partita.observations.names import CPU
-from partita.partition_reports.check.finding import find
-from partita.partition_reports.check.requirements import Requirement, short_form
 from partita.partition_reports.records import Report
 from partita.spelling import flag_of, spelled
 

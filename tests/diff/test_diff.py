@@ -8,10 +8,10 @@ import json
 import pytest
 from rich.console import Console
 
+from partita.diff import context_diff
+from partita.diff.compare import compare
+from partita.diff.views import text as view
 from partita.observations.records import InstalledWheel
-from partita.partition_reports.diff import context_diff
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.diff.views import text as view
 from tests.partition_reports.changed import (
     HARMFUL,
     HOSTILE,

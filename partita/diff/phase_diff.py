@@ -8,9 +8,7 @@ from functools import cached_property
 
 from partita.diagnosis.records import Fallback, Skipped
 from partita.diagnosis.why import passed_over
-from partita.observations.records import PhaseName
-from partita.partition_reports.copies import is_memcpy
-from partita.partition_reports.diff.node_matching import (
+from partita.diff.node_matching import (
     CopyPairs,
     Pairs,
     Unit,
@@ -19,7 +17,9 @@ from partita.partition_reports.diff.node_matching import (
     pair_units,
     units,
 )
-from partita.partition_reports.diff.records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
+from partita.diff.records import CopyChange, Figure, NodeChange, ReasonChange, Refusion
+from partita.observations.records import PhaseName
+from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.records import Copy, Phase, Report
 

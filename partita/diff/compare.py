@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partita.diff.context_diff import changes_around
+from partita.diff.headline import headline
+from partita.diff.phase_diff import BothPhases
+from partita.diff.records import ReportDiff, Side
 from partita.observations.text_format import listing
-from partita.partition_reports.diff.context_diff import changes_around
-from partita.partition_reports.diff.headline import headline
-from partita.partition_reports.diff.phase_diff import BothPhases
-from partita.partition_reports.diff.records import ReportDiff, Side
 from partita.partition_reports.outcome import is_known
 from partita.partition_reports.records import Report
 

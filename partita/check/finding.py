@@ -6,11 +6,9 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from partita.errors import UsageError
-from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
-from partita.partition_reports.check.compared import COMPARED, Beside
-from partita.partition_reports.check.measures import MEASURES, Found
-from partita.partition_reports.check.requirements import (
+from partita.check.compared import COMPARED, Beside
+from partita.check.measures import MEASURES, Found
+from partita.check.requirements import (
     COUNTED,
     LOST,
     MEASURED,
@@ -19,6 +17,8 @@ from partita.partition_reports.check.requirements import (
     Requirement,
     Selector,
 )
+from partita.errors import UsageError
+from partita.observations.text_format import decimals, listing, name_some, plural, short_provider
 from partita.partition_reports.groups import total_us
 from partita.partition_reports.node_keys import stands_for
 from partita.partition_reports.outcome import is_known

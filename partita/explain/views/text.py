@@ -8,10 +8,18 @@ from collections.abc import Callable, Sequence
 from rich.console import Console
 
 from partita.diagnosis.records import Fallback, Skipped, Trial
+from partita.explain.node_explanation import Cause, Explanation, Matches, Place
 from partita.observations.facts import AS_IS, COMBINED, OTHER_FORM
-from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, listing, percent, plural, tally
-from partita.partition_reports.diff.headline import provider as provider_name
-from partita.partition_reports.explain.node_explanation import Cause, Explanation, Matches, Place
+from partita.observations.text_format import (
+    NOT_KNOWN,
+    decimals,
+    human_bytes,
+    listing,
+    named_provider,
+    percent,
+    plural,
+    tally,
+)
 from partita.partition_reports.records import Copy, RejectedPart
 from partita.partition_reports.render.terminal import BOLD, DIM, Page, terminal_view
 from partita.partition_reports.sections.model import Column
@@ -44,7 +52,7 @@ def render_matches(found: Matches, console: Console) -> None:
     phases = list(dict.fromkeys(phase for entry in found.matches for phase in entry.providers))
     rows = []
     for entry in found.matches[:MOST]:
-        where = " / ".join(dict.fromkeys(provider_name(entry.providers.get(phase)) for phase in phases))
+        where = " / ".join(dict.fromkeys(named_provider(entry.providers.get(phase)) for phase in phases))
         rows.append((entry.node, entry.op_type or NOT_KNOWN, where or NOT_KNOWN, entry.reason or ""))
     left = len(found.matches) - MOST
     rest = f"and {plural(left, 'more node')}; --json has all" if left > 0 else ""
@@ -88,10 +96,10 @@ def _by_phase(told: Explanation) -> dict[str, list[Place]]:
 
 def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
     """A node in whose place there are several."""
-    on = Counter(provider_name(place.provider) for place in places)
+    on = Counter(named_provider(place.provider) for place in places)
     why = dict.fromkeys(entry.reason for place in places if (entry := _reason_in(told, place)) is not None)
     where = listing(f"{count} on {provider}" for provider, count in on.items())
-    reasons = f", not on {provider_name(told.wanted)}: {', '.join(why)}," if why else ""
+    reasons = f", not on {named_provider(told.wanted)}: {', '.join(why)}," if why else ""
     return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
 
 
@@ -103,14 +111,14 @@ def _say_place(told: Explanation, place: Place) -> str:
     if place.role == "copy" and place.copy_made is not None:
         made = place.copy_made
         return f"copies {made.tensor or 'an unknown tensor'} {made.direction.replace('_', ' ')}"
-    where = f"{place.op_type or 'unknown operator'} on {provider_name(place.provider)}"
+    where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"
     if place.role == "replaced":
         where = f"not in the plan; fused into {place.node}: {where}"
     if place.role == "body":
         where += " in a control-flow subgraph"
     why = _reason_in(told, place)
     if why is not None:
-        return f"{where}, not on {provider_name(why.wanted)}: {why.reason} ({why.evidence_kind})"
+        return f"{where}, not on {named_provider(why.wanted)}: {why.reason} ({why.evidence_kind})"
     return f"{where}, the preferred provider," if place.provider == told.wanted else where
 
 
@@ -148,7 +156,7 @@ def _show_places(page: Page, told: Explanation) -> None:
         return
     facts: tuple[tuple[str, Callable[[Place], str]], ...] = (
         ("file", lambda place: place.file),
-        ("provider", lambda place: provider_name(place.provider)),
+        ("provider", lambda place: named_provider(place.provider)),
         ("position", lambda place: NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"),
         ("partition", _say_partition),
         ("host ms per run", lambda place: decimals(place.host_us_per_run, 1e-3)),
@@ -174,7 +182,7 @@ def _show_parts(page: Page, told: Explanation) -> None:
     for place in told.places[:MOST]:
         why = _reason_in(told, place)
         position = NOT_KNOWN if place.position is None else f"{place.position} of {place.plan_nodes}"
-        row = (place.node, place.phase, place.op_type or NOT_KNOWN, provider_name(place.provider), position)
+        row = (place.node, place.phase, place.op_type or NOT_KNOWN, named_provider(place.provider), position)
         rows.append((*row, percent(place.time_share), why.reason if why is not None else ""))
     left = len(told.places) - MOST
     page.console.print()
@@ -243,7 +251,7 @@ def _say_why(place: Place) -> str:
 def _say_cause(entry: Cause) -> str:
     """A node, where it is and why."""
     why = f": {entry.reason}" if entry.reason else ""
-    return f"{entry.node} ({entry.op_type or 'unknown'} on {provider_name(entry.provider)}{why})"
+    return f"{entry.node} ({entry.op_type or 'unknown'} on {named_provider(entry.provider)}{why})"
 
 
 def _show_reasons(page: Page, told: Explanation) -> None:
@@ -266,7 +274,7 @@ def _show_reasons(page: Page, told: Explanation) -> None:
             page.pairs([(f"evidence ({skipped.evidence_kind})", skipped.evidence), ("remedy", skipped.remedy)])
             _show_trials(page, skipped, skipped.provider)
     for block in told.graph_capture:
-        page.line(f"CUDA graph capture: {block.why} ({provider_name(block.provider)})")
+        page.line(f"CUDA graph capture: {block.why} ({named_provider(block.provider)})")
 
 
 def _say_cost(entry: Fallback) -> str:

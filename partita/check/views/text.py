@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from partita.check.gate import GateResult
 from partita.observations.text_format import plural
-from partita.partition_reports.check.gate import GateResult
 from partita.partition_reports.render.terminal import BOLD, Page
 
 

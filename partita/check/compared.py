@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from partita.check.measures import Found, is_cache_in_place, repeated_phase
+from partita.diff.compare import compare
+from partita.diff.records import CopyChange, NodeChange, ReportDiff
 from partita.errors import ReportError
-from partita.observations.text_format import decimals, human_bytes, listing, name_some, plural
-from partita.partition_reports.check.measures import Found, is_cache_in_place, repeated_phase
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.diff.headline import provider
-from partita.partition_reports.diff.records import CopyChange, NodeChange, ReportDiff
+from partita.observations.text_format import decimals, human_bytes, listing, name_some, named_provider, plural
 from partita.partition_reports.outcome import wanted_of
 from partita.partition_reports.records import Report
 
@@ -83,7 +82,11 @@ def _count_nodes_left(both: Beside) -> Found | None:
     told = []
     for name, changes in left.items():
         named = _per_node(
-            (change.phase, change.node, f"to {provider(change.after)}{f': {change.reason}' if change.reason else ''}")
+            (
+                change.phase,
+                change.node,
+                f"to {named_provider(change.after)}{f': {change.reason}' if change.reason else ''}",
+            )
             for change in changes
         )
         told.append(f"{plural(len({change.node for change in changes}), 'node')} left {name}: {name_some(named)}")
@@ -98,7 +101,11 @@ def _count_new_reasons(both: Beside) -> Found:
     if not added:
         return Found(0, "no new one")
     named = _per_node(
-        (change.phase, change.node, f"{f'not on {provider(change.skipped)}: ' if change.skipped else ''}{change.after}")
+        (
+            change.phase,
+            change.node,
+            f"{f'not on {named_provider(change.skipped)}: ' if change.skipped else ''}{change.after}",
+        )
         for change in added
     )
     nodes = len({change.node for change in added})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from partita.observations.text_format import human_bytes, listing, plural, short_provider
-from partita.partition_reports.diff.records import Figure, NodeChange, ReasonChange, ReportDiff
+from partita.diff.records import Figure, NodeChange, ReasonChange, ReportDiff
+from partita.observations.text_format import human_bytes, listing, named_provider, plural
 
 NAMED = {
     ("environment", "onnxruntime"),
@@ -58,7 +58,7 @@ def _movements(moved: Iterable[NodeChange]) -> Iterator[str]:
     """Moved nodes per way, most first; phases with the same nodes share a part."""
     ways: dict[tuple[str, str], list[NodeChange]] = {}
     for change in moved:
-        ways.setdefault((provider(change.before), provider(change.after)), []).append(change)
+        ways.setdefault((named_provider(change.before), named_provider(change.after)), []).append(change)
     for (before, after), changes in sorted(ways.items(), key=lambda way: -len(way[1])):
         for count, phases in _by_count(changes):
             yield f"{plural(count, 'node')} moved from {before} to {after} in {phases}"
@@ -117,8 +117,3 @@ def _versions(diff: ReportDiff) -> Iterator[str]:
     left = len(diff.changes) - len(told)
     if left:
         yield f"{plural(left, 'other change')} around it" if told else f"{plural(left, 'change')} around it"
-
-
-def provider(name: str | None) -> str:
-    """The provider's short name, or words for none."""
-    return "an unknown provider" if name is None else short_provider(name)
