@@ -180,6 +180,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "bench/views/",
         "machine/views/",
         "support/views/",
+        "support/diff/views/",
         "partition_reports/render/",
         "partition_reports/views/",
         "check/views/",

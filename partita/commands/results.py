@@ -23,7 +23,7 @@ from partita.errors import PartitaError, ProviderError, public_type
 from partita.explain.node_explanation import Explanation, Matches
 from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
-from partita.support.diff import SupportDiff
+from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
 
 

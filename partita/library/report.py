@@ -84,7 +84,7 @@ class Report(records.Report):
         """
         found = node_explanation.find(self, node)
         if isinstance(found, node_explanation.Matches):
-            from partita.explain.views.text import say_no_single
+            from partita.explain.words import say_no_single
 
             listed = ", ".join(match.node for match in found.matches[:NAMES])
             raise UsageError(f"{say_no_single(found)}{f': {listed}' if listed else ''}")

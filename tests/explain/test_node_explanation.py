@@ -11,6 +11,7 @@ from rich.console import Console
 from partita.diagnosis.records import FallbackCost, Trial
 from partita.explain.node_explanation import Explanation, Matches, find
 from partita.explain.views import text as view
+from partita.explain.words import say_no_single
 from partita.observations.records import Probing
 from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
 from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
@@ -199,9 +200,9 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
     assert isinstance(found, Matches) and len(found.matches) == 4
     assert [(m.node, m.providers["decode"], m.reason) for m in found.matches][1] == (GATHER, CPU, "no_kernel_op")
     stream = io.StringIO()
-    view.render_matches(found, Console(file=stream, width=80, color_system=None))
+    view.render(found, Console(file=stream, width=80, color_system=None))
     assert all(match.node in stream.getvalue() for match in found.matches)
-    assert view.say_no_single(found).startswith("4 nodes have 'rotary_emb/' in their name")
+    assert say_no_single(found).startswith("4 nodes have 'rotary_emb/' in their name")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_a_part_of_several_names_lists_them_with_provider_and_reason():
 def test_near_misses_are_suggested(query, meant):
     found = find(mixed(), query)
     assert isinstance(found, Matches)
-    said = view.say_no_single(found)
+    said = say_no_single(found)
     assert meant in said.partition("did you mean ")[2] and "\n" not in said
 
 
@@ -227,7 +228,7 @@ def test_letters_may_be_of_any_case_when_nothing_else_fits():
 def test_nothing_fits(query):
     found = find(mixed(), query)
     assert isinstance(found, Matches) and not found.matches
-    assert "\n" not in view.say_no_single(found)
+    assert "\n" not in say_no_single(found)
 
 
 def test_a_hostile_name_can_be_asked_for_as_it_is_shown_and_reaches_no_terminal():

@@ -50,7 +50,7 @@ def explained(name: str, node: str) -> Render:
 def matches(name: str, part: str) -> Render:
     found = find(REPORTS[name](), part)
     assert isinstance(found, Matches) and found.matches
-    return lambda console: explain.render_matches(found, console)
+    return lambda console: explain.render(found, console)
 
 
 def made_bench() -> Bench:

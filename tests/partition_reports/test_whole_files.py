@@ -12,7 +12,7 @@ from partita.check.limits import Limits
 from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diff.compare import compare
 from partita.explain.node_explanation import Explanation, find
-from partita.explain.views.text import headline
+from partita.explain.words import headline
 from partita.observations.facts import AssignedNode, SessionFacts
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Report
