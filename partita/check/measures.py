@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from partita.observations.names import CPU
 from partita.observations.text_format import decimals, name_some, plural
+from partita.partition_reports.cache_state import is_in_place, status_of
 from partita.partition_reports.outcome import is_known, main_phase
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.verdict import describe_cache
@@ -106,12 +107,13 @@ def _count_unexplained(report: Report) -> Found:
 
 
 def is_cache_in_place(report: Report) -> Found:
-    """1 when past and present of every state were one buffer, and somebody looked; else 0."""
-    cache = report.cache
-    if cache is None or not cache.states:
+    """1 when every state stayed in one buffer, 0 when one did not; not known where nobody looked."""
+    cache, held = report.cache, is_in_place(report.cache)
+    if cache is None or status_of(cache) == "no_cache":
         return Found(value=None, held="", broken="cannot be confirmed: the report has no cache")
+    if held is None:
+        return Found(value=None, held="", broken=describe_cache(cache))
     moved = [entry.name for entry in cache.entries if not entry.in_place]
-    held = cache.checked_steps != 0 and cache.in_place_states == cache.states and not cache.address_changes
     return Found(value=float(held), held=f"{describe_cache(cache)}{f': {name_some(moved)}' if moved else ''}")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from partita.diff.records import Change
 from partita.observations.text_format import short_provider
-from partita.partition_reports.records import Report
-from partita.partition_reports.summary import in_place
+from partita.partition_reports.cache_state import is_in_place, status_of
+from partita.partition_reports.records import Cache, Check, Report
 from partita.partition_reports.verdict import say_cache
 
 LABELS = {
@@ -37,24 +38,66 @@ LABELS = {
 def changes_around(before: Report, after: Report) -> tuple[Change, ...]:
     """Everything around the nodes that is another one in `after`, in the order of a report."""
     ours, theirs = dict(state(before)), dict(state(after))
-    moved = (in_place(before.cache) is False) != (in_place(after.cache) is False)
+    moved = (is_in_place(before.cache) is False) != (is_in_place(after.cache) is False)
     return tuple(
         Change.model_validate(
             {
                 "subject": key[0],
                 "key": key[1],
                 "name": LABELS.get(key[1], key[1]),
-                "before": ours.get(key),
-                "after": theirs.get(key),
+                "before": _shown(ours.get(key)),
+                "after": _shown(theirs.get(key)),
                 "cache_moved": moved and key[0] == "cache",
             }
         )
         for key in dict.fromkeys((*ours, *theirs))
-        if ours.get(key) != theirs.get(key)
+        if _differ(ours.get(key), theirs.get(key))
     )
 
 
-def state(report: Report) -> Iterator[tuple[tuple[str, str], str]]:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A sentence of ours, and the data that it is about: another sentence about the same data is no change."""
+
+    text: str
+    data: object
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Checks that failed. Reports of before checks had keys are compared by their names."""
+
+    checks: tuple[Check, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(check.name for check in self.checks)
+
+    def is_as(self, other: Failed) -> bool:
+        """The same checks failed."""
+        keyed = all(check.key for check in (*self.checks, *other.checks))
+        ours, theirs = (
+            [(check.part, check.key) if keyed else check.name for check in each.checks] for each in (self, other)
+        )
+        return ours == theirs
+
+
+def _shown(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _differ(before: object, after: object) -> bool:
+    """Whether two values are not the same, whatever is said of them."""
+    if isinstance(before, Told) and isinstance(after, Told):
+        return before.data != after.data
+    if isinstance(before, Failed) and isinstance(after, Failed):
+        return not before.is_as(after)
+    return _shown(before) != _shown(after)
+
+
+def state(report: Report) -> Iterator[tuple[tuple[str, str], object]]:
     """What a report states about the run, without figures and without what differs from run to run anyway."""
     for subject, values in (
         ("environment", _environment(report)),
@@ -62,13 +105,13 @@ def state(report: Report) -> Iterator[tuple[tuple[str, str], str]]:
         ("model", _model(report)),
         ("request", _request(report)),
         ("chain", _chain(report)),
-        ("cache", {"cache": _cache_state(report)} if report.cache is not None else {}),
+        ("cache", {"cache": _cache_state(report.cache)} if report.cache is not None else {}),
         ("dry_run", _dry_run(report)),
         ("checks", _outcome(report)),
     ):
         for name, value in values.items():
             if value is not None:
-                yield (subject, name), str(value)
+                yield (subject, name), value
 
 
 def _environment(report: Report) -> Mapping[str, object]:
@@ -140,12 +183,13 @@ def _chain(report: Report) -> Mapping[str, object]:
     return {entry.provider: f"{entry.status}{f': {entry.reason}' if entry.reason else ''}" for entry in report.chain}
 
 
-def _cache_state(report: Report) -> str:
+def _cache_state(cache: Cache) -> Told:
     """Where the cache is and whether it stayed there."""
-    cache = report.cache
-    if cache is None:
-        return ""
-    return say_cache(cache) if cache.states else "no cache"
+    status = status_of(cache)
+    memories = tuple(sorted(cache.memories))
+    moved = (cache.states - cache.in_place_states, cache.address_changes)
+    text = "no cache" if status == "no_cache" else say_cache(cache)
+    return Told(text, (status, cache.states, cache.size_bytes, memories, moved))
 
 
 def _dry_run(report: Report) -> Mapping[str, object]:
@@ -162,10 +206,10 @@ def _dry_run(report: Report) -> Mapping[str, object]:
 
 def _outcome(report: Report) -> Mapping[str, object]:
     """What was wrong with the run or the report."""
-    failed = [check.name for check in report.checks if not check.passed]
+    failed = tuple(check for check in report.checks if not check.passed)
     lost = [f"{', '.join(part.nodes)} ({part.file})" for part in report.rejected]
     return {
-        "checks_failed": "; ".join(failed) or None,
+        "checks_failed": Failed(failed) if failed else None,
         "limits_exceeded": len(report.exceeded) or None,
         "disagreements": len({entry.node for entry in report.disagreements}) or None,
         "rejected": "; ".join(lost) or None,

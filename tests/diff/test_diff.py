@@ -321,6 +321,37 @@ def test_a_long_list_is_cut_and_says_so():
     assert len(rendered(found).splitlines()) < 120
 
 
+def failed(report, **update):
+    first, *rest = report.checks
+    return report.model_copy(update={"checks": (first.model_copy(update={"passed": False, **update}), *rest)})
+
+
+def outcomes(before, after):
+    return [change for change in compare(before, after).changes if change.key == "checks_failed"]
+
+
+def test_a_check_that_is_said_otherwise_is_no_change():
+    assert mixed().checks[0].key and mixed().checks[0].part
+    assert outcomes(failed(mixed()), failed(mixed(), name="in other words")) == []
+    assert len(outcomes(failed(mixed()), failed(mixed(), key="another"))) == 1
+    assert len(outcomes(failed(mixed()), failed(mixed(), part="prefill.onnx"))) == 1
+    (change,) = outcomes(mixed(), failed(mixed(), name="in other words"))
+    assert (change.before, change.after) == (None, "in other words")
+
+
+def test_checks_of_an_older_report_go_by_their_names():
+    old = failed(mixed(), key="", part="")
+    assert outcomes(old, failed(mixed())) == []
+    assert len(outcomes(old, failed(mixed(), name="in other words"))) == 1
+
+
+def test_a_cache_that_is_told_in_other_words_is_no_change(monkeypatch):
+    report = report_of(recorded_facts())
+    words = iter("ab")
+    monkeypatch.setattr(context_diff, "say_cache", lambda cache: next(words))
+    assert not compare(report, report).changes
+
+
 def test_a_cache_that_no_longer_stays_is_told_in_whatever_words(monkeypatch):
     report = report_of(recorded_facts())
     assert report.cache is not None
