@@ -87,7 +87,7 @@ def checked(limits: Limits) -> Render:
     return lambda console: check_view.render(result, console)
 
 
-def machine() -> Render:
+def made_machine() -> MachineReport:
     runtime = OnnxRuntime(
         packages=("onnxruntime-gpu 1.31.1",),
         version="1.31.1",
@@ -125,7 +125,7 @@ def machine() -> Render:
         )
         for name, seconds in (("cuda", 1.28), ("tensorrt", None), ("cpu", 12.5))
     )
-    report = MachineReport(
+    return MachineReport(
         partita_version="0.1.0",
         findings=(),
         plugins={"x": "1.2.3"},
@@ -136,7 +136,11 @@ def machine() -> Render:
         default_reason="cuda is the best of 2",
         providers=entries,
     )
-    return lambda console: machine_view.render(report, console)
+
+
+def machine() -> Render:
+    made = made_machine()
+    return lambda console: machine_view.render(made, console)
 
 
 def of_report(module: ModuleType, name: str) -> Callable[[], Render]:
