@@ -35,7 +35,19 @@ ARG_MAX = """<ir_version: 10, opset_import: ["" : 21]>
 g (double[2,4] x) => (int64[2] y) { [relu] h = Relu(x) [arg] y = ArgMax<axis=1, keepdims=0, select_last_index=1>(h) }"""
 """CUDA has no kernel for this value of the attribute; only experiments tell."""
 ROOMS = (
-    *("observations", "diagnosis", "partition_reports", "providers", "runtime", "library", "commands", "bench"),
+    *(
+        "observations",
+        "diagnosis",
+        "partition_reports",
+        "diff",
+        "explain",
+        "check",
+        "providers",
+        "runtime",
+        "library",
+        "commands",
+        "bench",
+    ),
     *(
         "support",
         "machine",
@@ -131,12 +143,12 @@ def masked(value: object) -> object:
 
 def decisions() -> dict[str, object]:
     """What is decided about recorded and hand-made runs: every field of the records that is no sentence."""
+    from partita.check.gate import Gate, check
+    from partita.check.limits import Limits
     from partita.diagnosis.precedence import explain
     from partita.diagnosis.reasons.base import load_reasons
-    from partita.partition_reports.check.gate import Gate, check
-    from partita.partition_reports.check.limits import Limits
-    from partita.partition_reports.diff.compare import compare
-    from partita.partition_reports.explain.node_explanation import find
+    from partita.diff.compare import compare
+    from partita.explain.node_explanation import find
     from tests.partition_reports.reports import REPORTS
 
     reports = {name: make() for name, make in REPORTS.items()}

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from partita.commands import providers as verb
+from partita.commands.showing import Asked
 from partita.errors import UsageError
 from partita.machine.records import MachineReport, ProviderEntry, json_schema
 from partita.machine.views.text import render
@@ -82,7 +83,7 @@ def test_the_table_reads_at_80_columns_without_colour(machine):
 
 def test_json_is_valid_against_the_published_schema(capsys, monkeypatch, machine):
     monkeypatch.setattr(verb, "describe_machine", lambda extra: machine)
-    verb.run([], as_json=True)
+    verb.run([], Asked("json"))
     printed = json.loads(capsys.readouterr().out)
     jsonschema.validate(printed, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert printed["schema"] == "partita.providers/1"
@@ -95,7 +96,7 @@ def test_the_published_schema_is_current():
 
 def test_text_goes_to_stdout(capsys, monkeypatch, machine):
     monkeypatch.setattr(verb, "describe_machine", lambda extra: machine)
-    verb.run([], as_json=False)
+    verb.run([], Asked())
     captured = capsys.readouterr()
     assert captured.out.startswith("usable: ")
     assert captured.err == ""
@@ -104,7 +105,7 @@ def test_text_goes_to_stdout(capsys, monkeypatch, machine):
 def test_a_library_that_is_none_is_found_before_anything_is_tried(monkeypatch):
     monkeypatch.setattr(verb, "describe_machine", lambda extra: pytest.fail("it was tried"))
     with pytest.raises(UsageError, match="does not exist"):
-        verb.run(["x=/no/such/library.so"], as_json=False)
+        verb.run(["x=/no/such/library.so"], Asked())
 
 
 def test_options_are_listed_for_programs(machine):

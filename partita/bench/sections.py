@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partita.bench.records import Bench, Contender, PhaseSpeed, Ratio
-from partita.bench.words import times
+from partita.bench.words import times, verdict_of
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import NOT_KNOWN, decimals, human_bytes, percent, plural, short_provider
-from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, Table, table, words
 from partita.partition_reports.sections.shared import runtime_name
 
 MARKS = {"differs": "", "within_noise": "~", "too_few_rounds": "?"}
@@ -18,6 +18,19 @@ EXPLAINED = (
     "of a step: all node time as part of the median step above"
 )
 PHASES = ("decode", "prefill")
+
+
+def document(bench: Bench) -> Document:
+    """The verdict, then every section."""
+    names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.others)))
+    return Document(
+        kind="Bench",
+        name=names,
+        headline=verdict_of(bench),
+        sections=sections(bench),
+        made=bench.created,
+        version=bench.partita_version,
+    )
 
 
 def sections(bench: Bench) -> tuple[Section, ...]:

@@ -1,4 +1,5 @@
-"""Arguments and options that several verbs share: how they are spelled, read and completed. Imports typer alone."""
+"""Arguments and options that several verbs share: how they are spelled, read and completed. Of libraries
+it imports typer alone."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.exceptions import Exit
+
+from partita.partition_reports.render.view import view_names
 
 if TYPE_CHECKING:
     from partita.library.chain import ChainOptions
@@ -56,6 +59,17 @@ def complete(kind: str) -> Callable[[str], list[Any]]:
         return found
 
     return ask
+
+
+def view_option(folder: str) -> Any:
+    """`--view NAME`, for the views of a folder, given as a package: help names them, and the shell completes them."""
+    names = view_names(folder)
+
+    def begun(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    told = f"View: {', '.join(names)}. Default: text."
+    return typer.Option("--view", metavar="NAME", autocompletion=begun, help=told)
 
 
 PackageArgument = Annotated[
@@ -112,6 +126,10 @@ ThreadsOption = Annotated[int | None, typer.Option(help="Intra-op threads. Defau
 ProbeSecondsOption = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Time budget for probing nodes that fell back; 0 disables probing."),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="F", parser=read_path, help="File to write to. Default: stdout."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout instead of text.")]
 

@@ -126,13 +126,6 @@ def exporters(typed: str) -> list[str]:
     return _beginning(typed, exporter_names())
 
 
-def views(typed: str) -> list[str]:
-    """Values of `--view`: every view of a report."""
-    from partita.partition_reports.render.view import view_names
-
-    return _beginning(typed, view_names())
-
-
 def samplings(typed: str) -> list[str]:
     """Values of `--sampling`."""
     return _beginning(typed, ("checkpoint",))

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from partita.check.limits import Limits
 from partita.commands.terminal import note
 from partita.errors import PackageError, UsageError
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
 from partita.observations.text_format import listing
-from partita.partition_reports.check.limits import Limits
 from partita.runtime.suggested import Suggestion, suggestion
 
 MAX_TOKENS = 1 << 24

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partita.commands.terminal import print_json, stdout_console
+from partita.commands.showing import Asked, prepare
 from partita.providers.generic import parse_libraries
 from partita.providers.resolve import all_names
 from partita.runtime.machine import describe_machine
 
+VIEWS = "partita.machine.views"
 
-def run(libraries: Sequence[str], *, as_json: bool) -> None:
-    """Try every provider and print what came of it. `libraries` are NAME=PATH texts of plugin libraries.
+
+def run(libraries: Sequence[str], asked: Asked) -> None:
+    """Try every provider and show what came of it. `libraries` are NAME=PATH texts of plugin libraries.
 
     That a provider is not usable is what was asked about, and no error. Raises UsageError for a library that is none.
     """
-    report = describe_machine(parse_libraries(libraries, all_names()))
-    if as_json:
-        print_json(report.model_dump(mode="json", by_alias=True))
-        return
-
-    from partita.machine.views.text import render
-
-    render(report, stdout_console())
+    showing = prepare(asked, VIEWS)
+    showing.show(describe_machine(parse_libraries(libraries, all_names())))

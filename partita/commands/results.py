@@ -16,14 +16,14 @@ from pydantic import Field, TypeAdapter
 
 import partita
 from partita.bench.records import Bench
+from partita.check.gate import GateResult
 from partita.commands.refusal import render_refusal
+from partita.diff.records import ReportDiff
 from partita.errors import PartitaError, ProviderError, public_type
+from partita.explain.node_explanation import Explanation, Matches
 from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
-from partita.partition_reports.check.gate import GateResult
-from partita.partition_reports.diff.records import ReportDiff
-from partita.partition_reports.explain.node_explanation import Explanation, Matches
-from partita.support.diff import SupportDiff
+from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
 
 

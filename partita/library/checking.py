@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from partita.check.gate import Gate
+from partita.check.limits import Limits, check_limits
+from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diagnosis.reasons.base import load_reasons
 from partita.errors import UsageError
-from partita.partition_reports.check.gate import Gate
-from partita.partition_reports.check.limits import Limits, check_limits
-from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
 from partita.partition_reports.records import Report
 from partita.providers.resolve import parse_chain
 from partita.spelling import spelled

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from partita.check.limits import Limits
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
 from partita.package import Verification
-from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
 

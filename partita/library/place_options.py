@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from partita.check.limits import Limits
 from partita.errors import UsageError
 from partita.library.chain import ChainOptions, chain_options
-from partita.partition_reports.check.limits import Limits
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.spelling import spelled
 
@@ -98,7 +98,7 @@ def check_probe_seconds(seconds: float) -> None:
 
 def check_chain(options: PlaceOptions, chain: tuple[str, ...]) -> None:
     """Check what depends on the chain that was asked for, by ONNX Runtime's names. Raises UsageError."""
-    from partita.partition_reports.check.limits import check_limits
+    from partita.check.limits import check_limits
 
     check_limits(options.limits, chain)
     if options.dry_run and chain and chain[0] != CUDA.ort_name:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from partita.check.measures import repeated_phase
 from partita.errors import PartitaError
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
@@ -15,7 +16,6 @@ from partita.library.run_report import Asked, join
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
 from partita.package import read_manifest, sha256_of
-from partita.partition_reports.check.measures import repeated_phase
 from partita.partition_reports.graph_capture import blocking_nodes
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput

@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 from typing import Self
 
+from partita.check import gate
+from partita.check.gate import GateResult
+from partita.diff import compare as comparing
+from partita.diff.records import ReportDiff
 from partita.errors import ReportCheckError, ReportError, UsageError
+from partita.explain import node_explanation
+from partita.explain.node_explanation import Explanation
 from partita.files import check_writable, write_text
 from partita.library.checking import Wanted, gate_of, vocabulary
 from partita.library.edge import public
 from partita.partition_reports import records, storage
-from partita.partition_reports.check import gate
-from partita.partition_reports.check.gate import GateResult
-from partita.partition_reports.diff import compare as comparing
-from partita.partition_reports.diff.records import ReportDiff
-from partita.partition_reports.explain import node_explanation
-from partita.partition_reports.explain.node_explanation import Explanation
 
 NAMES = 5
 """Most nodes that an error lists."""
@@ -84,7 +84,7 @@ class Report(records.Report):
         """
         found = node_explanation.find(self, node)
         if isinstance(found, node_explanation.Matches):
-            from partita.partition_reports.explain.views.text import say_no_single
+            from partita.explain.words import say_no_single
 
             listed = ", ".join(match.node for match in found.matches[:NAMES])
             raise UsageError(f"{say_no_single(found)}{f': {listed}' if listed else ''}")

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import partita
+from partita.check.limits import Limits, exceeded
 from partita.errors import ProviderError
 from partita.observations.facts import RunFacts
 from partita.observations.records import PackageFacts
 from partita.package import Manifest
 from partita.partition_reports.build import build_report
-from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, ModelFacts, Request
 from partita.providers.resolve import Resolution
@@ -63,7 +63,7 @@ def join(
         package=package,
         model=model,
         played=played,
-        limits=asked.limits,
+        judge=lambda report: exceeded(report, asked.limits),
         request=Request(
             verb=asked.verb,
             path=str(asked.path),

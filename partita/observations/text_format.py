@@ -27,6 +27,11 @@ def short_provider(name: str) -> str:
     return name.removesuffix("ExecutionProvider") or name
 
 
+def named_provider(name: str | None) -> str:
+    """A provider as people write it, or words for the one that no source knows."""
+    return "an unknown provider" if name is None else short_provider(name)
+
+
 def plural(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `3 copies`."""
     if count == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from partita.diagnosis.records import Fallback
 from partita.diagnosis.session_index import EVERY_PHASE, SessionIndex, index_session
@@ -11,7 +11,6 @@ from partita.observations.facts import RunFacts, StateFact, StepFact
 from partita.observations.records import ChainEntry, Environment, PackageFacts, PhaseName
 from partita.partition_reports import dry_run, groups
 from partita.partition_reports.bodies import find_bodies
-from partita.partition_reports.check.limits import Limits, exceeded
 from partita.partition_reports.checks import run_checks
 from partita.partition_reports.copies import find_copies
 from partita.partition_reports.cost import phase_cost, tokens_per_run, with_costs
@@ -38,13 +37,13 @@ def build_report(
     partita_version: str,
     model: ModelFacts | None = None,
     played: DryRunFacts | None = None,
-    limits: Limits | None = None,
+    judge: Callable[[Report], tuple[str, ...]] | None = None,
 ) -> Report:
     """The partition report of one run. `created` is UTC, ISO 8601; the first entry of `chain` is the preferred
     provider.
 
     `model`: what was run, when it is no package. `played`: the device of a dry run; times and sizes that depend on
-    values are left out then. `limits`: what the placement has to meet.
+    values are left out then. `judge`: says of the finished report which limits it does not meet, a sentence for each.
 
     Raises pydantic.ValidationError when a fact is outside the vocabulary of the report, e.g. an unknown finish reason.
     """
@@ -89,8 +88,8 @@ def build_report(
         ),
         notes=(*facts.notes, *_plan_notes(indexes)),
     )
-    if limits is not None:
-        report = report.model_copy(update={"exceeded": exceeded(report, limits)})
+    if judge is not None:
+        report = report.model_copy(update={"exceeded": judge(report)})
     return report.model_copy(update={"summary": summarise(report)})
 
 

@@ -10,6 +10,7 @@ from partita.diagnosis.session_index import SessionIndex
 from partita.observations.facts import RunFacts
 from partita.observations.names import UNKNOWN
 from partita.observations.records import ChainEntry
+from partita.observations.text_format import name_some
 from partita.partition_reports.copies import is_memcpy
 from partita.partition_reports.partitions import SESSION
 from partita.partition_reports.records import Check, GroupShare, Phase, ProviderShare
@@ -35,49 +36,64 @@ def _check_session(index: SessionIndex) -> Iterator[Check]:
     if facts.plan is not None:
         counts = Counter(name for stream in facts.plan for name in stream)
         repeated = [name for name, count in counts.items() if count > 1]
-        yield _make(f"{facts.file}: every plan node appears once", repeated, f"{len(counts)} nodes", "repeated")
+        yield _make(
+            "plan_nodes_once", facts.file, "every plan node appears once", repeated, f"{len(counts)} nodes", "repeated"
+        )
     if facts.plan is not None and facts.events:
         strangers = sorted(ran - index.present)
         inside = f"; {len(index.bodies)} more ran inside control flow" if index.bodies else ""
         good = f"{len(ran)} executed nodes, all in the plan{inside}"
-        yield _make(f"{facts.file}: every executed node is in the plan", strangers, good, "ran outside the plan")
+        yield _make(
+            "executed_in_plan",
+            facts.file,
+            "every executed node is in the plan",
+            strangers,
+            good,
+            "ran outside the plan",
+        )
         idle = [name for name in index.order if name not in ran and name not in index.bodies]
         good = f"all {len(index.order)} plan nodes were observed"
-        yield _make(f"{facts.file}: every plan node was executed", idle, good, "never observed")
+        yield _make("plan_executed", facts.file, "every plan node was executed", idle, good, "never observed")
     if facts.events:
         windows = {window.run for window in facts.runs}
         orphans = sorted({str(event.run) for event in index.events if event.run not in windows})
         good = f"{len(windows)} session runs, every event in one"
-        yield _make(f"{facts.file}: every event belongs to a known run", orphans, good, "unknown runs")
+        yield _make("events_in_runs", facts.file, "every event belongs to a known run", orphans, good, "unknown runs")
 
 
 def check_phase(phase: Phase, chain: Sequence[ChainEntry]) -> Iterator[Check]:
     """Checks on the sums, partitions and providers of one phase."""
-    for label, groups in _groupings(phase):
+    for key, label, groups in _groupings(phase):
         total = sum(entry.nodes for entry in groups)
         detail = f"{total} of {len(phase.nodes)} nodes"
-        yield Check(name=f"{phase.name}: nodes per {label} add up", passed=total == len(phase.nodes), detail=detail)
+        passed = total == len(phase.nodes)
+        yield _check(f"nodes_per_{key}", phase.name, f"nodes per {label} add up", detail, passed=passed)
         if phase.nodes and any(entry.time_share is not None for entry in groups):
             whole = math.fsum(entry.time_share or 0.0 for entry in groups)
             passed = math.isclose(whole, 1.0, abs_tol=1e-6)
-            yield Check(name=f"{phase.name}: time shares per {label} sum to 1", passed=passed, detail=f"{whole:.6f}")
+            what = f"time shares per {label} sum to 1"
+            yield _check(f"time_shares_per_{key}", phase.name, what, f"{whole:.6f}", passed=passed)
     yield _check_partitions(phase)
     yield from _check_costs(phase)
     good = f"{len(phase.nodes)} nodes"
     nameless = [node.name for node in phase.nodes if node.provider is None]
-    yield _make(f"{phase.name}: every node has a provider", nameless, good, "without a known provider")
+    yield _make(
+        "nodes_have_provider", phase.name, "every node has a provider", nameless, good, "without a known provider"
+    )
     allowed = {entry.provider for entry in chain if entry.status == "active"}
     strays = [node.name for node in phase.nodes if node.provider and node.provider not in allowed]
-    yield _make(f"{phase.name}: every node is on a provider of the chain", strays, good, "outside the chain")
+    yield _make(
+        "nodes_in_chain", phase.name, "every node is on a provider of the chain", strays, good, "outside the chain"
+    )
 
 
-def _groupings(phase: Phase) -> tuple[tuple[str, Sequence[ProviderShare | GroupShare]], ...]:
-    """The four ways in which a phase's nodes are summed."""
+def _groupings(phase: Phase) -> tuple[tuple[str, str, Sequence[ProviderShare | GroupShare]], ...]:
+    """The four ways in which a phase's nodes are summed: key, name, groups."""
     return (
-        ("provider", phase.providers),
-        ("op type", phase.by_op_type),
-        ("layer", phase.by_layer),
-        ("module", phase.by_module),
+        ("provider", "provider", phase.providers),
+        ("op_type", "op type", phase.by_op_type),
+        ("layer", "layer", phase.by_layer),
+        ("module", "module", phase.by_module),
     )
 
 
@@ -91,7 +107,8 @@ def _check_partitions(phase: Phase) -> Check:
             break
         expected += part.nodes
     detail = f"{len(phase.partitions)} partitions cover {expected} of {len(phase.nodes)} nodes"
-    return Check(name=f"{phase.name}: partitions cover the plan", passed=expected == len(phase.nodes), detail=detail)
+    passed = expected == len(phase.nodes)
+    return _check("partitions_cover_plan", phase.name, "partitions cover the plan", detail, passed=passed)
 
 
 def _check_costs(phase: Phase) -> Iterator[Check]:
@@ -99,7 +116,9 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     memcpy = [copy for copy in phase.copies if copy.kind == "memcpy_node"]
     missing = sorted({node.name for node in phase.nodes if is_memcpy(node)} ^ {copy.name for copy in memcpy})
     good = f"{len(memcpy)} Memcpy nodes"
-    yield _make(f"{phase.name}: every Memcpy node is a copy", missing, good, "without their other half")
+    yield _make(
+        "memcpy_are_copies", phase.name, "every Memcpy node is a copy", missing, good, "without their other half"
+    )
     names = {node.name for node in phase.nodes}
     unexplained = [copy.name for copy in memcpy if bool(copy.caused_by) == bool(copy.cause_unknown)]
     strangers = [name for copy in memcpy for name in copy.caused_by if name not in names]
@@ -107,7 +126,12 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     silent = sum(bool(copy.cause_unknown) for copy in memcpy)
     good = f"{len(memcpy) - silent} have one, {silent} say why not"
     yield _make(
-        f"{phase.name}: every Memcpy node has a cause in the plan", offenders, good, "without a cause in the plan"
+        "memcpy_have_cause",
+        phase.name,
+        "every Memcpy node has a cause in the plan",
+        offenders,
+        good,
+        "without a cause in the plan",
     )
     cost = phase.cost
     if cost is None:
@@ -118,10 +142,11 @@ def _check_costs(phase: Phase) -> Iterator[Check]:
     counted = (cost.partitions, cost.copies, cost.crossings)
     passed = counted == (len(phase.partitions), len(phase.copies), taken)
     detail = f"{counted[0]} partitions, {counted[1]} copies, {counted[2]} tensors handed over and {taken} taken"
-    yield Check(name=f"{phase.name}: cost counts partitions, copies and crossings", passed=passed, detail=detail)
+    yield _check("cost_counts", phase.name, "cost counts partitions, copies and crossings", detail, passed=passed)
     known = sum(copy.bytes_per_run for copy in phase.copies if copy.bytes_per_run is not None)
     detail = f"{cost.copy_bytes_at_least} bytes in the cost, {known} in the copies"
-    yield Check(name=f"{phase.name}: bytes copied add up", passed=cost.copy_bytes_at_least == known, detail=detail)
+    passed = cost.copy_bytes_at_least == known
+    yield _check("copy_bytes", phase.name, "bytes copied add up", detail, passed=passed)
 
 
 def _check_tokens(facts: RunFacts) -> Iterator[Check]:
@@ -135,17 +160,21 @@ def _check_tokens(facts: RunFacts) -> Iterator[Check]:
     cut_short = facts.finish_reason in INCOMPLETE and facts.new_tokens == 0
     passed = prefill == facts.prompt_tokens or (cut_short and prefill < facts.prompt_tokens)
     detail = f"{prefill} tokens in steps, {facts.prompt_tokens} in the prompt, run ended with {facts.finish_reason}"
-    yield Check(name="prefill: steps add up to the prompt", passed=passed, detail=detail)
+    yield _check("prompt_tokens", "prefill", "steps add up to the prompt", detail, passed=passed)
     decode = sum(step.tokens for step in facts.steps if step.phase == "decode")
     least = facts.new_tokens - 1 - any(step.again for step in facts.steps)
     passed = max(least, 0) <= decode <= facts.new_tokens
     detail = f"{decode} tokens in steps, {facts.new_tokens} new ones of which prefill made the first"
-    yield Check(name="decode: steps add up to the new tokens", passed=passed, detail=detail)
+    yield _check("new_tokens", "decode", "steps add up to the new tokens", detail, passed=passed)
 
 
-def _make(name: str, offenders: Sequence[str], good: str, bad: str) -> Check:
-    """A check that fails when there are offenders, naming the first few."""
-    more = f" and {len(offenders) - SHOWN_NAMES} more" if len(offenders) > SHOWN_NAMES else ""
-    named = ", ".join(offender or "(no name)" for offender in offenders[:SHOWN_NAMES])
-    detail = f"{len(offenders)} {bad}: {named}{more}" if offenders else good
-    return Check(name=name, passed=not offenders, detail=detail)
+def _make(key: str, part: str, what: str, offenders: Sequence[str], good: str, bad: str) -> Check:
+    """A check of a phase or file that fails when there are offenders, naming the first few."""
+    named = name_some([offender or "(no name)" for offender in offenders], SHOWN_NAMES)
+    detail = f"{len(offenders)} {bad}: {named}" if offenders else good
+    return _check(key, part, what, detail, passed=not offenders)
+
+
+def _check(key: str, part: str, what: str, detail: str, *, passed: bool) -> Check:
+    """A check of a phase or file."""
+    return Check(key=key, part=part, name=f"{part}: {what}", passed=passed, detail=detail)

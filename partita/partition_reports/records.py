@@ -279,7 +279,12 @@ class TimelineRun(Record):
 class Check(Record):
     """Something that has to add up, and whether it did."""
 
+    key: str = ""
+    """What it is, for programs; stays as it is when `name` is said otherwise. Empty in older reports."""
+    part: str = ""
+    """The phase or ONNX file that it is of."""
     name: str
+    """For people."""
     passed: bool
     detail: str
 

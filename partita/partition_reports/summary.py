@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from partita.partition_reports.cache_state import is_in_place
 from partita.partition_reports.outcome import fallbacks_of, state_name, strays, wanted_of
-from partita.partition_reports.records import Cache, Phase, PhaseSummary, Report, Summary
+from partita.partition_reports.records import Phase, PhaseSummary, Report, Summary
 from partita.partition_reports.verdict import give_verdict
 
 
@@ -16,7 +17,7 @@ def summarise(report: Report) -> Summary:
         state=state_name(report),
         verdict=give_verdict(report),
         phases=tuple(_summarise_phase(report, phase) for phase in report.phases),
-        cache_in_place=in_place(report.cache),
+        cache_in_place=is_in_place(report.cache),
         checks_failed=sum(not check.passed for check in report.checks),
         limits_exceeded=len(report.exceeded),
         disagreements=len({entry.node for entry in report.disagreements}),
@@ -35,10 +36,3 @@ def _summarise_phase(report: Report, phase: Phase) -> PhaseSummary:
         tokens_per_second=phase.tokens_per_second,
         step_p50_ms=phase.step_p50_ms,
     )
-
-
-def in_place(cache: Cache | None) -> bool | None:
-    """Whether past and present of every state were one buffer whenever somebody looked; None when nobody did."""
-    if cache is None or not cache.states or cache.checked_steps == 0:
-        return None
-    return cache.in_place_states == cache.states and not cache.address_changes

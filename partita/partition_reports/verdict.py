@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partita.observations.names import CPU, UNKNOWN
 from partita.observations.text_format import human_bytes, in_phases, listing, plural
+from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.records import Cache, Phase, Report
 
 
@@ -72,17 +73,18 @@ def _provider_name(provider: str) -> str:
 
 def describe_cache(cache: Cache) -> str:
     """Whether the cache stayed in place, and where it is."""
-    return f"cache {say_cache(cache)}" if cache.states else "no cache"
+    return "no cache" if status_of(cache) == "no_cache" else f"cache {say_cache(cache)}"
 
 
 def say_cache(cache: Cache) -> str:
     """The same of a cache that has states, without its name."""
     where = f"{human_bytes(cache.size_bytes)} on {listing(sorted(cache.memories))}"
-    if cache.checked_steps == 0:
+    status = status_of(cache)
+    if status == "not_checked":
         return f"not checked: no step was observed ({where})"
-    copied = cache.states - cache.in_place_states
-    if copied:
+    if status == "copied":
+        copied = cache.states - cache.in_place_states
         return f"NOT in place: {copied} of {plural(cache.states, 'state')} copied ({where})"
-    if cache.address_changes:
+    if status == "moved":
         return f"NOT in place: its address changed {plural(cache.address_changes, 'time')} ({where})"
     return f"in place ({where})"

@@ -6,7 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from partita.observations.text_format import decimals, plural
-from partita.partition_reports.sections.model import Block, Column, Fold, Line, Pairs, Section, Table, table, words
+from partita.partition_reports.sections.model import (
+    Block,
+    Column,
+    Document,
+    Fold,
+    Line,
+    Pairs,
+    Section,
+    Table,
+    table,
+    words,
+)
 from partita.spelling import spelled
 from partita.support.records import Condition, ModelNeed, OperatorEntry, SupportTable, VersionEntry
 from partita.support.types_text import is_fixed, refused_text, taken_text
@@ -49,6 +60,18 @@ def headline(found: SupportTable) -> str:
     parts = [f"{counts['taken']} whole", f"{counts['partly']} in part", f"{counts['left']} not at all"]
     untried = f", {counts['untried']} untried" if counts["untried"] else ""
     return f"{name} takes, of {plural(len(found.operators), 'operator')}: {', '.join(parts)}{untried}"
+
+
+def document(found: SupportTable) -> Document:
+    """The answer, then every section."""
+    return Document(
+        kind="Support table",
+        name=found.provider.name,
+        headline=(headline(found),),
+        sections=sections(found),
+        made=found.created,
+        version=found.partita_version,
+    )
 
 
 def sections(found: SupportTable) -> tuple[Section, ...]:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from partita.check.finding import find
+from partita.check.requirements import Vocabulary, parse_requirement
 from partita.diagnosis.session_index import index_session
 from partita.diagnosis.why import find_fallbacks, nodes_to_probe
+from partita.diff.compare import compare
+from partita.explain.node_explanation import explain
+from partita.explain.views import text as explain_view
 from partita.observations.facts import AssignedNode, NodeProbe, SessionFacts, Trial
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import ChainEntry
-from partita.partition_reports.check.finding import find
-from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.explain.node_explanation import explain
-from partita.partition_reports.explain.views import text as explain_view
 from partita.partition_reports.records import Report
 from partita.partition_reports.views import text as text_view
 from tests.partition_reports.samples import CPU, exported, report_of, run_facts, session_facts

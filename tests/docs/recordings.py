@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from partita.bench.records import Bench
 from partita.bench.verdict import judge
 from partita.bench.words import sentences
+from partita.check.limits import Limits, exceeded
 from partita.commands.results import ExportResult
 from partita.export.writing import Summary
 from partita.machine.records import MachineReport
@@ -30,7 +31,6 @@ from partita.observations.facts import RunFacts, SessionFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
 from partita.package import Verification
 from partita.partition_reports.build import build_report
-from partita.partition_reports.check.limits import Limits
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, Request
 from partita.providers.base import Provider
@@ -80,7 +80,7 @@ def report(name: str) -> Report:
         created=found["created"],
         partita_version=found["partita_version"],
         played=found["played"] and DryRunFacts.model_validate(found["played"]),
-        limits=Limits(**found["limits"]),
+        judge=lambda report: exceeded(report, Limits(**found["limits"])),
     )
 
 

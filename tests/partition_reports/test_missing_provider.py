@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partita.partition_reports.outcome import fallbacks_of
 from partita.partition_reports.sections.brief import brief
-from partita.partition_reports.sections.fallbacks import by_reason, section, unnamed
+from partita.partition_reports.sections.fallbacks import by_reason, section
 from partita.partition_reports.sections.glance import glance
 from partita.partition_reports.sections.model import Group
 from partita.partition_reports.summary import summarise
@@ -49,8 +49,3 @@ def test_the_top_and_the_brief_view_name_what_kept_nodes_from_the_provider_that_
     assert (
         told.startswith("Tensorrt is not available: library_missing: ") and "nodes on CPU: " in told or "1 node" in told
     )
-
-
-def test_only_the_whole_name_of_a_node_is_taken_out_of_its_evidence() -> None:
-    assert unnamed("node Add_1 feeds Add_10 and x/Add_1.", "Add_1") == "node (this node) feeds Add_10 and x/Add_1."
-    assert unnamed("for node: a/Mul because a/Mul/b is", "a/Mul") == "for node: (this node) because a/Mul/b is"

@@ -16,17 +16,17 @@ from rich.console import Console
 from partita.bench.records import Bench
 from partita.bench.views import text as bench_view
 from partita.bench.words import give_verdict
+from partita.check import gate
+from partita.check.limits import Limits
+from partita.check.views import text as check_view
 from partita.commands.refusal import render_refusal
 from partita.diagnosis.refusal import refused_nodes
+from partita.diff.compare import compare
+from partita.diff.views import text as diff
+from partita.explain.node_explanation import Explanation, Matches, find
+from partita.explain.views import text as explain
 from partita.machine.records import Device, Gpu, MachineReport, OnnxRuntime, ProviderEntry
 from partita.machine.views import text as machine_view
-from partita.partition_reports.check import gate
-from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.check.views import text as check_view
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.diff.views import text as diff
-from partita.partition_reports.explain.node_explanation import Explanation, Matches, find
-from partita.partition_reports.explain.views import text as explain
 from partita.partition_reports.views import brief, text
 from partita.runtime.refused import rows_of
 from tests.bench import test_contenders
@@ -50,7 +50,7 @@ def explained(name: str, node: str) -> Render:
 def matches(name: str, part: str) -> Render:
     found = find(REPORTS[name](), part)
     assert isinstance(found, Matches) and found.matches
-    return lambda console: explain.render_matches(found, console)
+    return lambda console: explain.render(found, console)
 
 
 def made_bench() -> Bench:
@@ -87,7 +87,7 @@ def checked(limits: Limits) -> Render:
     return lambda console: check_view.render(result, console)
 
 
-def machine() -> Render:
+def made_machine() -> MachineReport:
     runtime = OnnxRuntime(
         packages=("onnxruntime-gpu 1.31.1",),
         version="1.31.1",
@@ -125,7 +125,7 @@ def machine() -> Render:
         )
         for name, seconds in (("cuda", 1.28), ("tensorrt", None), ("cpu", 12.5))
     )
-    report = MachineReport(
+    return MachineReport(
         partita_version="0.1.0",
         findings=(),
         plugins={"x": "1.2.3"},
@@ -136,7 +136,11 @@ def machine() -> Render:
         default_reason="cuda is the best of 2",
         providers=entries,
     )
-    return lambda console: machine_view.render(report, console)
+
+
+def machine() -> Render:
+    made = made_machine()
+    return lambda console: machine_view.render(made, console)
 
 
 def of_report(module: ModuleType, name: str) -> Callable[[], Render]:

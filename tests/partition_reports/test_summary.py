@@ -6,9 +6,9 @@ import gzip
 
 import pytest
 
+from partita.diff.compare import compare
+from partita.diff.node_matching import units
 from partita.partition_reports import storage
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.diff.node_matching import units
 from partita.partition_reports.node_keys import keyed
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Report

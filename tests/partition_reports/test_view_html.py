@@ -265,7 +265,7 @@ def test_reasons_have_evidence_remedy_cost_and_experiments(deep: Element) -> Non
     assert "3 nodes in prefill and decode, on CPU" in said
     assert "3 nodes cause copies" in said and "export with --precision fp16" in said
     assert len([e for e in group.all("div") if e["class"] == "finding"]) == 1, "evidence that differs in the name only"
-    assert "no kernel for (this node) in float32" in said
+    assert "in float32 (one of 3)" in said and "Evidence node by node" in said
     assert "2 experiments on" in said and "and 2 nodes like it" in said
     assert "float16 in place of float32" in said and "taken" in said
     assert "modeling.py:12" in said

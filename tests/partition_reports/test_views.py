@@ -16,8 +16,10 @@ from partita.errors import UsageError
 from partita.partition_reports import storage
 from partita.partition_reports.render.view import REPORT_VIEWS, load_view, view_names
 from tests.conftest import REPOSITORY
+from tests.copies import copy_of_partita
 from tests.partition_reports.pages import mixed_report
 from tests.partition_reports.test_narrow_terminals import made_bench
+from tests.support.tables import answer, table
 
 FOLDERS = (REPORT_VIEWS, "partita.bench.views")
 PLANTED = '''"""How many nodes there are, in one line."""
@@ -32,6 +34,22 @@ def to_text(report):
 
 VIEW = View("counted", ".txt", "how many nodes there are", to_text)
 '''
+NAMED = '''"""The schema of the record."""
+
+from partita.partition_reports.render.view import View
+
+VIEW = View("schema", ".txt", "which schema it has", lambda record: f"it is {record.schema_id}\\n")
+'''
+PRODUCTS = {
+    "diff": (["report", "diff", "run.json", "run.json"], "partita.diff/1"),
+    "explain": (["report", "explain", "run.json", "lm_head/MatMul"], "partita.explanation/1"),
+    "check": (["report", "check", "run.json", "--max-copies", "99"], "partita.check/1"),
+    "bench": (["report", "show", "bench.json"], "partita.bench/1"),
+    "machine": (["providers"], "partita.providers/1"),
+    "support": (["support", "Identity", "--provider", "cpu"], "partita.support/1"),
+    "support/diff": (["support", "diff", "table.json", "table.json"], "partita.support-diff/1"),
+}
+"""Folder of other views than those of a report -> what shows its record, and the schema of that."""
 
 
 @pytest.fixture
@@ -64,6 +82,21 @@ def test_a_new_view_file_is_reachable_from_the_command_line_without_another_edit
     written = told("run.json", "--view", "counted", "--out", "counted.txt")
     assert written.returncode == 0 and "counted: counted.txt" in written.stderr
     assert (tmp_path / "counted.txt").read_text() == shown.stdout
+
+
+def test_a_new_view_of_anything_else_is_one_file_too(stored, tmp_path):
+    copy = copy_of_partita(tmp_path)
+    for room in PRODUCTS:
+        copy.add(f"partita/{room}/views/schema.py", NAMED)
+    (tmp_path / "bench.json").write_text(storage.to_json(made_bench()))
+    (tmp_path / "table.json").write_text(storage.to_json(table(answer("Cast", "taken", "T=tensor(float)"))))
+    lines = {room: [*words, "--view", "schema"] for room, (words, _) in PRODUCTS.items()}
+    written = [*lines["diff"], "--out", "diff.txt"]
+    found = copy.ask(f"answer(written=told(*{written}), **{{room: told(*words) for room, words in {lines}.items()}})")
+    assert found.pop("written")["code"] == 0
+    assert (tmp_path / "diff.txt").read_text() == "it is partita.diff/1\n"
+    for room, (_, schema) in PRODUCTS.items():
+        assert (found[room]["code"], found[room]["out"]) == (0, f"it is {schema}\n"), found[room]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -114,4 +147,6 @@ def test_a_bench_has_its_own_views(tmp_path, capsys):
     assert cli.run(["report", "show", str(file), "--view", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "partita.bench/1"
     assert cli.run(["report", "show", str(file), "--view", "trace"]) == 1
-    assert "the result of a bench has no view 'trace'; it has brief, html, json, text" in capsys.readouterr().err
+    assert (
+        "the result of a bench has no view 'trace'; it has brief, html, json, markdown, text" in capsys.readouterr().err
+    )

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from partita.check.gate import Gate, check
+from partita.check.limits import Limits
+from partita.check.requirements import Vocabulary, parse_requirement
+from partita.diff.compare import compare
+from partita.explain.node_explanation import Explanation, find
+from partita.explain.words import headline
 from partita.observations.facts import AssignedNode, SessionFacts
-from partita.partition_reports.check.gate import Gate, check
-from partita.partition_reports.check.limits import Limits
-from partita.partition_reports.check.requirements import Vocabulary, parse_requirement
-from partita.partition_reports.diff.compare import compare
-from partita.partition_reports.explain.node_explanation import Explanation, find
-from partita.partition_reports.explain.views.text import headline
 from partita.partition_reports.outcome import state_name
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.glance import glance

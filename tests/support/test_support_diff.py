@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from partita.support.diff import compare
-from partita.support.views._diff import render
+from partita.support.diff.compare import compare
+from partita.support.diff.views.text import render
 from tests.support.tables import answer, form, table
 
 FLOAT, HALF, WHOLE = "T=tensor(float)", "T=tensor(float16)", "T=tensor(int64)"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from partita.bench.records import Bench
-from partita.bench.sections import PHASES, sections, speeds_of
-from partita.bench.words import verdict_of
+from partita.bench.sections import PHASES, document, speeds_of
 from partita.observations.text_format import decimals
 from partita.partition_reports.render.html import render
 from partita.partition_reports.render.view import View
@@ -38,21 +37,17 @@ class Chart:
 
 def to_text(bench: Bench) -> str:
     """The whole page."""
-    parts = sections(bench)
-    names = " and ".join(dict.fromkeys(package.name for package in (bench.package, *bench.others)))
-    contents = [("glance", "At a glance"), *((section.key, section.title) for section in parts)]
+    made = document(bench)
+    contents = [("glance", "At a glance"), *((section.key, section.title) for section in made.sections)]
     return render(
         __package__,
         "bench",
         {
-            "title": f"Bench: {names}",
+            "title": f"{made.kind}: {made.name}",
             "version": bench.partita_version,
             "contents": contents,
-            "names": names,
-            "bench": bench,
-            "verdict": verdict_of(bench),
+            "document": made,
             "charts": tuple(_draw(bench)),
-            "sections": parts,
         },
     )
 

@@ -114,10 +114,10 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
+    from partita.check.limits import Limits
     from partita.commands import generate as verb
     from partita.commands.generate_options import GenerateOptions
     from partita.library.sampling import Sampling
-    from partita.partition_reports.check.limits import Limits
 
     raise Exit(
         verb.run(

@@ -81,9 +81,9 @@ def place(
     as_json: JsonOption = False,
 ) -> None:
     """Show where the nodes of any ONNX model would run, what is copied, and why; without generating."""
+    from partita.check.limits import Limits
     from partita.commands import place as verb
     from partita.library.place_options import PlaceOptions
-    from partita.partition_reports.check.limits import Limits
 
     raise Exit(
         verb.run(

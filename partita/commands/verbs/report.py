@@ -1,7 +1,7 @@
 """`partita report`: its verbs, their arguments and options.
 
-`show --view NAME` reaches every view there is; `show --brief`, `show --json`, `html`, `markdown` and `trace` are short
-forms of it.
+`--view NAME` reaches every view of what a verb shows; `--json`, `show --brief`, `html`, `markdown` and `trace` are
+short forms of it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from typer.exceptions import Exit
 
-from partita.commands.arguments import JsonOption, complete, help_alone, read_path
-from partita.partition_reports.render.view import view_names
+from partita.commands.arguments import JsonOption, OutOption, help_alone, read_path, view_option
+from partita.partition_reports.render.view import REPORT_VIEWS
 
 app = typer.Typer(
     name="report",
@@ -33,10 +33,6 @@ ReportArgument = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="Report written by `--report FILE`.", show_default=False, parser=read_path),
 ]
-OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", metavar="F", parser=read_path, help="File to write to. Default: stdout."),
-]
 
 
 @app.command(epilog="Example: partita report show run.json")
@@ -47,22 +43,16 @@ def show(
             metavar="FILE", help="Report written by `generate --report`.", show_default=False, parser=read_path
         ),
     ],
-    view: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=complete("views"),
-            help=f"View: {', '.join(view_names())}. Default: text.",
-        ),
-    ] = None,
+    view: Annotated[str | None, view_option(REPORT_VIEWS)] = None,
     out: OutOption = None,
     brief: Annotated[bool, typer.Option("--brief", help="At most ten lines; short for --view brief.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show a report: what happened and what to do about it, then the tables behind it."""
     from partita.commands import report as verb
+    from partita.commands.showing import asked
 
-    verb.show(file, verb.one_view(view, brief=brief, as_json=as_json), out)
+    verb.show(file, asked(view, out, as_json=as_json, brief=brief))
 
 
 @app.command("html", epilog="Example: partita report html run.json --out run.html")
@@ -81,8 +71,9 @@ def report_html(
 ) -> None:
     """Write a report as one HTML page that works offline."""
     from partita.commands import report as verb
+    from partita.commands.showing import Asked
 
-    verb.show(file, "html", out, beside=True)
+    verb.show(file, Asked("html", out), beside=True)
 
 
 @app.command("markdown", epilog="Example: partita report markdown run.json >> $GITHUB_STEP_SUMMARY")
@@ -92,8 +83,9 @@ def report_markdown(
 ) -> None:
     """Write a report as Markdown, for CI job summaries and pull request comments: the answer first, the rest folded."""
     from partita.commands import report as verb
+    from partita.commands.showing import Asked
 
-    verb.show(file, "markdown", out)
+    verb.show(file, Asked("markdown", out))
 
 
 @app.command(epilog="Example: partita report explain run.json layers.0.mlp.up_proj/MatMul")
@@ -102,14 +94,17 @@ def explain(
     node: Annotated[
         str, typer.Argument(metavar="NODE", help="Node name, or any unique part of it.", show_default=False)
     ],
+    view: Annotated[str | None, view_option("partita.explain.views")] = None,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show everything known about one node: where it ran, why, every experiment, what it costs. A node that was
     removed by fusion is explained through the one that replaced it. An ambiguous part lists the matches; exit code 2.
     """
     from partita.commands import report as verb
+    from partita.commands.showing import asked
 
-    verb.explain(file, node, as_json=as_json)
+    verb.explain(file, node, asked(view, out, as_json=as_json))
 
 
 @app.command(epilog="Example: partita report diff last-week.json today.json")
@@ -129,12 +124,15 @@ def diff(
             "ignored.",
         ),
     ] = False,
+    view: Annotated[str | None, view_option("partita.diff.views")] = None,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what changed in B: nodes moved, added or removed, reasons, copies, versions, and the cost."""
     from partita.commands import report as verb
+    from partita.commands.showing import asked
 
-    raise Exit(verb.diff(before, after, as_json=as_json, force=force, exit_code=exit_code))
+    raise Exit(verb.diff(before, after, asked(view, out, as_json=as_json), force=force, exit_code=exit_code))
 
 
 @app.command(epilog="Example: partita report check run.json --require 'provider=webgpu,share>=0.95' --max-copies 2")
@@ -181,10 +179,13 @@ def check(
         float | None,
         typer.Option(help="With --baseline: 0.1 allows 10 % more time per token. Default: no limit."),
     ] = None,
+    view: Annotated[str | None, view_option("partita.check.views")] = None,
+    out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a report against limits, for CI. Exit code 5 with one line per failed requirement."""
     from partita.commands import report as verb
+    from partita.commands.showing import asked
     from partita.library.checking import Wanted
 
     verb.check(
@@ -200,7 +201,7 @@ def check(
             max_slowdown=max_slowdown,
         ),
         baseline,
-        as_json=as_json,
+        asked(view, out, as_json=as_json),
     )
 
 
@@ -211,5 +212,6 @@ def trace(
 ) -> None:
     """Write the observed runs as a trace for Perfetto or chrome://tracing: every node, on its provider's track."""
     from partita.commands import report as verb
+    from partita.commands.showing import Asked
 
-    verb.show(file, "trace", out)
+    verb.show(file, Asked("trace", out))

@@ -15,6 +15,7 @@ from partita.commands.arguments import (
     chain_options,
     complete,
     read_path,
+    view_option,
 )
 
 app = typer.Typer()
@@ -63,17 +64,21 @@ def support(
     out: Annotated[Path | None, _file_option("--out", "JSON, for `support diff`")] = None,
     markdown: Annotated[Path | None, _file_option("--markdown", "Markdown")] = None,
     html: Annotated[Path | None, _file_option("--html", "one HTML page")] = None,
+    view: Annotated[str | None, view_option("partita.support.views")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure which operators a provider supports: opset versions, types, attribute and input variants."""
     from partita.commands import support as verb
+    from partita.commands.showing import asked
     from partita.library.supporting import SupportOptions
 
     words = tuple(what or ())
     files = (("json", out), ("markdown", markdown), ("html", html))
-    shown = verb.Shown(as_json, tuple((view, path) for view, path in files if path is not None))
+    shown = verb.Shown(
+        asked(view, as_json=as_json).view, tuple((view, path) for view, path in files if path is not None)
+    )
     if words[:1] == (verb.DIFF,):
-        raise Exit(verb.diff(words[1:], as_json=as_json))
+        raise Exit(verb.diff(words[1:], shown))
     named = verb.model_in(words)
     if named is not None and model is None:
         words, model = (), named

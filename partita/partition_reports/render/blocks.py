@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from rich.console import Console
 from rich.style import Style
 
 from partita.partition_reports.render import layout
@@ -12,6 +14,7 @@ from partita.partition_reports.render.terminal import ALARM, BOLD, DIM, PLAIN, P
 from partita.partition_reports.sections.model import (
     Block,
     Command,
+    Document,
     Group,
     Line,
     Pairs,
@@ -31,6 +34,27 @@ TONES: dict[Tone, Style] = {
 }
 COMMAND = Style(bold=True, color="cyan")
 INDENT = 2
+
+
+def printer(document_of: Callable[[Any], Document]) -> Callable[[Any, Console], None]:
+    """What prints the document of a record to a console, at its width; readable at 80 columns and without colour."""
+
+    def render(record: Any, console: Console) -> None:
+        show_document(Page(console), document_of(record))
+
+    return render
+
+
+def show_document(page: Page, document: Document) -> None:
+    """The answer, what stands below it, and the sections."""
+    for sentence in document.headline:
+        page.line(sentence, indent=0, style=BOLD)
+    if document.opening:
+        if document.headline:
+            page.blank()
+        _show_blocks(page, document.opening, INDENT)
+    for section in document.sections:
+        show_section(page, section)
 
 
 def show_section(page: Page, section: Section) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from partita.partition_reports.sections.model import Block, Fold, Group, Line, Row, Table
 
-ROWS = 12
-"""Most rows of a table; the rest is summed up in one line."""
 FINDINGS = 2
 """Groups without a title, such as pieces of evidence of one reason, that are shown below each other."""
 LEFT_OUT = frozenset({"nodes"})
@@ -34,6 +32,6 @@ def shown_rows(table: Table) -> tuple[tuple[Row, ...], str]:
     """The first rows of a table, and what the others come to; empty when there are none. One that cannot say that is
     shown whole.
     """
-    if table.rest is None or len(table.rows) <= ROWS:
+    if table.rest is None or len(table.rows) <= table.most:
         return table.rows, ""
-    return table.rows[:ROWS], table.rest(ROWS)
+    return table.rows[: table.most], table.rest(table.most)

@@ -8,27 +8,55 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
+from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+import partita
 from partita.observations.text_format import clean
 from partita.partition_reports.render import table_shape
+from partita.partition_reports.render.view import View
+from partita.partition_reports.sections.model import Document
 
 PARTS = files(__package__).joinpath("page")
-SHARED = ("frame", "blocks")
+SHARED = ("frame", "blocks", "document")
 POLICY = "default-src 'none'; style-src '{style}'; script-src '{script}'; base-uri 'none'; form-action 'none'"
+
+
+def html_view(summary: str, document_of: Callable[[Any], Document]) -> View:
+    """The view that is the document of a record as one page."""
+
+    def to_text(record: Any) -> str:
+        return write_document(document_of(record))
+
+    return View("html", ".html", summary, to_text, what="page")
+
+
+def write_document(document: Document) -> str:
+    """A document as a page: the answer, and every section in full."""
+    contents = {
+        "title": f"{document.kind}: {document.name}",
+        "version": document.version or partita.__version__,
+        "contents": [(section.key, section.title) for section in document.sections],
+        "document": document,
+    }
+    return _render("document", {}, contents)
 
 
 def render(folder: str, template: str, contents: Mapping[str, object]) -> str:
     """A page from the `template` of a folder of views, which is given as a package."""
+    source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
+    return _render(template, {template: source}, contents)
+
+
+def _render(template: str, own: Mapping[str, str], contents: Mapping[str, object]) -> str:
     style, script = read_part("page.css"), read_part("page.js")
     policy = POLICY.format(style=_digest(style), script=_digest(script))
     shared = {"style": Markup(style), "script": Markup(script), "policy": policy}
-    source = files(folder).joinpath(f"{template}.html.jinja").read_text(encoding="utf-8")
-    return _environment({template: source}).get_template(template).render(**shared, **contents)
+    return _environment(own).get_template(template).render(**shared, **contents)
 
 
 def _environment(own: Mapping[str, str]) -> Environment:

@@ -1,13 +1,15 @@
 """What every view is, and how it is found: a file of a folder of views, whose name is the view's name.
 
-A folder of views shows one kind of record: `partition_reports/views` a report, `bench/views` what bench measured. Each
-file in it exposes `VIEW`; files and folders that begin with an underscore are parts of a view. Libraries that only one
-view needs are imported by that view's file, which is loaded when it is asked for.
+A folder of views shows one kind of record: `partition_reports/views` a report, `diff/views` what is different in
+another one, `bench/views` what bench measured. Each file in it exposes `VIEW`; files and folders that begin with an
+underscore are parts of a view. Libraries that only one view needs are imported by that view's file, which is loaded
+when it is asked for.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +19,8 @@ from partita.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from partita.observations.records import Record
 
 REPORT_VIEWS = "partita.partition_reports.views"
 
@@ -39,6 +43,15 @@ class View:
     """What a file of it is called in messages; empty: as the view is."""
     hint: str = ""
     """How to open such a file."""
+
+
+def json_view(summary: str) -> View:
+    """A record as JSON in plain ASCII: names can hold what a terminal would act on."""
+
+    def to_text(record: Record) -> str:
+        return json.dumps(record.model_dump(mode="json", by_alias=True), indent=2, allow_nan=False) + "\n"
+
+    return View("json", ".json", summary, to_text)
 
 
 def view_names(folder: str = REPORT_VIEWS) -> tuple[str, ...]:

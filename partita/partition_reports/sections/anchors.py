@@ -8,11 +8,18 @@ from partita.partition_reports.verdict import merge_phases
 
 def node_anchors(report: Report) -> dict[tuple[str, int], str]:
     """Phase and position -> the node's row in the list of nodes. Phases with one placement share their rows."""
-    anchors: dict[tuple[str, int], str] = {}
-    for number, phases in enumerate(merge_phases(report.phases)):
-        for phase in phases:
-            anchors |= {(phase.name, node.position): f"n{number}-{node.position}" for node in phase.nodes}
-    return anchors
+    groups = node_groups(report)
+    return {
+        (phase.name, node.position): f"{groups[phase.name]}{node.position}"
+        for phase in report.phases
+        for node in phase.nodes
+    }
+
+
+def node_groups(report: Report) -> dict[str, str]:
+    """Phase -> what the names of its rows begin with; the position of the node follows."""
+    merged = enumerate(merge_phases(report.phases))
+    return {phase.name: f"n{number}-" for number, phases in merged for phase in phases}
 
 
 def stray_anchors(report: Report) -> dict[tuple[str, str], str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partita.observations.text_format import human_bytes, name_families, plural
+from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.records import Cache, Report
 from partita.partition_reports.sections.model import Block, Column, Fold, Line, Section, table, words
 
@@ -12,13 +13,14 @@ NAMED = 12
 def section(report: Report) -> Section | None:
     """None where there is no cache to speak of."""
     cache = report.cache
-    if cache is None or not cache.states:
+    status = status_of(cache)
+    if cache is None or status == "no_cache":
         return None
     where = ", ".join(f"{human_bytes(size)} on {memory}" for memory, size in cache.memories.items())
     blocks: list[Block] = [Line(f"{plural(cache.states, 'state')}, {where}")]
     blocks += (
         [Line("No step was observed, so nothing shows whether it stayed in place.")]
-        if cache.checked_steps == 0
+        if status == "not_checked"
         else _say_in_place(cache)
     )
     rows = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -27,6 +26,7 @@ from partita.partition_reports.groups import share, total_us
 from partita.partition_reports.outcome import fallbacks_of, is_folded, used_phases, wanted_of
 from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.actions import for_reason, situation_of
+from partita.partition_reports.sections.alike import finding_key, first_of
 from partita.partition_reports.sections.anchors import node_anchors, reason_anchor, stray_anchors
 from partita.partition_reports.sections.model import (
     Block,
@@ -45,14 +45,10 @@ from partita.partition_reports.sections.model import (
 )
 from partita.partition_reports.sections.shared import copied_bytes, some
 
-NODE = "(this node)"
-"""Stands for the node's own name, so that evidence that differs in nothing else is shown once."""
 NAMED = 8
 """Families of nodes, or nodes of a cell, that are named."""
 HARMLESS: dict[bool | None, str] = {True: "yes", False: "no", None: "not known"}
 GroupKey = tuple[str, str]
-Aside = tuple[str, str, str, str]
-"""Provider, reason, evidence and remedy."""
 
 
 def section(report: Report) -> Section:
@@ -166,21 +162,21 @@ class Writer:
         }
         self.anchors = stray_anchors(report)
         self.used: set[str] = set()
+        self.key = finding_key(report)
 
     def group(self, number: int, group: tuple[GroupKey, Sequence[Fallback]]) -> Group:
         """One reason that sent nodes to one provider."""
         (reason, provider), entries = group
-        findings: dict[tuple[str, str, str, str, tuple[Aside, ...]], list[Fallback]] = {}
+        findings: dict[object, list[Fallback]] = {}
         for entry in entries:
-            key = (entry.evidence_kind, _without_name(entry), entry.remedy, entry.unprobed, _asides(entry))
-            findings.setdefault(key, []).append(entry)
+            findings.setdefault(self.key(entry), []).append(entry)
         remedies = {entry.remedy for entry in entries}
         last = [entry for entry in entries if entry.phase == entries[-1].phase]
         blocks: list[Block] = [
             self.cost(last),
             Line(tally(dict(Counter(entry.op_type or "unknown" for entry in last))), "operators"),
         ]
-        made = [self.finding(*key, members, alone=len(findings) == 1) for key, members in findings.items()]
+        made = [self.finding(members, alone=len(findings) == 1) for members in findings.values()]
         if len(remedies) == 1:
             blocks += [*made, *self.remedy(reason, entries)]
         else:
@@ -201,30 +197,23 @@ class Writer:
             return Line("not known: these nodes are not counted in any phase", "cost")
         return Line(say_cost(costs, phase), f"cost{in_phases([phase.name])}")
 
-    def finding(
-        self,
-        kind: str,
-        evidence: str,
-        remedy: str,
-        unprobed: str,
-        others: Sequence[Aside],
-        members: Sequence[Fallback],
-        *,
-        alone: bool,
-    ) -> Group:
-        """One piece of evidence, and the nodes that it holds for."""
+    def finding(self, members: Sequence[Fallback], *, alone: bool) -> Group:
+        """Evidence, and the nodes that it holds for."""
         by_node: dict[str, list[Fallback]] = {}
         for entry in members:
             by_node.setdefault(entry.node, []).append(entry)
-        shown = members[0].evidence if len(by_node) == 1 else evidence
+        first = members[0]
+        evidence = first_of(entry.evidence for entry in members)
         blocks: list[Block] = [Line(told, "nodes") for told in _say_nodes(by_node)]
-        blocks.append(Line(shown, f"evidence ({kind})"))
-        if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == members[0].reason}) > 1:
-            blocks.append(Line(remedy, "remedy", "good"))
-        if unprobed:
-            blocks.append(Line(unprobed, "not all experiments"))
-        for name, why, told, help_ in others:
-            blocks += [Line(f"{why}: {told}", f"not on {name} either"), Line(help_, f"remedy for {name}", "good")]
+        blocks.append(Line(evidence, f"evidence ({first.evidence_kind})"))
+        if not alone and len({entry.remedy for entry in self.fallbacks if entry.reason == first.reason}) > 1:
+            blocks.append(Line(first.remedy, "remedy", "good"))
+        if first.unprobed:
+            blocks.append(Line(first.unprobed, "not all experiments"))
+        blocks += _asides(members)
+        if len({entry.evidence for entry in members}) > 1:
+            rows = [(name, first_of(entry.evidence for entry in entries)) for name, entries in by_node.items()]
+            blocks.append(Fold("Evidence node by node", (table("Evidence", (words("node"), words("evidence")), rows),)))
         nodes = self.nodes(by_node)
         blocks.append(Fold(f"{plural(len(nodes.rows), 'node')} with cost", (nodes,)))
         blocks += _experiments(members)
@@ -307,31 +296,13 @@ def say_harm(costs: Sequence[FallbackCost]) -> str:
     return listing(text for count, text in parts if count)
 
 
-def _asides(entry: Fallback) -> tuple[Aside, ...]:
-    """Why a node is not on the other providers that were preferred to the one it is on."""
-    return tuple(
-        (
-            short_provider(each.provider),
-            f"{reason_title(each.reason)}, {each.evidence_kind}",
-            unnamed(each.evidence, entry.node),
-            each.remedy,
-        )
-        for each in entry.skipped
-    )
-
-
-def _without_name(entry: Fallback) -> str:
-    """The evidence with the node's own name taken out."""
-    return unnamed(entry.evidence, entry.node)
-
-
-def unnamed(text: str, node: str) -> str:
-    """`text` with the name of a node taken out, where it is long enough to be no word. A name that goes on is another
-    node's: Add_1 is not in Add_10, nor layers/Add in model.layers/Add.
-    """
-    if len(node) <= len("abc"):
-        return text
-    return re.sub(rf"(?<![\w./]){re.escape(node)}(?![\w/]|\.\w)", lambda _: NODE, text)
+def _asides(members: Sequence[Fallback]) -> Iterator[Line]:
+    """Why nodes are not on the other providers that were preferred to the one they are on."""
+    for each in members[0].skipped:
+        name, why = short_provider(each.provider), f"{reason_title(each.reason)}, {each.evidence_kind}"
+        told = first_of(found.evidence for entry in members if (found := entry.about(each.provider)) is not None)
+        yield Line(f"{why}: {told}", f"not on {name} either")
+        yield Line(each.remedy, f"remedy for {name}", "good")
 
 
 def _per_phase(columns: Sequence[tuple[str, tuple[str, ...]]]) -> list[str]:

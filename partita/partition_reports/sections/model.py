@@ -59,6 +59,8 @@ class Table:
     """For a view that shows the first n rows: what the others come to, in a sentence. Without it all rows are shown."""
     obvious: bool = False
     """The caption says no more than the headings."""
+    most: int = 12
+    """How many rows such a view shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,25 @@ class Section:
     """A few words after the title, where there is room."""
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """Everything that is said of one record, ready for any renderer: the answer, then what stands behind it."""
+
+    kind: str
+    """What it is, e.g. `Difference of two reports`."""
+    name: str
+    """What it is of."""
+    headline: tuple[str, ...]
+    """The answer, in sentences."""
+    sections: tuple[Section, ...]
+    opening: tuple[Block, ...] = ()
+    """What stands below the answer, without a title."""
+    made: str = ""
+    """When the record was made."""
+    version: str = ""
+    """Of the Partita that made it; empty: this one."""
+
+
 def table(
     caption: str,
     columns: Iterable[Column],
@@ -132,10 +153,11 @@ def table(
     name: int = 0,
     rest: Callable[[int], str] | None = None,
     obvious: bool = False,
+    most: int = 12,
 ) -> Table:
     """A table from columns and rows of cells."""
     made = tuple(row if isinstance(row, Row) else Row(tuple(row)) for row in rows)
-    return Table(caption, tuple(columns), made, name, rest, obvious)
+    return Table(caption, tuple(columns), made, name, rest, obvious, most)
 
 
 def words(title: str, *, below: bool = False) -> Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partita.diagnosis.fusion import COMPILED
+from partita.diagnosis.records import Fallback
 from partita.observations.text_format import decimals, human_bytes, in_phases, short_provider
 from partita.partition_reports.groups import op_type_of, provider_of
 from partita.partition_reports.outcome import fallbacks_of
@@ -32,7 +33,7 @@ def section(report: Report) -> Section | None:
 def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     """The nodes of phases that share a placement."""
     anchors, stray = node_anchors(report), stray_anchors(report)
-    reasons = {(entry.phase, entry.node): entry.reason for entry in fallbacks_of(report)}
+    reasons = {(entry.phase, entry.node): _say_reasons(entry) for entry in fallbacks_of(report)}
     timed = [phase for phase in phases if any(node.host_us_per_run is not None for node in phase.nodes)]
     times = [{node.name: node.host_us_per_run for node in phase.nodes} for phase in timed]
     last = phases[-1]
@@ -58,6 +59,13 @@ def _node_table(report: Report, phases: Sequence[Phase]) -> Table:
     heads += [Column("output"), words("reason"), words("in place of")]
     runs = "the last run" if last.name == "run" else f"the last run of {last.name}"
     return table(f"Nodes in execution order; output: bytes in {runs}", heads, rows, name=1)
+
+
+def _say_reasons(entry: Fallback) -> str:
+    """The reason; where several providers were preferred and skipped, that of each."""
+    if not entry.skipped:
+        return entry.reason
+    return "; ".join(f"{short_provider(each.provider)}: {each.reason}" for each in entry.preferred)
 
 
 def _say_replaced(node: NodePlacement) -> str:

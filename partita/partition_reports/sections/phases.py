@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from partita.observations.text_format import NOT_KNOWN, decimals, percent, plural, short_provider
+from partita.partition_reports.cache_state import status_of
 from partita.partition_reports.outcome import is_timed
 from partita.partition_reports.records import Cache, Phase, PhaseCost, ProviderShare, Report, Totals
 from partita.partition_reports.sections.model import Block, Column, Line, Pairs, Section, Table, table, words
@@ -36,7 +37,7 @@ def figures(report: Report) -> Table:
     rows = [*_node_figures(phases), *_cost_figures(phases, timed=is_timed(report))]
     if is_timed(report):
         rows += speed_figures(phases)
-    if report.cache is not None and report.cache.states:
+    if report.cache is not None and status_of(report.cache) != "no_cache":
         rows.append(("KV cache", *(_say_in_place(report.cache) for _ in phases)))
     return table(
         "The phases in figures", [words("figure"), *(Column(phase.name) for phase in phases)], rows, obvious=True
@@ -109,11 +110,12 @@ def speed_figures(phases: Sequence[Phase]) -> Iterator[Figure]:
 
 def _say_in_place(cache: Cache) -> str:
     """Whether the cache stays in place."""
-    if cache.checked_steps == 0:
-        return "not checked"
-    if cache.in_place_states < cache.states:
+    status = status_of(cache)
+    if status == "copied":
         return f"NO: {cache.states - cache.in_place_states} of {cache.states} copied"
-    return f"NO: {plural(cache.address_changes, 'address change')}" if cache.address_changes else "in place"
+    if status == "moved":
+        return f"NO: {plural(cache.address_changes, 'address change')}"
+    return "in place" if status == "in_place" else "not checked"
 
 
 def _totals(found: Totals) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -178,6 +178,9 @@ def _about(node: NodePlacement | None, reasons: dict[str, Fallback], copies: dic
     why, copy = reasons.get(node.name), copies.get(node.name)
     if why is not None:
         facts |= {"wanted": why.wanted, "reason": why.reason, "evidence": why.evidence}
+        facts["not_on_either"] = {
+            each.provider: {"reason": each.reason, "evidence": each.evidence} for each in why.skipped
+        } or None
     if copy is not None:
         facts |= {"tensor": copy.tensor, "direction": copy.direction, "bytes": copy.bytes_per_run}
         facts |= {"for": list(copy.caused_by) or None}

@@ -1,4 +1,4 @@
-"""A support table as JSON, as it is stored."""
+"""A support table, as JSON, as it is stored."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@
         return each.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING;
       }).pop();
       for (var index = 0; (match = box.exec(path)); index++) {
-        run.nodes.push({ id: run.getAttribute("data-group") + "-" + places[index], start: +match[1], host: +match[2],
+        run.nodes.push({ id: run.getAttribute("data-group") + places[index], start: +match[1], host: +match[2],
           top: +lane.getAttribute("y") });
       }
     });

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from partita.observations.text_format import decimals, plural
 from partita.partition_reports.outcome import main_phase
 from partita.partition_reports.records import NodePlacement, Phase, Report, TimelineRun
-from partita.partition_reports.sections.anchors import node_anchors
+from partita.partition_reports.sections.anchors import node_anchors, node_groups
 from partita.partition_reports.sections.model import Table
 from partita.partition_reports.sections.observed_run import Event, ObservedRun, host_time, longest, tell
 from partita.partition_reports.sections.shared import is_copy
@@ -93,7 +93,7 @@ class Artist:
     """Draws the runs of one phase."""
 
     def __init__(self, report: Report, phase: Phase) -> None:
-        self.marks = find_marks(report)
+        self.report, self.marks = report, find_marks(report)
         self.anchors = node_anchors(report)
         self.phase = phase
         self.nodes: dict[int, NodePlacement] = {node.position: node for node in phase.nodes}
@@ -112,7 +112,7 @@ class Artist:
             told=tell(observed),
             span_us=span,
             height=len(tracks) * TRACK_HEIGHT + AXIS_HEIGHT,
-            group=self.anchors[self.phase.name, self.phase.nodes[0].position].partition("-")[0],
+            group=node_groups(self.report)[self.phase.name],
             tracks=tracks,
             ticks=tuple(
                 (_percents(part, TICKS - 1), f"{decimals(span * part / (TICKS - 1), 1e-3)} ms") for part in range(TICKS)

@@ -1,0 +1,193 @@
+"""What a requirement can measure of a report beside an earlier one: what was lost since, and how much. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from partita.check.measures import Found, is_cache_in_place, repeated_phase
+from partita.diff.compare import compare
+from partita.diff.records import CopyChange, NodeChange, ReportDiff
+from partita.errors import ReportError
+from partita.observations.text_format import decimals, human_bytes, listing, name_some, named_provider, plural
+from partita.partition_reports.outcome import wanted_of
+from partita.partition_reports.records import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A report and its baseline, and what is different."""
+
+    report: Report
+    baseline: Report
+    diff: ReportDiff
+
+    @classmethod
+    def of(cls, report: Report, baseline: Report, names: tuple[str, str]) -> Beside:
+        """Compare. `names`: of the baseline and of the report. Raises ReportError when they are of two models."""
+        diff = compare(baseline, report, names=names)
+        if diff.unrelated:
+            raise ReportError(
+                f"{names[0]} cannot be a baseline for {names[1]}: {diff.unrelated}; give a report of the same model"
+            )
+        return cls(report, baseline, diff)
+
+    @property
+    def same_wanted(self) -> bool:
+        """Both want the same provider most."""
+        return wanted_of(self.report) == wanted_of(self.baseline)
+
+    def is_lower(self, before: str | None, after: str | None) -> bool:
+        """Whether `after` is preferred less than `before`: by the chain that has both, or by where each stands in its
+        own. Nothing is preferred less than a provider that nobody knows.
+        """
+        if before is None or after is None:
+            return before is not None
+        now, was = ([entry.provider for entry in report.chain] for report in (self.report, self.baseline))
+        for chain in (now, was):
+            if before in chain and after in chain:
+                return chain.index(after) > chain.index(before)
+        return _rank(now, after) > _rank(was, before)
+
+
+def _rank(chain: Sequence[str], provider: str) -> int:
+    """Where a provider stands in a chain; after all others when it is not in it."""
+    return chain.index(provider) if provider in chain else len(chain)
+
+
+def _wanted_other(both: Beside) -> Found | None:
+    """1 when another provider is preferred now. A baseline that wanted the same has nothing to be said of that."""
+    if both.same_wanted:
+        return None
+    return Found(1, "", f"{wanted_of(both.report)} is wanted here, {wanted_of(both.baseline)} in the baseline")
+
+
+def _count_lost_phases(both: Beside) -> Found:
+    """Phases of the baseline that were not run."""
+    known = {phase.name for phase in both.report.phases}
+    lost = [phase.name for phase in both.baseline.phases if phase.name not in known]
+    return Found(len(lost), "the same" if not lost else f"{listing(lost)} only in the baseline")
+
+
+def _count_nodes_left(both: Beside) -> Found | None:
+    """Nodes that moved to a provider that is preferred less; None when two are wanted."""
+    if not both.same_wanted:
+        return None
+    left: dict[str | None, list[NodeChange]] = {}
+    for change in both.diff.moved:
+        if both.is_lower(change.before, change.after):
+            left.setdefault(change.before, []).append(change)
+    if not left:
+        return Found(0, "none left its provider for one that is preferred less")
+    told = []
+    for name, changes in left.items():
+        named = _per_node(
+            (
+                change.phase,
+                change.node,
+                f"to {named_provider(change.after)}{f': {change.reason}' if change.reason else ''}",
+            )
+            for change in changes
+        )
+        told.append(f"{plural(len({change.node for change in changes}), 'node')} left {name}: {name_some(named)}")
+    return Found(len({change.node for changes in left.values() for change in changes}), "; ".join(told))
+
+
+def _count_new_reasons(both: Beside) -> Found:
+    """Nodes off a preferred provider that were on it or on a better one, or were not there. Another reason for a node
+    is no worse.
+    """
+    added = [change for change in both.diff.reasons if change.change == "new"]
+    if not added:
+        return Found(0, "no new one")
+    named = _per_node(
+        (
+            change.phase,
+            change.node,
+            f"{f'not on {named_provider(change.skipped)}: ' if change.skipped else ''}{change.after}",
+        )
+        for change in added
+    )
+    nodes = len({change.node for change in added})
+    return Found(nodes, f"{plural(nodes, 'node')} with a new reason: {name_some(named)}")
+
+
+def _per_node(found: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Phase, node and what is said of it -> one text for each node, `node (prefill and decode: what)`."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for phase, node, said in found:
+        alike.setdefault((node, said), []).append(phase)
+    return [f"{node} ({listing(phases)}: {said})" for (node, said), phases in alike.items()]
+
+
+def _count_more_copies(both: Beside) -> Found:
+    """How many copies more, in the phase where they are most."""
+    more: dict[tuple[str, str], list[str]] = {}
+    same, grown = [], 0.0
+    for figure in both.diff.figures:
+        was, now = figure.before, figure.after
+        if figure.name != "copies":
+            continue
+        if was is None or now is None or now <= was:
+            same.append(f"{now or 0:,.0f} in {figure.phase}")
+            continue
+        changes = [entry for entry in both.diff.copies if entry.phase == figure.phase and entry.change == "new"]
+        said = f"{was:,.0f} in the baseline: {name_some(list(map(_say_copy, changes)))}"
+        more.setdefault((f"{now:,.0f}", said), []).append(figure.phase)
+        grown = max(grown, now - was)
+    told = [f"{now} in {listing(phases)}, {rest}" for (now, rest), phases in more.items()]
+    return Found(grown, "; ".join(told or same))
+
+
+def _say_copy(change: CopyChange) -> str:
+    return f"{change.what} ({change.direction.replace('_', ' ')})"
+
+
+def _count_more_copy_bytes(both: Beside) -> Found:
+    """How many bytes more in one run, in the phase where they are most.
+
+    Per run, not per token: runs with another number of tokens have no figure here, for they cannot be compared.
+    """
+    larger, grown, known = [], 0.0, True
+    for figure in both.diff.figures:
+        was, now = figure.before, figure.after
+        if figure.name != "copy_bytes_per_run" or was is None:
+            continue
+        if now is None:
+            known = False
+            larger.append(f"cannot be confirmed in {figure.phase}: the size of a copy is not known")
+        elif now > was:
+            grown = max(grown, now - was)
+            sizes = f"{human_bytes(round(now))}, {human_bytes(round(was))} in the baseline"
+            larger.append(f"{sizes}, per run of {figure.phase}")
+    return Found(grown if known else None, "; ".join(larger) or "no more where known")
+
+
+def _lost_cache(both: Beside) -> Found | None:
+    """1 when the cache stayed in place in the baseline and no longer does; None when it did not there, either."""
+    if is_cache_in_place(both.baseline).value != 1:
+        return None
+    now = is_cache_in_place(both.report)
+    return Found(None if now.value is None else 1 - now.value, now.held, now.broken)
+
+
+def _measure_slowdown(both: Beside) -> Found:
+    """How much more time a token takes, as a part of what it took: 0.1 is 10 % more."""
+    was, now = (repeated_phase(entry.phases).tokens_per_second for entry in (both.baseline, both.report))
+    if not was or not now:
+        return Found(None, "", "cannot be confirmed: one of the reports has no speed")
+    ratio = was / now
+    said = f"{decimals(now)} tokens/s, {decimals(was)} in the baseline: {decimals(ratio)} times the time per token"
+    return Found(round(ratio - 1, 12), said)
+
+
+COMPARED: dict[str, Callable[[Beside], Found | None]] = {
+    "wanted_other": _wanted_other,
+    "lost_phases": _count_lost_phases,
+    "nodes_left": _count_nodes_left,
+    "new_reasons": _count_new_reasons,
+    "more_copies": _count_more_copies,
+    "more_copy_bytes": _count_more_copy_bytes,
+    "lost_cache": _lost_cache,
+    "slowdown": _measure_slowdown,
+}

@@ -1,0 +1,30 @@
+"""What came of a check, said once for every view: whether all of it holds, and each thing that was asked for."""
+
+from __future__ import annotations
+
+from partita.check.gate import GateResult
+from partita.observations.text_format import plural
+from partita.partition_reports.sections.model import Document, Row, Section, table, words
+
+
+def document(result: GateResult) -> Document:
+    """What does not hold comes first."""
+    ranked = sorted(result.outcomes, key=lambda outcome: outcome.holds)
+    heads = (words("check"), words("holds"), words("found"))
+    rows = [Row((outcome.check, "yes" if outcome.holds else "NO", outcome.detail)) for outcome in ranked]
+    section = Section("checks", "Checks", (table("What was asked for", heads, rows, obvious=True),))
+    return Document(
+        kind="Check of a report",
+        name=result.report,
+        headline=(headline(result),),
+        sections=(section,) if rows else (),
+    )
+
+
+def headline(result: GateResult) -> str:
+    """One line on what does not hold, or that all does."""
+    if result.passed:
+        return f"{result.report}: {plural(len(result.outcomes), 'check')} passed"
+    failed = [outcome.check for outcome in result.outcomes if not outcome.holds]
+    count = f"{len(failed)} of {plural(len(result.outcomes), 'check')}"
+    return f"{result.report}: {count} failed: {', '.join(failed)}"

@@ -1,0 +1,61 @@
+"""Limits that `place` and `generate` take, as short forms of requirements. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita.check.finding import find
+from partita.check.requirements import Requirement, short_form
+from partita.errors import UsageError
+from partita.observations.names import CPU
+from partita.partition_reports.records import Report
+from partita.spelling import flag_of, spelled
+
+FIELD_OF = {"max_cpu_nodes": "cpu_nodes", "max_copies": "memcpy_nodes", "max_copy_bytes_per_token": "copy_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit."""
+
+    max_cpu_nodes: int | None = None
+    """Nodes on the CPU provider in one phase."""
+    max_copies: int | None = None
+    """Memcpy nodes in one decode step, or in one run of a model that is no package."""
+    max_copy_bytes_per_token: int | None = None
+    """Bytes of all copies in one decode step or run, those of session inputs and outputs included."""
+
+    def given(self) -> dict[str, int]:
+        """The limits that there are, by name."""
+        return {name: value for name in FIELD_OF if (value := getattr(self, name)) is not None}
+
+    def by_option(self) -> dict[str, int]:
+        """The same by option of the command line, as a report has them."""
+        return {flag_of(name): value for name, value in self.given().items()}
+
+    def requirements(self) -> tuple[Requirement, ...]:
+        """The same in the words of `--require`."""
+        return tuple(short_form(spelled(name, most), FIELD_OF[name], "<=", most) for name, most in self.given().items())
+
+
+def check_limits(limits: Limits, chain: Sequence[str]) -> None:
+    """Raise UsageError for a limit that makes no sense on the providers of `chain`, given by ONNX Runtime's names."""
+    for name, value in limits.given().items():
+        if value < 0:
+            raise UsageError(f"{spelled(name)} is {value}; it must be 0 or more")
+    if chain and chain[0] == CPU:
+        most = limits.max_cpu_nodes
+        if most is not None:
+            raise UsageError(
+                f"{spelled('max_cpu_nodes', most)} contradicts {spelled('providers')}, whose first provider is cpu: "
+                "every node belongs there; leave the limit out or name another provider first"
+            )
+
+
+def exceeded(report: Report, limits: Limits) -> tuple[str, ...]:
+    """One sentence for each limit that the report does not meet, with the figures and the nodes."""
+    if not any(phase.nodes for phase in report.phases):
+        return ()
+    asked = [(requirement, find(requirement, report)) for requirement in limits.requirements()]
+    return tuple(f"{requirement.written}: {said}" for requirement, found in asked for holds, said in found if not holds)

@@ -1,0 +1,141 @@
+"""What a requirement can measure of a whole report: nodes on the CPU, copies, reasons, the cache, speed. Pure.
+
+A measure gives its figure and the sentences for every outcome; whether it holds is decided where it is compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from partita.observations.names import CPU
+from partita.observations.text_format import decimals, name_some, plural
+from partita.partition_reports.cache_state import is_in_place, status_of
+from partita.partition_reports.outcome import is_known, main_phase
+from partita.partition_reports.records import Phase, Report
+from partita.partition_reports.verdict import describe_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A figure, and what is said of it."""
+
+    value: float | None
+    """None: nothing is known, and nothing can be confirmed."""
+    held: str
+    """What is said when the requirement holds."""
+    broken: str = ""
+    """What is said when it does not; empty: the same."""
+    most: float | None = None
+    """What it may be at most, where part of it is not known; None: the value."""
+    unsure: str = ""
+    """What is said when it holds for the value and not for the most that it may be."""
+
+
+def cpu_nodes(phase: Phase) -> list[str]:
+    """Nodes on the CPU provider with their operators, those in control-flow subgraphs included."""
+    main = [(node.name, node.op_type) for node in phase.nodes if node.provider == CPU]
+    inside = [(node.name, node.op_type) for node in (phase.bodies.on_cpu if phase.bodies else ())]
+    return [f"{name} ({op_type})" if op_type else name for name, op_type in (*main, *inside)]
+
+
+def _count_cpu_nodes(report: Report) -> Found:
+    """Of the phase that has most of them."""
+    counted = [(phase, cpu_nodes(phase)) for phase in report.phases if is_known(phase)]
+    phase, names = max(reversed(counted), key=lambda entry: len(entry[1]))
+    unknown = [node.name for node in phase.nodes if node.provider is None]
+    return Found(
+        value=len(names),
+        held=f"at most {len(names)} in a phase",
+        broken=f"{plural(len(names), 'node')} on {CPU} in {phase.name}: {name_some(names)}",
+        most=len(names) + len(unknown),
+        unsure=f"unknown in {phase.name}: no source names a provider for {name_some(unknown)}",
+    )
+
+
+def _count_memcpy_nodes(report: Report) -> Found:
+    """Of the phase that is run for every token, those in control-flow subgraphs included."""
+    phase = main_phase(report)
+    assert phase is not None
+    names = [copy.name for copy in phase.copies if copy.kind == "memcpy_node"]
+    inside = phase.bodies.copies if phase.bodies else 0
+    count = len(names) + (inside or 0)
+    named = [*names, f"{inside} in control-flow subgraphs"] if inside else names
+    return Found(
+        value=count,
+        held=f"{count} in {phase.name}{f', {inside} of them in control-flow subgraphs' if inside else ''}",
+        broken=f"{plural(count, 'Memcpy node')} in {phase.name}: {name_some(named)}",
+        most=math.inf if inside is None else None,
+        unsure=f"cannot be confirmed in {phase.name}: subgraphs are not counted",
+    )
+
+
+def _count_copy_bytes(report: Report) -> Found:
+    """Of one run of the phase that is run for every token. A copy of unknown size may be of any size."""
+    phase = main_phase(report)
+    assert phase is not None
+    total = sum(copy.bytes_per_run or 0 for copy in phase.copies)
+    unknown = [copy.name for copy in phase.copies if copy.bytes_per_run is None]
+    if phase.bodies and phase.bodies.copies != 0:
+        unknown.append("those in control-flow subgraphs")
+    more = f" and {plural(len(unknown), 'copy')} of unknown size" if unknown else ""
+    run = f"{plural(len(phase.copies), 'copy')} per run of {phase.file} ({phase.name})"
+    return Found(
+        value=total,
+        held=f"{total:,} in {phase.name}",
+        broken=f"{total:,} bytes in {run}{more}",
+        most=math.inf if unknown else None,
+        unsure=f"cannot be confirmed in {phase.name}: the size of {plural(len(unknown), 'copy')} is unknown: "
+        f"{name_some(unknown)}",
+    )
+
+
+def _count_unexplained(report: Report) -> Found:
+    """Nodes for which no reason was found why some preferred provider does not have them, in the phase with most."""
+    per_phase: dict[str, list[str]] = {}
+    for entry in report.fallbacks:
+        if "unexplained" in entry.codes:
+            per_phase.setdefault(entry.phase, []).append(f"{entry.node} ({entry.op_type or 'unknown'})")
+    none: tuple[str, list[str]] = ("all phases", [])
+    phase, nodes = max(reversed(per_phase.items()), key=lambda item: len(item[1]), default=none)
+    return Found(
+        value=len(nodes),
+        held=f"{len(nodes)} in {phase}",
+        broken=f"{plural(len(nodes), 'node')} in {phase}: {name_some(nodes)}",
+    )
+
+
+def is_cache_in_place(report: Report) -> Found:
+    """1 when every state stayed in one buffer, 0 when one did not; not known where nobody looked."""
+    cache, held = report.cache, is_in_place(report.cache)
+    if cache is None or status_of(cache) == "no_cache":
+        return Found(value=None, held="", broken="cannot be confirmed: the report has no cache")
+    if held is None:
+        return Found(value=None, held="", broken=describe_cache(cache))
+    moved = [entry.name for entry in cache.entries if not entry.in_place]
+    return Found(value=float(held), held=f"{describe_cache(cache)}{f': {name_some(moved)}' if moved else ''}")
+
+
+def _measure_speed(report: Report) -> Found:
+    """Tokens per second of the phase that is run for every token."""
+    phase = repeated_phase(report.phases)
+    if phase.tokens_per_second is None:
+        why = "a dry run has no times" if report.dry_run is not None else f"the report has none for {phase.name}"
+        return Found(value=None, held="", broken=f"cannot be confirmed: {why}")
+    return Found(phase.tokens_per_second, f"{decimals(phase.tokens_per_second)} tokens/s in {phase.name}")
+
+
+def repeated_phase(phases: Sequence[Phase]) -> Phase:
+    """The phase that is run for every token: decode, or the only one."""
+    return next((phase for phase in phases if phase.name == "decode"), phases[-1])
+
+
+MEASURES: dict[str, Callable[[Report], Found]] = {
+    "cpu_nodes": _count_cpu_nodes,
+    "memcpy_nodes": _count_memcpy_nodes,
+    "copy_bytes": _count_copy_bytes,
+    "unexplained": _count_unexplained,
+    "cache_in_place": is_cache_in_place,
+    "decode_tokens_per_second": _measure_speed,
+}

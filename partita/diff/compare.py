@@ -1,0 +1,113 @@
+"""Two reports side by side: nodes that moved, came or went, reasons, copies, versions and cost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partita.diff.context_diff import changes_around
+from partita.diff.headline import headline
+from partita.diff.phase_diff import BothPhases
+from partita.diff.records import ReportDiff, Side
+from partita.observations.text_format import listing
+from partita.partition_reports.outcome import is_known
+from partita.partition_reports.records import Report
+
+RELATED = 0.5
+"""Two reports are of one model when at least this part of the larger one's nodes has its name in the other."""
+
+
+def compare(before: Report, after: Report, *, names: tuple[str, str] = ("A", "B")) -> ReportDiff:
+    """Everything that is different in `after`. `names`: what to call the two reports."""
+    phases = list(_common_phases(before, after))
+    moved = tuple(change for both in phases for change in both.moved())
+    came = tuple(both.placed(unit, "came") for both in phases for unit in both.pairs.came)
+    gone = tuple(both.placed(unit, "gone") for both in phases for unit in both.pairs.gone)
+    reasons = tuple(change for both in phases for change in both.reasons())
+    copies = tuple(change for both in phases for change in both.copies())
+    diff = ReportDiff(
+        headline="",
+        before=_side(before, names[0]),
+        after=_side(after, names[1]),
+        unrelated=_why_unrelated(before, after, phases, names),
+        same=not (moved or came or gone or reasons or copies) and _same_phases(before, after),
+        changes=changes_around(before, after),
+        moved=moved,
+        came=came,
+        gone=gone,
+        renamed=tuple(both.moved_to(*pair) for both in phases for pair in both.pairs.renamed),
+        fused_otherwise=tuple(change for both in phases for change in both.fused_otherwise()),
+        reasons=reasons,
+        copies=copies,
+        figures=tuple(figure for both in phases for figure in both.figures()),
+        notes=tuple(_notes(before, after, phases)),
+    )
+    return diff.model_copy(update={"headline": headline(diff)})
+
+
+def _side(report: Report, name: str) -> Side:
+    """One report in a few words."""
+    package, model = report.package, report.model
+    what = package.name if package is not None else model.file if model is not None else "unknown"
+    dry = " (dry run)" if report.dry_run is not None else ""
+    return Side(
+        name=name,
+        created=report.created,
+        what=f"{what}, {report.request.verb}{dry}",
+        onnxruntime=report.environment.onnxruntime_version,
+        chain=tuple(entry.provider for entry in report.chain),
+    )
+
+
+def _same_phases(before: Report, after: Report) -> bool:
+    """Both ran the same phases."""
+    return [phase.name for phase in before.phases] == [phase.name for phase in after.phases]
+
+
+def _why_unrelated(before: Report, after: Report, phases: list[BothPhases], names: tuple[str, str]) -> str:
+    """Why a comparison of the two would tell nothing; empty when it tells something."""
+    for name, report in zip(names, (before, after), strict=True):
+        if not any(map(is_known, report.phases)):
+            return f"{name} has no node in any phase"
+    if not phases:
+        ours, theirs = (listing(phase.name for phase in report.phases) for report in (before, after))
+        return f"they have no phase in common: {ours} in {names[0]}, {theirs} in {names[1]}"
+    best = max(phases, key=lambda both: both.alike)
+    largest = max(len(best.units_before), len(best.units_after))
+    if best.alike >= RELATED or not largest or _same_file(before, after):
+        return ""
+    share = f"{best.pairs.by_name} of {largest} nodes in {best.name}"
+    return f"only {share} have a name that both reports have, so they are not of one model"
+
+
+def _same_file(before: Report, after: Report) -> bool:
+    """Both ran the very same package or ONNX file."""
+    if before.package is not None and after.package is not None:
+        return before.package.manifest_sha256 == after.package.manifest_sha256
+    return before.model is not None and after.model is not None and before.model.sha256 == after.model.sha256
+
+
+def _common_phases(before: Report, after: Report) -> Iterator[BothPhases]:
+    later = {phase.name: phase for phase in after.phases}
+    for phase in before.phases:
+        if phase.name in later:
+            yield BothPhases(phase, later[phase.name], before, after)
+
+
+def _notes(before: Report, after: Report, phases: list[BothPhases]) -> Iterator[str]:
+    """What a reader has to know to read the figures."""
+    for both in phases:
+        if both.tokens_differ:
+            was, now = both.tokens
+            yield (
+                f"{both.name}: a run has {was} new tokens in one report and {now} in the other, so sizes per run are "
+                "not compared"
+            )
+    if before.dry_run is not None or after.dry_run is not None:
+        yield "a dry run has no times, so none are compared"
+        return
+    if before.environment.cpu != after.environment.cpu:
+        yield "the runs were on different processors; their times cannot be compared"
+    yield (
+        "times are from one run each; two runs of the same thing differ by some percent, on a busy machine by far "
+        "more, so repeat both before you rely on a ratio"
+    )

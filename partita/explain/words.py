@@ -1,0 +1,79 @@
+"""The sentences about one node, and about a name that fits none or several."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from partita.diagnosis.records import Fallback
+from partita.explain.node_explanation import Explanation, Matches, Place
+from partita.observations.text_format import listing, named_provider, plural
+
+
+def say_no_single(found: Matches) -> str:
+    """One line on a name that fits no node, or several."""
+    if found.matches:
+        return (
+            f"{plural(len(found.matches), 'node')} have {found.query!r} in their name; "
+            "give one in full, or any unique part of it"
+        )
+    if not found.query:
+        return "the name of the node is empty; give one, or a part of it"
+    near = f"; did you mean {' or '.join(found.suggestions)}?" if found.suggestions else ""
+    return (
+        f"no node has {found.query!r} in its name, and none was fused from one that had: it was never there, or ONNX "
+        f"Runtime folded it away{near}"
+    )
+
+
+def headline(told: Explanation) -> str:
+    """Where it is, and why not elsewhere."""
+    if not told.places:
+        return f"{told.node}: in no phase; {'rejected by its provider' if told.rejected else 'only named'}"
+    parts: dict[str, list[str]] = {}
+    for phase, places in places_by_phase(told).items():
+        said = _say_place(told, places[0]) if len(places) == 1 else _say_parts(told, places)
+        parts.setdefault(said, []).append(phase)
+    return f"{told.node}: " + "; ".join(f"{text} in {listing(phases)}" for text, phases in parts.items())
+
+
+def places_by_phase(told: Explanation) -> dict[str, list[Place]]:
+    """Its places in each phase; several where ONNX Runtime put more than one node in its place."""
+    found: dict[str, list[Place]] = {}
+    for place in told.places:
+        found.setdefault(place.phase, []).append(place)
+    return found
+
+
+def _say_parts(told: Explanation, places: Sequence[Place]) -> str:
+    """A node in whose place there are several."""
+    on = Counter(named_provider(place.provider) for place in places)
+    why = dict.fromkeys(entry.reason for place in places if (entry := reason_in(told, place)) is not None)
+    where = listing(f"{count} on {provider}" for provider, count in on.items())
+    reasons = f", not on {named_provider(told.wanted)}: {', '.join(why)}," if why else ""
+    return f"not in the plan; fused into {plural(len(places), 'node')}: {where}{reasons}"
+
+
+def _say_place(told: Explanation, place: Place) -> str:
+    """One phase in a few words."""
+    if place.role == "border" and place.copy_made is not None:
+        made = place.copy_made
+        return f"{made.kind.replace('_', ' ')}, copied {made.direction.replace('_', ' ')}"
+    if place.role == "copy" and place.copy_made is not None:
+        made = place.copy_made
+        return f"copies {made.tensor or 'an unknown tensor'} {made.direction.replace('_', ' ')}"
+    where = f"{place.op_type or 'unknown operator'} on {named_provider(place.provider)}"
+    if place.role == "replaced":
+        where = f"not in the plan; fused into {place.node}: {where}"
+    if place.role == "body":
+        where += " in a control-flow subgraph"
+    why = reason_in(told, place)
+    if why is not None:
+        return f"{where}, not on {named_provider(why.wanted)}: {why.reason} ({why.evidence_kind})"
+    return f"{where}, the preferred provider," if place.provider == told.wanted else where
+
+
+def reason_in(told: Explanation, place: Place) -> Fallback | None:
+    """Why it is not on the preferred provider in one phase."""
+    here = (entry for entry in told.fallbacks if entry.phase == place.phase and entry.node == place.node)
+    return next(here, None)

@@ -1,0 +1,123 @@
+"""What a machine offers, said once for every view: providers as a table, why some are not usable, devices, the default
+chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from partita.machine.records import MachineReport, ProviderEntry
+from partita.observations.text_format import decimals, human_bytes, listing, plural
+from partita.partition_reports.sections.model import Block, Column, Document, Line, Pairs, Section, table
+
+SHOWN = ("ep.version", "ep.full_device_name", "description")
+"""What of a device's metadata people read; --json has all of it."""
+COLUMNS = ("provider", "usable", "in build", "plugin", "library", "device", "seconds")
+
+
+def document(report: MachineReport) -> Document:
+    """Every section that has something to say."""
+    usable = [entry.name for entry in report.providers if entry.usable]
+    chain = ",".join(report.default_chain) or "none"
+    default = Section("default", "Default", (Line(f"{chain} ({report.default_reason})", "default chain"),))
+    found = (_runtime(report), _providers(report), _reasons(report), _devices(report), default)
+    return Document(
+        kind="Execution providers of a machine",
+        name=", ".join(report.onnxruntime.packages) or "ONNX Runtime",
+        headline=(f"usable: {listing(usable)}" if usable else "no provider is usable",),
+        opening=tuple(_findings(report)),
+        sections=tuple(section for section in found if section is not None),
+        version=report.partita_version,
+    )
+
+
+def _findings(report: MachineReport) -> Iterator[Line]:
+    """What is wrong with the installation itself."""
+    for finding in report.findings:
+        yield Line(f"{finding.reason}: {finding.evidence}", tone="bad")
+        yield Line(str(finding.remedy), "remedy")
+
+
+def _runtime(report: MachineReport) -> Section:
+    """Versions and GPUs."""
+    runtime = report.onnxruntime
+    cudnn = f", cuDNN {runtime.cudnn}" if runtime.cudnn else ""
+    rows = [
+        ("package", ", ".join(runtime.packages) or "not installed as a package"),
+        ("version", runtime.version or "cannot be imported"),
+        ("built with", f"CUDA {runtime.cuda}{cudnn}" if runtime.cuda else "no CUDA"),
+        ("plugins", ", ".join(f"{name} {version}" for name, version in report.plugins.items()) or "none installed"),
+    ]
+    if report.gpus is None:
+        rows.append(("NVIDIA GPUs", "not known: no driver responds, or nvidia-ml-py is not installed"))
+    for gpu in report.gpus or ():
+        newest = f", CUDA up to {gpu.cuda_driver}" if gpu.cuda_driver else ""
+        rows.append(("NVIDIA GPU", f"{gpu.name}, {human_bytes(gpu.memory_bytes)}, driver {gpu.driver}{newest}"))
+    return Section("runtime", "ONNX Runtime", (_pairs("ONNX Runtime", rows),))
+
+
+def _pairs(caption: str, rows: Iterable[tuple[str, str]]) -> Pairs:
+    return Pairs(caption, tuple((name, (value,)) for name, value in rows))
+
+
+def _providers(report: MachineReport) -> Section:
+    """One row per provider."""
+    rows = [
+        (
+            entry.name,
+            "yes" if entry.usable else "no",
+            "yes" if entry.in_build else "no",
+            "-" if entry.plugin is None else "yes",
+            _answer(entry.library_loads),
+            "software" if entry.software_device else _answer(entry.device_found),
+            decimals(entry.seconds),
+        )
+        for entry in report.providers
+    ]
+    heads = [Column(title, title == "seconds") for title in COLUMNS]
+    usable = "in a process of its own it ran one MatMul, with no other provider allowed, and gave the known answer."
+    blocks: list[Block] = [table("Providers", heads, rows, obvious=True), Line(usable, "usable")]
+    if any(entry.software_device for entry in report.providers):
+        blocks.append(Line("it runs on a driver that computes on the CPU; it is not chosen automatically.", "software"))
+    return Section("providers", "Providers", tuple(blocks))
+
+
+def _answer(known: bool | None) -> str:
+    """`yes`, `no`, or `-` when it is not known."""
+    return "-" if known is None else "yes" if known else "no"
+
+
+def _reasons(report: MachineReport) -> Section | None:
+    """Why the others are not usable; those that are only not in the build come last, on one line each."""
+    unusable = [entry for entry in report.providers if not entry.usable]
+    if not unusable:
+        return None
+    imported = report.onnxruntime.version is not None
+    lines = tuple(Line(_sentence(entry, imported=imported)) for entry in sorted(unusable, key=_is_absent))
+    return Section("reasons", "Not usable", lines, plural(len(unusable), "provider"))
+
+
+def _is_absent(entry: ProviderEntry) -> bool:
+    """Nothing is wrong with it, it is just not installed."""
+    return entry.reason == "not_in_build"
+
+
+def _sentence(entry: ProviderEntry, *, imported: bool) -> str:
+    """Reason, evidence and remedy. That a provider is not in a build that can be `imported` is its own evidence."""
+    if _is_absent(entry) and imported:
+        return f"{entry.name}: not_in_build; {entry.remedy}"
+    return f"{entry.name}: {entry.reason}: {entry.evidence}; {entry.remedy}"
+
+
+def _devices(report: MachineReport) -> Section | None:
+    """Devices by provider, as ONNX Runtime lists them."""
+    rows = [
+        (
+            entry.name,
+            f"{device.kind}, {device.vendor or 'unknown vendor'} (id {device.vendor_id:#06x})"
+            + "".join(f", {value}" for key, value in device.metadata.items() if key.lower() in SHOWN),
+        )
+        for entry in report.providers
+        for device in entry.devices
+    ]
+    return Section("devices", "Devices", (_pairs("Devices", rows),)) if rows else None

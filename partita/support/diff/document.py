@@ -1,0 +1,67 @@
+"""What is different between two support tables, said once for every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partita.observations.text_format import name_some
+from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
+from partita.support.diff.compare import SupportDiff
+
+MOST = 8
+"""Variants that a cell names; --json names all."""
+
+
+def document(found: SupportDiff) -> Document:
+    """Every section that has something to say."""
+    return Document(
+        kind="Difference of two support tables",
+        name=f"{found.before.name} and {found.after.name}",
+        headline=(found.headline,),
+        sections=(_tables(found), *_versions(found), *_operators(found), *_only_one(found)),
+    )
+
+
+def _tables(found: SupportDiff) -> Section:
+    """Which two tables these are."""
+    rows = tuple(
+        (letter, (f"{side.name}: {side.provider}, {side.onnxruntime}, {side.asked}, {side.created}",))
+        for letter, side in (("A", found.before), ("B", found.after))
+    )
+    return Section("tables", "Tables", (Pairs("Tables", rows),))
+
+
+def _versions(found: SupportDiff) -> Iterator[Section]:
+    """Versions, devices and options that are others."""
+    if found.versions:
+        rows = [(each.name, each.before, each.after) for each in found.versions]
+        shown = table("Versions and devices", (words("what"), words("A"), words("B")), rows, obvious=True)
+        yield Section("versions", "Versions and devices", (shown,))
+
+
+def _operators(found: SupportDiff) -> Iterator[Section]:
+    """What is taken otherwise."""
+    if found.changes:
+        heads = (words("operator"), words("no longer taken"), words("newly taken"))
+        rows = [
+            (
+                f"{change.operator}-{change.since}",
+                _some((*change.types_lost, *change.forms_lost)),
+                _some((*change.types_gained, *change.forms_gained)),
+            )
+            for change in found.changes
+        ]
+        yield Section("operators", "Operators", (table("Operators", heads, rows, obvious=True),))
+
+
+def _only_one(found: SupportDiff) -> Iterator[Section]:
+    """What only one of them has answers about."""
+    both = (("only in A", found.only_before), ("only in B", found.only_after))
+    lines = tuple(Line(name_some(listed), name) for name, listed in both if listed)
+    if lines:
+        yield Section("alone", "In one table only", lines)
+
+
+def _some(variants: Sequence[str]) -> str:
+    """The first variants, and how many more there are."""
+    return "; ".join(variants[:MOST]) + (f"; and {len(variants) - MOST} more" if len(variants) > MOST else "")

@@ -1,0 +1,387 @@
+"""`report check`: what holds, what does not, and why; what cannot be confirmed does not hold."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import typer.main
+
+from partita.check.compared import Beside
+from partita.check.finding import find
+from partita.check.gate import Gate, check
+from partita.check.limits import Limits
+from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
+from partita.commands.verbs.report import app as report_app
+from partita.errors import ReportError, UsageError
+from partita.observations.records import ChainEntry
+from partita.partition_reports.records import Bodies, Cache, CacheState
+from tests.conftest import REPOSITORY
+from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
+from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
+
+NAMES = {"webgpu": GPU, "cpu": CPU}
+WORDS = Vocabulary(lambda name: NAMES.get(name, name), ("no_kernel_op", "cpu_preferred", "unexplained"))
+QUERY = "model.layers.0.self_attn.q_proj/MatMul"
+LAYER = "model.layers.0.mlp/Mul"
+
+
+def required(text, report=None):
+    """Whether a requirement holds, and what is said."""
+    findings = find(parse_requirement(text, WORDS), report or mixed())
+    return all(holds for holds, _ in findings), "; ".join(said for _, said in findings)
+
+
+def failures(gate, report=None, baseline=None):
+    result = check(report or mixed(), gate, "r.json", ("a.json", baseline) if baseline else None)
+    return {outcome.check: outcome.detail for outcome in result.outcomes if not outcome.holds}
+
+
+# Nodes of the file: 9, of which Gather, Concat and Det are on the CPU. The Transpose on the CPU is ONNX Runtime's own.
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("provider=webgpu,share>=0.66", True),
+        ("provider=webgpu,share>0.67", False),
+        ("provider=webgpu,share>=66%", True),
+        ("provider=cpu,nodes<=4", True),
+        ("provider=cpu,nodes<4", False),
+        ("provider=cpu,nodes=4", True),
+        ("provider!=webgpu,nodes=4", True),
+        ("provider = webgpu , nodes >= 6", True),
+        ("op=MatMul,provider=webgpu,share=1", True),
+        ("op=Gather,provider=webgpu,share==0.5", True),
+        ("op!=Gather,provider=webgpu,share>=0.7", True),
+        ("module=rotary_emb,provider=cpu,share=50%", True),
+        ("module=layers.0,provider=cpu,nodes=1", True),
+        ("module=layers,provider=cpu,nodes=1", True),
+        ("module=rotary,provider=cpu,nodes=0", True),
+        ("reason=unexplained,nodes=0", False),
+        ("reason=no_kernel_op,nodes=1", True),
+        ("phase=decode,copies<=4", True),
+        ("phase=decode,copies<=3", False),
+        ("phase=prefill,partitions<=5", True),
+        ("phase=decode,copy_bytes_per_token<=1544", True),
+        ("phase=decode,copy_bytes_per_token<1544", False),
+        ("phase=run,copies<=99", False),
+        ("phase!=run,copies<=4", True),
+        ("provider=webgpu,time_share>=0.5,share>=0.6", True),
+        ("provider=webgpu,time_share>=0.5,share>=0.7", False),
+    ],
+)
+def test_what_a_requirement_means(text, holds):
+    assert required(text)[0] is holds, required(text)
+
+
+def test_a_requirement_that_fails_gives_the_figure_the_nodes_and_their_reasons():
+    assert required("op=Gather,provider=webgpu,share>=0.9") == (
+        False,
+        "share 0.5 in prefill and decode, without model.rotary_emb/Gather (Gather on CPU: no_kernel_op)",
+    )
+    _, said = required("provider=cpu,nodes=0")
+    assert said.startswith("nodes 4 in prefill and decode: model.rotary_emb/Gather (Gather on CPU: no_kernel_op), ")
+
+
+def test_a_compiled_node_counts_as_all_that_it_stands_for():
+    gpu = [node.name for node in mixed().phases[0].nodes if node.provider == GPU and "Memcpy" not in node.name]
+    report = compiled(1, *gpu)(mixed())
+    assert required("provider=webgpu,share>=0.66", report)[0]
+    assert required("provider=webgpu,nodes=4", report)[0], "one compiled node and three Memcpy nodes"
+
+
+def test_what_is_not_known_does_not_hold():
+    lost = each_node(mixed(), lambda n: n.model_copy(update={"provider": None if n.name == QUERY else n.provider}))
+    for text in ("op=MatMul,provider=webgpu,share=1", "op=MatMul,provider!=cpu,share=1"):
+        assert not required(text, lost)[0]
+    untimed = each_node(mixed(), lambda n: n.model_copy(update={"host_us_per_run": None}))
+    assert required("provider=webgpu,time_share>=0", untimed) == (
+        False,
+        "time_share cannot be confirmed in prefill and decode: no time is known",
+    )
+    assert "no node of the file is selected" in required("op=Conv,provider=webgpu,share<=1")[1]
+    slow = each_phase(mixed(), lambda phase: {"tokens_per_second": None})
+    assert "tokens_per_second cannot be confirmed" in required("tokens_per_second>=0", slow)[1]
+
+
+def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=None)})
+    assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
+    assert not required("copies<=99", report)[0], "nobody counted the copies inside"
+
+
+def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=2)})
+    assert required("memcpy_nodes<=5", report) == (True, "5 in decode, 2 of them in control-flow subgraphs")
+    assert not required("memcpy_nodes<=4", report)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("provder=webgpu,share>=1", "unknown field 'provder' (did you mean 'provider'?)"),
+        ("speed>=1", f"known: {', '.join(FIELDS)}"),
+        ("provider=webgpu", "nothing is measured"),
+        ("share>=0.5", "share needs provider or reason"),
+        ("provider>webgpu,nodes=1", "provider takes = or !="),
+        ("provider=,nodes=1", "provider has no value"),
+        ("phase=decod,copies=0", "did you mean 'decode'"),
+        ("reason=unexplaind,nodes=0", "did you mean 'unexplained'"),
+        ("copies<=many", "copies is compared with a number"),
+        ("copies<=nan", "compared with a number"),
+        ("copies<=inf", "compared with a number"),
+        ("provider=cpu,share>=95", "between 0 and 1"),
+        ("provider=cpu,copies<=1", "copies measures a whole phase"),
+        ("", "is not FIELD OP VALUE"),
+        ("nodes", "is not FIELD OP VALUE"),
+        ("nodes=1,", "is not FIELD OP VALUE"),
+    ],
+)
+def test_a_requirement_that_makes_no_sense_is_one_line(text, words):
+    with pytest.raises(UsageError) as caught:
+        parse_requirement(text, WORDS)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_limits_hold_or_say_by_how_much_not():
+    assert failures(Gate(limits=Limits(4, 3, 1544))) == {}
+    found = failures(Gate(limits=Limits(3, 2, 1543)))
+    assert found["--max-cpu-nodes 3"].startswith(f"4 nodes on {CPU} in decode: ")
+    assert found["--max-copies 2"] == "3 Memcpy nodes in decode: Memcpy_token_0, Memcpy, Memcpy_token_1"
+    assert found["--max-copy-bytes-per-token 1543"].startswith("1,544 bytes in 4 copies")
+
+
+def test_what_holds_is_said_with_its_figures():
+    result = check(mixed(), Gate(limits=Limits(4, 3, 1544), max_unexplained=2), "r.json")
+    assert result.passed
+    assert [(outcome.check, outcome.detail) for outcome in result.outcomes] == [
+        ("--max-cpu-nodes 4", "at most 4 in a phase"),
+        ("--max-copies 3", "3 in decode"),
+        ("--max-copy-bytes-per-token 1544", "1,544 in decode"),
+        ("--max-unexplained 2", f"{UNEXPLAINED} in decode"),
+    ]
+
+
+UNEXPLAINED = sum(entry.reason == "unexplained" and entry.phase == "decode" for entry in mixed().fallbacks)
+
+
+def test_unexplained_nodes_are_counted_in_the_phase_that_has_most():
+    assert UNEXPLAINED, "the sample has some"
+    found = failures(Gate(max_unexplained=UNEXPLAINED - 1))
+    assert "model.layers.0.self_attn/Det (Det)" in found[f"--max-unexplained {UNEXPLAINED - 1}"]
+
+
+def cache(**changes):
+    state = CacheState(name="past.0", layer=0, kind="key", memory="Cpu", size_bytes=64, in_place=True)
+    given: dict[str, Any] = {
+        "states": 1,
+        "size_bytes": 64,
+        "memories": {"Cpu": 64},
+        "in_place_states": 1,
+        "address_changes": 0,
+        "checked_steps": 3,
+        "entries": (state,),
+    }
+    return Cache(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (cache(), None),
+        (cache(in_place_states=0), "NOT in place"),
+        (cache(address_changes=1), "its address changed"),
+        (cache(checked_steps=0), "no step was observed"),
+        (cache(states=0), "has no cache"),
+        (None, "has no cache"),
+    ],
+)
+def test_the_cache_has_to_be_seen_in_place(facts, words):
+    report = mixed().model_copy(update={"cache": facts})
+    found = failures(Gate(cache_in_place=True), report)
+    assert found == {} if words is None else words in found["--require-cache-in-place"]
+
+
+def test_speed_is_that_of_decode_and_must_be_known():
+    report = each_phase(mixed(), lambda phase: {"tokens_per_second": 5.0 if phase.name == "decode" else 1.0})
+    assert failures(Gate(min_tokens_per_second=5), report) == {}
+    assert failures(Gate(min_tokens_per_second=5.1), report) == {
+        "--min-tokens-per-second 5.1": "5.00 tokens/s in decode"
+    }
+    report = each_phase(report, lambda phase: {"tokens_per_second": None})
+    assert "cannot be confirmed" in failures(Gate(min_tokens_per_second=0), report)["--min-tokens-per-second 0"]
+
+
+@pytest.mark.parametrize(
+    ("short", "text"),
+    [
+        (Gate(limits=Limits(3)), "cpu_nodes<=3"),
+        (Gate(limits=Limits(4)), "cpu_nodes<=4"),
+        (Gate(limits=Limits(None, 2)), "memcpy_nodes<=2"),
+        (Gate(limits=Limits(None, None, 1543)), "copy_bytes<=1543"),
+        (Gate(limits=Limits(None, None, 1544)), "copy_bytes<=1544"),
+        (Gate(max_unexplained=0), "unexplained<=0"),
+        (Gate(cache_in_place=True), "cache_in_place=1"),
+        (Gate(min_tokens_per_second=5.5), "decode_tokens_per_second>=5.5"),
+        (Gate(max_slowdown=0.1), "slowdown<=0.1"),
+    ],
+)
+def test_an_option_is_a_short_form_of_a_requirement(short, text):
+    written = Gate(requirements=(parse_requirement(text, WORDS),))
+    was, now = (check(mixed(), gate, "r.json", ("a.json", mixed())).outcomes[0] for gate in (short, written))
+    assert (
+        (was.requirement, was.holds, was.detail)
+        == (now.requirement, now.holds, now.detail)
+        == (text, now.holds, now.detail)
+    )
+    assert was.check.startswith("--") and now.check == f"--require {text}"
+
+
+def test_what_a_baseline_asks_for_can_be_asked_for_with_another_number():
+    gate = Gate(requirements=(parse_requirement("nodes_left<=1,new_reasons<=1", WORDS),))
+    assert failures(gate, moved(QUERY), mixed()) == {}
+    assert set(failures(gate, moved(QUERY, LAYER), mixed())) >= {"--require nodes_left<=1,new_reasons<=1"}
+    names = {outcome.check for outcome in check(moved(QUERY), gate, "r", ("a", mixed())).outcomes}
+    assert not {"--baseline: nodes", "--baseline: reasons"} & names and "--baseline: copies" in names
+
+
+def test_what_only_a_baseline_tells_needs_one():
+    with pytest.raises(UsageError, match="nodes_left needs --baseline"):
+        failures(Gate(requirements=(parse_requirement("nodes_left=0", WORDS),)))
+
+
+def test_a_measure_of_the_whole_report_is_asked_for_alone():
+    with pytest.raises(UsageError, match="cpu_nodes measures a whole report; use it without phase"):
+        parse_requirement("phase=decode,cpu_nodes=0", WORDS)
+
+
+def test_a_report_without_a_node_passes_nothing():
+    """A limit on what is not there would hold by itself."""
+    empty = each_phase(mixed(), lambda phase: {"nodes": (), "copies": ()})
+    for report in (empty, mixed().model_copy(update={"phases": ()})):
+        assert "nothing can be confirmed" in failures(Gate(limits=Limits(0, 0, 0)), report)["report"]
+
+
+def test_a_report_that_does_not_add_up_passes_nothing():
+    report = mixed()
+    first, *rest = report.checks
+    broken = report.model_copy(update={"checks": (first.model_copy(update={"passed": False}), *rest)})
+    assert first.name in failures(Gate(limits=Limits(99)), broken)["report"]
+
+
+def test_the_same_run_is_not_behind_itself():
+    assert failures(Gate(), baseline=mixed()) == {}
+
+
+def test_a_node_that_left_its_provider_is_behind():
+    found = failures(Gate(), moved(QUERY), mixed())
+    assert found["--baseline: nodes"] == f"1 node left {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
+    assert "--baseline: reasons" in found and "--baseline: copies" not in found
+
+
+def test_a_node_that_left_a_provider_in_the_middle_of_the_chain_is_behind():
+    now = moved(QUERY, chain=MISSING_FIRST_CHAIN)
+    found = failures(Gate(), now, mixed(MISSING_FIRST_CHAIN))
+    assert found["--baseline: nodes"] == f"1 node left {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
+    assert found["--baseline: reasons"] == (
+        f"1 node with a new reason: {QUERY} (prefill and decode: not on WebGpu: unexplained)"
+    )
+    assert failures(Gate(), now, now) == failures(Gate(), mixed(MISSING_FIRST_CHAIN), now) == {}
+
+
+def test_a_baseline_that_explains_the_first_provider_alone_makes_no_reason_new():
+    now = mixed(MISSING_FIRST_CHAIN)
+    told = tuple(entry.model_copy(update={"skipped": ()}) for entry in now.fallbacks)
+    assert failures(Gate(), now, now.model_copy(update={"fallbacks": told})) == {}
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "left"),
+    [
+        ("ABC", "ABC", "AB AC BC"),
+        ("ABC", "AC", "AB AC BC"),  # B is no longer in the chain
+        ("AC", "ABC", "AB AC BC"),  # B is new, and better than C
+        ("AB", "AC", "AB AC"),  # B and C have no order: both come second
+    ],
+)
+def test_what_is_preferred_less_follows_from_the_chains(was, now, left):
+    reports = [
+        mixed(tuple(ChainEntry(provider=name, status="active") for name in chain)).model_copy(update={"fallbacks": ()})
+        for chain in (was, now)
+    ]
+    both = Beside.of(reports[1], reports[0], ("a", "b"))
+    lower = {f"{one}{other}" for one in "ABC" for other in "ABC" if both.is_lower(one, other)}
+    assert lower == set(left.split())
+    assert both.is_lower("C", None) and not both.is_lower(None, "C")
+
+
+def test_a_node_that_came_back_is_not_behind():
+    assert failures(Gate(), mixed(), moved(QUERY)) == {}
+
+
+def test_another_reason_for_the_same_node_is_not_behind_and_one_for_a_new_node_is():
+    report = mixed()
+    first, *rest = report.fallbacks
+    other = report.model_copy(update={"fallbacks": (first.model_copy(update={"reason": "not_claimed"}), *rest)})
+    assert failures(Gate(), other, report) == {}
+    fewer = report.model_copy(update={"fallbacks": tuple(rest)})
+    assert first.node in failures(Gate(), report, fewer)["--baseline: reasons"]
+
+
+def test_more_copies_and_more_bytes_are_behind():
+    def fewer(phase):
+        cost = with_cost(phase, copies=3, copy_bytes_per_run=100)
+        return {"copies": phase.copies[:-2], "cost": cost}
+
+    found = failures(Gate(), mixed(), each_phase(mixed(), fewer))
+    assert found["--baseline: copies"].startswith("4 in prefill and decode, 2 in the baseline: ")
+    assert "1.51 KiB, 100 B in the baseline, per run of decode" in found["--baseline: bytes copied"]
+    assert failures(Gate(), each_phase(mixed(), fewer), mixed()) == {}
+
+
+def test_bytes_that_nobody_knows_any_more_are_behind():
+    lost = each_phase(mixed(), lambda phase: {"cost": with_cost(phase, copy_bytes_per_run=None)})
+    assert "cannot be confirmed in decode" in failures(Gate(), lost, mixed())["--baseline: bytes copied"]
+
+
+def test_a_cache_that_no_longer_stays_is_behind():
+    was, now = (mixed().model_copy(update={"cache": facts}) for facts in (cache(), cache(in_place_states=0)))
+    assert "NOT in place" in failures(Gate(), now, was)["--baseline: cache"]
+    assert failures(Gate(), now, now) == {}, "it was no better before"
+
+
+def test_a_phase_that_is_not_run_any_more_is_behind():
+    found = failures(Gate(), mixed().model_copy(update={"phases": mixed().phases[:1]}), mixed())
+    assert found == {"--baseline: phases": "decode only in the baseline"}
+
+
+def test_time_is_compared_only_when_a_tolerance_is_given():
+    fast = each_phase(mixed(), lambda phase: {"tokens_per_second": 100.0})
+    slow = each_phase(mixed(), lambda phase: {"tokens_per_second": 80.0})
+    assert failures(Gate(), slow, fast) == {}
+    assert failures(Gate(max_slowdown=0.25), slow, fast) == {}
+    found = failures(Gate(max_slowdown=0.2), slow, fast)
+    assert found["--max-slowdown 0.2"] == "80.0 tokens/s, 100 in the baseline: 1.25 times the time per token"
+
+
+def test_a_baseline_that_wanted_another_provider_is_none():
+    baseline = mixed().model_copy(update={"chain": tuple(reversed(GPU_CHAIN))})
+    assert f"{GPU} is wanted here, {CPU}" in failures(Gate(), mixed(), baseline)["--baseline: wanted provider"]
+
+
+def test_a_baseline_of_another_model_is_an_error():
+    other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
+    with pytest.raises(
+        ReportError, match=r"a\.json cannot be a baseline for r\.json: only .*; give a report of the same model"
+    ):
+        failures(Gate(), mixed(), other)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_is_documented(field):
+    page = (REPOSITORY / "docs" / "reports.md").read_text(encoding="utf-8")
+    table = page.partition("### Conditions")[2].partition("```")[0]
+    assert f"`{field}`" in table
+    command = typer.main.get_command(report_app).commands["check"]  # type: ignore[attr-defined]
+    told = next(option.help for option in command.params if option.name == "require")
+    assert re.search(rf"\b{field}\b", told)

@@ -1,0 +1,88 @@
+"""Limits: what counts, what is said, and which limits make no sense."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.check.limits import Limits, check_limits, exceeded
+from partita.errors import UsageError
+from partita.partition_reports.verdict import give_verdict
+from partita.partition_reports.views.text import VIEW
+from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, mixed_facts, report_of
+
+
+@pytest.fixture(scope="module")
+def report():
+    """4 nodes on the CPU and 3 Memcpy nodes in both phases; 512 bytes each, and 8 bytes of an input in decode."""
+    return report_of(mixed_facts(), GPU_CHAIN)
+
+
+def of(report, *phases):
+    """The report with these phases."""
+    return report.model_copy(update={"phases": phases})
+
+
+def test_what_is_met_says_nothing(report):
+    assert exceeded(report, Limits()) == ()
+    assert exceeded(report, Limits(4, 3, 3 * 512 + 8)) == ()
+    assert exceeded(of(report), Limits(0, 0, 0)) == ()
+
+
+def test_what_is_not_met_says_figures_and_nodes(report):
+    nodes, copies, size = exceeded(report, Limits(3, 2, 3 * 512 + 7))
+    assert nodes.startswith(f"--max-cpu-nodes 3: 4 nodes on {CPU} in decode: model.rotary_emb/Gather (Gather), ")
+    assert copies == "--max-copies 2: 3 Memcpy nodes in decode: Memcpy_token_0, Memcpy, Memcpy_token_1"
+    assert size == "--max-copy-bytes-per-token 1543: 1,544 bytes in 4 copies per run of model.onnx (decode)"
+
+
+def test_the_phase_with_most_nodes_on_the_cpu_counts(report):
+    prefill, decode = report.phases
+    fewer = decode.model_copy(update={"nodes": tuple(node for node in decode.nodes if node.provider == GPU)})
+    assert " 4 nodes on CPUExecutionProvider in prefill: " in exceeded(of(report, prefill, fewer), Limits(0))[0]
+
+
+def test_a_copy_of_unknown_size_is_not_within_a_limit(report):
+    decode = report.phases[1]
+    unknown = decode.model_copy(
+        update={
+            "copies": (*decode.copies[1:], decode.copies[0].model_copy(update={"bytes_per_run": None})),
+        }
+    )
+    (sentence,) = exceeded(of(report, unknown), Limits(max_copy_bytes_per_token=10**9))
+    assert "the size of 1 copy is unknown: Memcpy_token_0" in sentence
+    (sentence,) = exceeded(of(report, unknown), Limits(max_copy_bytes_per_token=0))
+    assert "1,032 bytes in 4 copies" in sentence and "1 copy of unknown size" in sentence
+
+
+def test_many_nodes_are_named_up_to_a_point(report):
+    decode = report.phases[1]
+    nodes = tuple(decode.nodes[2].model_copy(update={"name": f"n{number}"}) for number in range(30))
+    (sentence,) = exceeded(of(report, decode.model_copy(update={"nodes": nodes})), Limits(0))
+    assert "n19 (Gather) and 10 more" in sentence and "n20" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        (Limits(-1), "--max-cpu-nodes"),
+        (Limits(max_copies=-1), "--max-copies"),
+        (Limits(max_copy_bytes_per_token=-5), "--max-copy-bytes-per-token is -5"),
+    ],
+)
+def test_a_negative_limit_is_a_usage_error(limits, name):
+    with pytest.raises(UsageError, match=name):
+        check_limits(limits, (GPU, CPU))
+
+
+def test_a_limit_on_cpu_nodes_contradicts_a_chain_that_begins_there():
+    check_limits(Limits(0, 0, 0), (GPU, CPU))
+    check_limits(Limits(None, 0, 0), (CPU,))
+    with pytest.raises(UsageError, match="contradicts --provider"):
+        check_limits(Limits(5), (CPU,))
+
+
+def test_an_exceeded_limit_is_in_the_report_the_verdict_and_the_text():
+    report = report_of(mixed_facts(), GPU_CHAIN, judge=lambda made: exceeded(made, Limits(0)))
+    assert len(report.exceeded) == 1
+    assert "1 limit EXCEEDED" in give_verdict(report)
+    assert "LIMIT EXCEEDED: --max-cpu-nodes 0: 4 nodes" in VIEW.to_text(report)

@@ -1,0 +1,364 @@
+"""Two reports side by side: the first line is the answer, two runs of one thing have no difference, nothing is lost."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from partita.diff import context_diff
+from partita.diff.compare import compare
+from partita.diff.views import text as view
+from partita.observations.records import InstalledWheel
+from tests.partition_reports.changed import (
+    HARMFUL,
+    HOSTILE,
+    compiled,
+    each_node,
+    each_phase,
+    mixed,
+    moved,
+    renamed,
+    with_cost,
+)
+from tests.partition_reports.samples import CPU, GPU, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
+
+QUERY, MUL = "model.layers.0.self_attn.q_proj/MatMul", "model.layers.0.mlp/Mul"
+
+
+def rendered(found, width=80):
+    stream = io.StringIO()
+    view.render(found, Console(file=stream, width=width, force_terminal=False, color_system=None))
+    return stream.getvalue()
+
+
+def test_the_first_line_is_the_answer():
+    found = compare(mixed(), moved(QUERY, MUL))
+    assert found.headline == ("2 nodes moved from WebGpu to CPU in prefill and decode; onnxruntime 1.31.1 -> 1.40.0")
+    assert rendered(found, 200).splitlines()[0] == found.headline
+    assert not found.same
+
+
+def test_moved_nodes_are_named_per_phase_with_their_reason():
+    found = compare(mixed(), moved(QUERY))
+    assert {(change.phase, change.node, change.before, change.after) for change in found.moved} == {
+        ("prefill", QUERY, GPU, CPU),
+        ("decode", QUERY, GPU, CPU),
+    }
+    assert {change.reason for change in found.moved} == {"unexplained"}
+    assert [change.change for change in found.reasons] == ["new", "new"]
+    out = rendered(found)
+    assert "WebGpu -> CPU: unexplained, 1 node in prefill and decode" in out
+    assert f"nodes: {QUERY}" in out and "operators: MatMul 1" in out
+
+
+def test_a_move_down_the_chain_is_explained_by_the_provider_that_was_left():
+    found = compare(mixed(MISSING_FIRST_CHAIN), moved(QUERY, chain=MISSING_FIRST_CHAIN))
+    assert {change.reason for change in found.moved} == {"unexplained"}, "not that TensorRT is missing, as before"
+    assert {(change.node, change.change, change.skipped) for change in found.reasons} == {(QUERY, "new", GPU)}
+    assert "WebGpu -> CPU: unexplained, 1 node in prefill and decode" in rendered(found)
+    back = compare(moved(QUERY, chain=MISSING_FIRST_CHAIN), mixed(MISSING_FIRST_CHAIN))
+    assert {(change.node, change.change, change.skipped) for change in back.reasons} == {(QUERY, "gone", GPU)}
+
+
+def test_a_change_is_told_whatever_it_is_called(monkeypatch):
+    other = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
+    reports = mixed(), mixed().model_copy(update={"package": other})
+    monkeypatch.setitem(context_diff.LABELS, "manifest_sha256", "fingerprint")
+    assert "package fingerprint abababababab -> cdcdcdcdcdcd" in compare(*reports).headline
+
+
+def test_a_provider_that_only_one_chain_has_is_a_change_of_the_chain():
+    found = compare(mixed(MISSING_FIRST_CHAIN), mixed())
+    assert not found.reasons and any(change.subject == "chain" for change in found.changes)
+
+
+def test_the_way_back_is_no_new_reason():
+    found = compare(moved(QUERY), mixed())
+    assert found.headline.startswith("1 node moved from CPU to WebGpu in prefill and decode")
+    assert [change.change for change in found.reasons] == ["gone", "gone"]
+
+
+def test_a_report_and_itself_have_no_difference():
+    found = compare(mixed(), mixed())
+    assert found.same and not found.changes
+    assert found.headline == "no difference in placement, reasons and copies (13 nodes in prefill and decode)"
+
+
+def test_names_with_counters_are_no_difference():
+    names = {"Memcpy_token_0": "Memcpy", "Memcpy": "Memcpy_token_7", "Memcpy_token_1": "Memcpy_token_12"}
+    found = compare(mixed(), renamed(mixed(), {**names, "Transpose_token_4": "Transpose_token_9"}))
+    assert found.same, found
+    one, other = compiled(1, QUERY, MUL)(mixed()), compiled(3, QUERY, MUL)(mixed())
+    found = compare(one, other)
+    assert found.same and not found.fused_otherwise, found
+
+
+def test_copies_that_swapped_their_names_and_one_that_is_of_another_tensor():
+    """By name alone the first would be two changes and the second none."""
+    before = mixed()
+
+    def other_tensor(phase):
+        first, *rest = phase.copies
+        update = {"tensor": "elsewhere", "caused_by": ("lm_head/MatMul",)}
+        return {"copies": (first.model_copy(update=update), *rest)}
+
+    found = compare(before, each_phase(before, other_tensor))
+    assert [(change.change, change.what) for change in found.copies if change.phase == "decode"] == [
+        ("gone", before.phases[1].copies[0].tensor),
+        ("new", "elsewhere"),
+    ]
+    assert not found.same
+
+
+def test_a_node_inside_a_compiled_one_has_moved_when_that_is_on_another_provider():
+    found = compare(mixed(), compiled(1, "model.rotary_emb/Gather", "model.rotary_emb/Concat")(mixed()))
+    decode = [change for change in found.moved if change.phase == "decode"]
+    assert [(change.node, change.op_type, change.before, change.after, change.runs_in) for change in decode] == [
+        ("model.rotary_emb/Gather", "Gather", CPU, GPU, "EP_subgraph_1_0"),
+        ("model.rotary_emb/Concat", "Concat", CPU, GPU, "EP_subgraph_1_0"),
+    ]
+
+
+def test_fusion_on_the_same_provider_is_said_and_is_no_move():
+    found = compare(mixed(), compiled(1, QUERY, MUL)(mixed()))
+    assert not found.moved and not found.came and not found.gone
+    assert {(change.node, change.before, change.after) for change in found.fused_otherwise} == {
+        (QUERY, "MatMul", "CompiledSubgraph"),
+        (MUL, "Mul", "CompiledSubgraph"),
+    }
+    out = " ".join(rendered(found).split())
+    assert f"1 node compiled or fused differently, MatMul -> CompiledSubgraph: {QUERY}" in out
+
+
+def test_another_number_at_the_end_of_a_name_is_matched_and_said():
+    found = compare(mixed(), renamed(mixed(), {MUL: f"{MUL}_2"}))
+    assert not found.came and not found.gone
+    assert {(change.node, change.name_before) for change in found.renamed} == {(f"{MUL}_2", MUL)}
+    assert f"{MUL}_2 (was {MUL})" in " ".join(rendered(found).split())
+
+
+def test_names_without_their_numbers_are_matched_only_where_both_have_as_many():
+    """One Mul less: which of the two is gone cannot be told, so nothing is."""
+    two = renamed(mixed(), {MUL: f"{MUL}_1", QUERY: f"{MUL}_2"})
+    one = renamed(
+        each_phase(two, lambda phase: {"nodes": tuple(n for n in phase.nodes if n.name != f"{MUL}_1")}),
+        {
+            f"{MUL}_2": f"{MUL}_3",
+        },
+    )
+    found = compare(two, one)
+    assert not found.renamed
+    assert {change.node for change in found.gone} == {f"{MUL}_1", f"{MUL}_2"}
+    assert {change.node for change in found.came} == {f"{MUL}_3"}
+
+
+def test_what_the_runtime_added_elsewhere_has_moved():
+    elsewhere = renamed(moved("Transpose_token_4"), {"Transpose_token_4": "Transpose_token_6"})
+    there = each_node(mixed(), lambda n: n.model_copy(update={"provider": GPU}) if "Transpose" in n.name else n)
+    found = compare(there, elsewhere)
+    assert {(change.node, change.before, change.after) for change in found.moved} == {("Transpose_token_6", GPU, CPU)}
+    assert not found.came and not found.gone
+
+
+def test_a_node_of_which_nobody_says_where_it_runs_has_moved():
+    lost = each_node(mixed(), lambda n: n.model_copy(update={"provider": None}) if n.name == QUERY else n)
+    found = compare(mixed(), lost)
+    assert "1 node moved from WebGpu to an unknown provider in prefill and decode" in found.headline
+    assert "WebGpu -> an unknown provider, 1 node" in rendered(found)
+
+
+def test_the_reason_of_a_memcpy_node_is_no_reason_of_a_node():
+    """With three providers in the chain, copies of the second one are off the first."""
+
+    def with_reason(name):
+        report = renamed(mixed(), {"Memcpy": name})
+        reason = report.fallbacks[0].model_copy(update={"node": name, "reason": "runtime_inserted"})
+        return report.model_copy(update={"fallbacks": (*report.fallbacks, reason)})
+
+    assert compare(with_reason("Memcpy_token_5"), with_reason("Memcpy_token_9")).same
+
+
+def test_nodes_that_came_and_went():
+    fewer = each_phase(mixed(), lambda phase: {"nodes": phase.nodes[:-1]})
+    assert {change.node for change in compare(mixed(), fewer).gone} == {"lm_head/MatMul"}
+    assert {change.node for change in compare(fewer, mixed()).came} == {"lm_head/MatMul"}
+    assert "1 node removed in prefill and decode" in compare(mixed(), fewer).headline
+
+
+def test_a_changed_reason_shows_its_evidence():
+    before = mixed()
+    first, *rest = before.fallbacks
+    update = {"reason": "no_kernel_type", "evidence": "float16 is taken", "evidence_kind": "probed"}
+    after = before.model_copy(update={"fallbacks": (first.model_copy(update=update), *rest)})
+    found = compare(before, after)
+    (change,) = found.reasons
+    assert (change.change, change.before, change.after) == ("changed", "no_kernel_op", "no_kernel_type")
+    assert "no_kernel_op -> no_kernel_type" in rendered(found) and "float16 is taken" in rendered(found)
+    assert "no node moved, 1 changed reason in prefill" in found.headline
+
+
+def test_bytes_of_copies_are_compared_only_between_runs_of_as_many_tokens():
+    before = mixed()
+
+    def larger(phase):
+        first, *rest = phase.copies
+        return {"copies": (first.model_copy(update={"bytes_per_run": 4096}), *rest)}
+
+    after = each_phase(before, larger)
+    assert {(c.change, c.bytes_before, c.bytes_after) for c in compare(before, after).copies} == {
+        ("changed", 512, 4096)
+    }
+    tokens = {"prefill": 5, "decode": 1}
+    other_prompt = each_phase(after, lambda phase: {"cost": with_cost(phase, tokens_per_run=tokens[phase.name] + 1)})
+    found = compare(before, other_prompt)
+    assert found.same
+    assert "a run has 1 new tokens in one report and 2 in the other" in " ".join(found.notes)
+
+
+def test_a_second_wheel_of_the_runtime_is_a_change_and_a_new_version_is_told_once():
+    def installed(**wheels: str):
+        env = mixed().environment
+        named = tuple(InstalledWheel(name=name, version=version) for name, version in wheels.items())
+        return mixed().model_copy(update={"environment": env.model_copy(update={"onnxruntime_wheels": named})})
+
+    one, newer = installed(onnxruntime="1.31.1"), installed(onnxruntime="1.32.0")
+    two = installed(onnxruntime="1.31.1", onnxruntime_gpu="1.30.0")
+    assert compare(one, newer).changes == ()
+    told = [(change.name, change.before, change.after) for change in compare(one, two).changes]
+    assert told == [("onnxruntime package", "onnxruntime", "onnxruntime, onnxruntime_gpu")]
+
+
+def test_every_version_and_option_that_changed_is_listed():
+    before, after = mixed(), moved()
+    env = after.environment.model_copy(update={"packages": {"numpy": "2.4.0", "onnx": "1.30"}})
+    package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
+    request = after.request.model_copy(update={"threads": 2, "options": {"temperature": "1"}})
+    after = after.model_copy(update={"environment": env, "package": package, "request": request})
+    told = {(change.name, change.before, change.after) for change in compare(before, after).changes}
+    assert told >= {
+        ("onnxruntime", "1.31.1", "1.40.0"),
+        ("numpy", "2.3.0", "2.4.0"),
+        ("onnx", None, "1.30"),
+        ("manifest sha256", "ab" * 6, "cd" * 6),
+        ("threads", None, "2"),
+        ("option temperature", "0", "1"),
+    }
+
+
+def test_times_are_shown_as_two_figures_and_a_ratio_with_a_caution_and_never_in_the_answer():
+    before = mixed()
+    speed = {"tokens_per_second": 50.0, "step_p50_ms": 20.0, "step_p95_ms": 30.0, "steps": 9}
+    after = each_phase(before, lambda phase: {**speed, "step_p50_ms": 25.0, "tokens_per_second": 40.0})
+    before = each_phase(before, lambda phase: speed)
+    found = compare(before, after)
+    assert found.same and "tokens" not in found.headline
+    out = " ".join(rendered(found).split())
+    assert "decode tokens/s 50.0 40.0 0.800 ~" in out  # 25 ms is within the 30 ms that slower steps take
+    assert "repeat both before you rely on a ratio" in out
+    apart = each_phase(after, lambda phase: {"step_p50_ms": 99.0})
+    apart = rendered(compare(before, each_phase(after, lambda phase: {"step_p50_ms": 99.0})))
+    assert "decode p50 ms per step 20.0 99.0 4.95 note:" in " ".join(apart.split())  # no mark of the spread
+
+
+def test_a_model_of_nothing_but_nodes_that_the_runtime_added_is_related_to_itself():
+    """So it is with a function, which ONNX Runtime writes out under names of its own."""
+    added = each_node(mixed(), lambda node: node.model_copy(update={"sources": ("plan_file", "profile")}))
+    assert compare(added, added).same
+
+
+def test_the_same_file_is_never_unrelated():
+    elsewhere = each_node(mixed(), lambda node: node.model_copy(update={"name": f"other/{node.name}"}))
+    assert compare(mixed(), elsewhere).unrelated == ""
+    package = PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32})
+    assert compare(mixed(), elsewhere.model_copy(update={"package": package})).unrelated
+
+
+def test_unrelated_reports_say_why():
+    other = report_of(recorded_facts(), package=PACKAGE.model_copy(update={"manifest_sha256": "cd" * 32}))
+    found = compare(other, mixed(), names=("old.json", "new.json"))
+    assert found.unrelated.startswith("only ") and "not of one model" in found.unrelated
+    assert found.headline.startswith("not comparable: ") and not found.same
+    empty = each_phase(mixed(), lambda phase: {"nodes": ()})
+    assert compare(mixed(), empty, names=("a", "b")).unrelated == "b has no node in any phase"
+    other = mixed().model_copy(update={"phases": (mixed().phases[0].model_copy(update={"name": "run"}),)})
+    assert (
+        "no phase in common: prefill and decode in a, run in b" in compare(mixed(), other, names=("a", "b")).unrelated
+    )
+
+
+def test_a_phase_that_is_gone_is_a_difference():
+    found = compare(mixed(), mixed().model_copy(update={"phases": mixed().phases[:1]}))
+    assert not found.same
+    assert ("phases", "prefill, decode", "prefill") in {(c.name, c.before, c.after) for c in found.changes}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_line_is_wider_than_the_console(width):
+    out = rendered(compare(report_of(recorded_facts()), moved(QUERY, MUL)), width)
+    assert max(len(line) for line in out.splitlines()) <= width
+
+
+def test_hostile_names_are_harmless_in_text_and_whole_in_json():
+    names = {QUERY: HOSTILE, "Memcpy": HOSTILE + "2"}
+    found = compare(renamed(mixed(), names), renamed(moved(QUERY), names), names=(HOSTILE, "b"))
+    assert not HARMFUL & set(rendered(found))
+    again = json.loads(json.dumps(found.model_dump(mode="json", by_alias=True)))
+    assert {change["node"] for change in again["moved"]} == {HOSTILE}
+
+
+def test_a_long_list_is_cut_and_says_so():
+    more = each_phase(
+        mixed(),
+        lambda phase: {
+            "nodes": (*phase.nodes, *(phase.nodes[0].model_copy(update={"name": f"x/Op_{n}"}) for n in range(500)))
+        },
+    )
+    found = compare(more, each_node(more, lambda n: n.model_copy(update={"provider": CPU})))
+    assert " and 494 more" in " ".join(rendered(found).split())
+    assert len(rendered(found).splitlines()) < 120
+
+
+def failed(report, **update):
+    first, *rest = report.checks
+    return report.model_copy(update={"checks": (first.model_copy(update={"passed": False, **update}), *rest)})
+
+
+def outcomes(before, after):
+    return [change for change in compare(before, after).changes if change.key == "checks_failed"]
+
+
+def test_a_check_that_is_said_otherwise_is_no_change():
+    assert mixed().checks[0].key and mixed().checks[0].part
+    assert outcomes(failed(mixed()), failed(mixed(), name="in other words")) == []
+    assert len(outcomes(failed(mixed()), failed(mixed(), key="another"))) == 1
+    assert len(outcomes(failed(mixed()), failed(mixed(), part="prefill.onnx"))) == 1
+    (change,) = outcomes(mixed(), failed(mixed(), name="in other words"))
+    assert (change.before, change.after) == (None, "in other words")
+
+
+def test_checks_of_an_older_report_go_by_their_names():
+    old = failed(mixed(), key="", part="")
+    assert outcomes(old, failed(mixed())) == []
+    assert len(outcomes(old, failed(mixed(), name="in other words"))) == 1
+
+
+def test_a_cache_that_is_told_in_other_words_is_no_change(monkeypatch):
+    report = report_of(recorded_facts())
+    words = iter("ab")
+    monkeypatch.setattr(context_diff, "say_cache", lambda cache: next(words))
+    assert not compare(report, report).changes
+
+
+def test_a_cache_that_no_longer_stays_is_told_in_whatever_words(monkeypatch):
+    report = report_of(recorded_facts())
+    assert report.cache is not None
+    away = report.model_copy(update={"cache": report.cache.model_copy(update={"address_changes": 2})})
+    smaller = report.model_copy(update={"cache": report.cache.model_copy(update={"size_bytes": 1})})
+    monkeypatch.setattr(context_diff, "say_cache", lambda cache: f"{cache.size_bytes} {cache.address_changes}")
+    found = compare(report, away)
+    assert [change.cache_moved for change in found.changes] == [True] and "cache" in found.headline
+    found = compare(report, smaller)
+    assert [change.cache_moved for change in found.changes] == [False] and "cache" not in found.headline

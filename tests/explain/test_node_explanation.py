@@ -1,0 +1,251 @@
+"""All about one node: found by its name or a part of it, wherever the report has something to say about it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from partita.diagnosis.records import FallbackCost, Trial
+from partita.explain.node_explanation import Explanation, Matches, find
+from partita.explain.views import text as view
+from partita.explain.words import say_no_single
+from partita.observations.records import Probing
+from partita.partition_reports.records import Bodies, BodyNode, Disagreement, RejectedPart
+from tests.partition_reports.changed import HARMFUL, HOSTILE, compiled, each_phase, mixed, renamed
+from tests.partition_reports.samples import CPU, GPU
+
+GATHER, DET = "model.rotary_emb/Gather", "model.layers.0.self_attn/Det"
+SIGMOID, MUL = "model.rotary_emb/Expand", "model.layers.0.mlp/Mul"
+
+
+def explained(report, query) -> Explanation:
+    found = find(report, query)
+    assert isinstance(found, Explanation), found
+    return found
+
+
+def rendered(found, width=80):
+    stream = io.StringIO()
+    view.render(found, Console(file=stream, width=width, force_terminal=False, color_system=None))
+    return stream.getvalue()
+
+
+def words(found, width=80):
+    return " ".join(rendered(found, width).split())
+
+
+def test_a_node_off_the_wanted_provider_says_where_and_why_in_its_first_line():
+    found = explained(mixed(), GATHER)
+    first = rendered(found, 200).splitlines()[0]
+    assert first == f"{GATHER}: Gather on CPU, not on WebGpu: no_kernel_op (logged) in prefill and decode"
+
+
+def test_it_has_every_fact_per_phase():
+    found = explained(mixed(), GATHER)
+    assert [(place.phase, place.position, place.partition, place.provider) for place in found.places] == [
+        ("prefill", 2, 1, CPU),
+        ("decode", 2, 1, CPU),
+    ]
+    assert [place.host_us_per_run for place in found.places] == [100.0, 100.0]
+    out = words(found)
+    for part in (
+        "source line modeling_llama.py:88",
+        "module model.rotary_emb",
+        "seen by plan_file",
+        "position 2 of 13 2 of 13",
+        "partition 1 (2 nodes) 1 (2 nodes)",
+        "output bytes 512 B 512 B",
+        "evidence (logged) [I:onnxruntime:, webgpu_execution_provider.cc:635 GetCapability]",
+        f"remedy {found.fallbacks[0].remedy[:40]}",
+    ):
+        assert part in out, part
+
+
+def test_a_node_on_the_wanted_provider_has_no_reason():
+    found = explained(mixed(), "lm_head")
+    assert found.node == "lm_head/MatMul" and not found.fallbacks
+    assert words(found).startswith("lm_head/MatMul: MatMul on WebGpu, the preferred provider, in prefill and decode")
+    assert "Why not" not in rendered(found)
+
+
+def test_a_node_that_was_fused_away_is_explained_by_the_one_that_stands_for_it():
+    found = explained(compiled(4, SIGMOID, MUL)(mixed()), SIGMOID)
+    assert {(place.role, place.node) for place in found.places} == {("replaced", "EP_subgraph_4_0")}
+    out = words(found, 120)
+    assert "not in the plan; fused into EP_subgraph_4_0: CompiledSubgraph on WebGpu" in out
+    assert f"EP_subgraph_4_0 is fused from 2 nodes of the file: {SIGMOID}, {MUL}" in out
+    whole = words(explained(compiled(4, SIGMOID, MUL)(mixed()), "EP_subgraph_4_0"), 120)
+    assert f"fused from 2 nodes of the file: {SIGMOID}, {MUL}" in whole
+
+
+def test_a_fused_node_on_the_cpu_passes_its_reason_on():
+    report = compiled(4, GATHER, "model.rotary_emb/Concat", provider=CPU)(mixed())
+    first, *_ = report.fallbacks
+    report = report.model_copy(update={"fallbacks": (first.model_copy(update={"node": "EP_subgraph_4_0"}),)})
+    assert [entry.reason for entry in explained(report, GATHER).fallbacks] == [first.reason]
+
+
+def test_a_memcpy_node_says_tensor_bytes_and_for_whom():
+    found = explained(mixed(), "Memcpy")
+    assert found.node == "Memcpy", "the exact name wins over those that begin with it"
+    assert words(found).startswith("Memcpy: copies query device to host in prefill and decode")
+    assert "copy in decode: query, device to host, 512 B per run" in words(found)
+    assert f"for {DET} (Det on CPU: unexplained)" in words(found)
+
+
+def test_a_node_says_which_copies_it_causes():
+    found = explained(mixed(), DET)
+    assert {copy.name for place in found.places for copy in place.copies_caused} == {"Memcpy", "Memcpy_token_1"}
+    assert {place.copy_bytes_caused for place in found.places} == {1024}
+    assert "decode: 2 copies, 1 KiB per run, 0.200 ms wait" in words(found)
+
+
+def test_a_session_input_that_is_copied():
+    assert "input_ids: session input, copied host to device in prefill and decode" in words(explained(mixed(), "input"))
+
+
+def test_a_node_in_a_body_of_control_flow():
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=2, cpu_nodes=("loop/Cos (Cos)",), copies=0)})
+    assert words(explained(report, "loop/Cos")).startswith("loop/Cos: Cos on CPU in a control-flow subgraph in prefill")
+
+
+def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
+    inside = BodyNode(name="loop/Cos (copy), 2", op_type=None)
+    bodies = Bodies(nodes=2, cpu_nodes=("put in other words",), on_cpu=(inside,), copies=0)
+    found = explained(each_phase(mixed(), lambda phase: {"bodies": bodies}), inside.name)
+    assert {(place.role, place.op_type) for place in found.places} == {("body", None)}
+
+
+def test_a_node_that_only_a_rejection_names():
+    part = RejectedPart(
+        file="decode.onnx", provider=GPU, nodes=("a/Softmax",), evidence="error 1002", minimal=True, tries=7
+    )
+    found = explained(mixed().model_copy(update={"rejected": (part,)}), "a/Softmax")
+    assert not found.places and found.rejected == (part,)
+    out = words(found)
+    assert f"Rejected by {GPU} in decode.onnx" in out and "error 1002" in out
+    assert "it fails alone; no smaller part that was tried fails; 7 parts of the graph tried" in out
+    beside = part.model_copy(update={"company": True})
+    out = words(explained(mixed().model_copy(update={"rejected": (beside,)}), "a/Softmax"))
+    assert "it fails with only a Neg beside it; no smaller part" in out
+
+
+def test_every_experiment_is_a_row_and_a_quote_stands_once():
+    said = "code 17, says the driver"
+    trials = (
+        Trial(factor="as_is", change="", outcome="left", said=said, cached=True),
+        Trial(factor="type", change="float16 in place of float32", outcome="taken", said="", cached=False),
+        Trial(factor="opset", change="Gather of opset 11", outcome="timed_out", said=said, cached=False),
+    )
+    report = mixed()
+    fallbacks = tuple(
+        entry.model_copy(update={"trials": trials, "unprobed": "the time was up"}) if entry.node == GATHER else entry
+        for entry in report.fallbacks
+    )
+    out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
+    flat = " ".join(out.split())
+    assert "3 experiments: this node in isolation on WebGpuExecutionProvider (2 in this run, 1 from the cache)" in flat
+    assert "as it is left [1]" in flat and "float16 in place of float32 taken" in flat and "timed out [1]" in flat
+    assert out.count(said) == 1 and "incomplete: the time was up" in out
+
+
+@pytest.mark.parametrize(
+    ("company", "around"),
+    [
+        ((False, False), "this node in isolation on"),
+        ((True, True), "this node with a Neg beside it on"),
+        ((True, False), "this node with a Neg beside it, where one can be, on"),
+    ],
+)
+def test_experiments_say_what_stood_around_the_node(company, around):
+    trials = tuple(
+        Trial(factor="type", change=f"type {place}", outcome="left", said="", cached=False, company=had)
+        for place, had in enumerate(company)
+    )
+    report = mixed()
+    fallbacks = tuple(
+        entry.model_copy(update={"trials": trials}) if entry.node == GATHER else entry for entry in report.fallbacks
+    )
+    out = rendered(explained(report.model_copy(update={"fallbacks": fallbacks}), GATHER))
+    assert f"2 experiments: {around} WebGpuExecutionProvider" in " ".join(out.split())
+
+
+def test_cost_disagreement_and_missing_experiments_are_said():
+    report = mixed()
+    cost = FallbackCost(
+        copies=("Memcpy",),
+        copy_bytes_per_run=2048,
+        copy_wait_us_per_run=1500.0,
+        host_us_per_run=9.0,
+        time_share=0.5,
+        harmless=False,
+        why="it causes 1 copy",
+    )
+    update = {
+        "fallbacks": tuple(entry.model_copy(update={"cost": cost}) for entry in report.fallbacks),
+        "disagreements": (Disagreement(phase="decode", node=GATHER, detail="cpu or gpu", sources=("profile",)),),
+        "probing": Probing(seconds=1, budget_seconds=5, experiments=1, cached=0, crashes=0, unprobed=(GATHER,)),
+    }
+    out = words(explained(report.model_copy(update=update), GATHER))
+    assert "cost in decode 1 copy, 2 KiB, 1.50 ms wait, 0.009 ms of its own; not harmless: it causes 1 copy" in out
+    assert "sources disagree in decode: cpu or gpu (profile)" in out
+    assert "experiments are missing; their time budget was 5 seconds" in out
+
+
+def test_a_part_of_several_names_lists_them_with_provider_and_reason():
+    found = find(mixed(), "rotary_emb/")
+    assert isinstance(found, Matches) and len(found.matches) == 4
+    assert [(m.node, m.providers["decode"], m.reason) for m in found.matches][1] == (GATHER, CPU, "no_kernel_op")
+    stream = io.StringIO()
+    view.render(found, Console(file=stream, width=80, color_system=None))
+    assert all(match.node in stream.getvalue() for match in found.matches)
+    assert say_no_single(found).startswith("4 nodes have 'rotary_emb/' in their name")
+
+
+@pytest.mark.parametrize(
+    ("query", "meant"),
+    [
+        ("lm_head/MatMull", "lm_head/MatMul"),
+        ("model.layers.0.self_attn/Dett", DET),
+        ("Gahter", "model.embed_tokens/Gather"),
+    ],
+)
+def test_near_misses_are_suggested(query, meant):
+    found = find(mixed(), query)
+    assert isinstance(found, Matches)
+    said = say_no_single(found)
+    assert meant in said.partition("did you mean ")[2] and "\n" not in said
+
+
+def test_letters_may_be_of_any_case_when_nothing_else_fits():
+    assert explained(mixed(), "LM_HEAD").node == "lm_head/MatMul"
+
+
+@pytest.mark.parametrize("query", ["", "no such thing at all"])
+def test_nothing_fits(query):
+    found = find(mixed(), query)
+    assert isinstance(found, Matches) and not found.matches
+    assert "\n" not in say_no_single(found)
+
+
+def test_a_hostile_name_can_be_asked_for_as_it_is_shown_and_reaches_no_terminal():
+    report = renamed(mixed(), {GATHER: HOSTILE})
+    shown = rendered(explained(report, HOSTILE), 200).partition(":")[0]
+    assert not HARMFUL & set(rendered(explained(report, HOSTILE)))
+    again = explained(report, shown)
+    assert again.node == HOSTILE
+    assert json.loads(json.dumps(again.model_dump(mode="json", by_alias=True)))["node"] == HOSTILE
+
+
+def test_a_name_as_it_is_shown_wins_over_longer_ones():
+    report = renamed(mixed(), {GATHER: "a\x1b", DET: "a\x1bb"})
+    assert explained(report, "a?").node == "a\x1b"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("query", [GATHER, DET, "Memcpy", "input_ids"])
+def test_no_line_is_wider_than_the_console(width, query):
+    assert max(len(line) for line in rendered(explained(mixed(), query), width).splitlines()) <= width

@@ -1,0 +1,43 @@
+"""Whether the cache stayed in place is one answer, in the summary, in a check, in words and in every section."""
+
+from __future__ import annotations
+
+import pytest
+
+from partita.check.gate import Gate, check
+from partita.partition_reports.cache_state import is_in_place, status_of
+from partita.partition_reports.sections import cache as cache_section
+from partita.partition_reports.sections.phases import figures
+from partita.partition_reports.summary import summarise
+from partita.partition_reports.verdict import describe_cache
+from tests.partition_reports.samples import recorded_facts, report_of
+
+REPORT = report_of(recorded_facts())
+CHANGES = {
+    "in_place": ({}, True, "in place"),
+    "not_checked": ({"checked_steps": 0}, None, "not checked"),
+    "copied": ({"in_place_states": 0}, False, "NOT in place"),
+    "moved": ({"address_changes": 2}, False, "NOT in place"),
+    "no_cache": ({"states": 0, "in_place_states": 0, "entries": ()}, None, "no cache"),
+}
+
+
+@pytest.mark.parametrize("status", CHANGES)
+def test_every_place_gives_the_same_answer(status: str) -> None:
+    update, answer, word = CHANGES[status]
+    assert REPORT.cache is not None
+    cache = REPORT.cache.model_copy(update=update)
+    report = REPORT.model_copy(update={"cache": cache})
+    assert status_of(cache) == status
+    assert is_in_place(cache) is answer and summarise(report).cache_in_place is answer
+    (outcome,) = (each for each in check(report, Gate(cache_in_place=True), "r").outcomes if each.requirement)
+    assert outcome.holds is (answer is True)
+    assert word in describe_cache(cache)
+    assert (cache_section.section(report) is None) == (status == "no_cache")
+    row = next((row.cells[1] for row in figures(report).rows if row.cells[0] == "KV cache"), None)
+    expected = {"in_place": "in place", "not_checked": "not checked", "no_cache": None}
+    assert row == expected[status] if status in expected else str(row).startswith("NO: ")
+
+
+def test_what_nobody_looked_at_is_neither_in_place_nor_not() -> None:
+    assert is_in_place(None) is None and status_of(None) == "no_cache"
