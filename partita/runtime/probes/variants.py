@@ -12,17 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from partita.runtime.model_file import reads
-from partita.runtime.probes.cases import (
-    NODE,
-    Case,
-    Feed,
-    case_graph,
-    case_model,
-    finish,
-    is_signed,
-    size_of,
-    zeros,
-)
+from partita.runtime.probes.cases import NODE, Case, Feed, case_graph, case_model, finish, is_signed, size_of, zeros
 from partita.runtime.probes.constants import constant_of
 from partita.runtime.probes.names import copy_node, inner_names, rename
 from partita.runtime.probes.schemas import Schema, Slot, find_schema

@@ -18,7 +18,8 @@ from partita.providers.base import Opens, Option
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.cases import NODE, Graph, cut_graph, node_case
+from partita.runtime.probes.cases import NODE, node_case
+from partita.runtime.probes.graphs import Graph, cut_graph
 from partita.runtime.probes.lab import Answer, Lab
 from partita.runtime.probes.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.probes.subjects import Subject, explore, explore_neighbours

@@ -13,16 +13,9 @@ from onnx import TensorProto, numpy_helper, parser
 from partita.diagnosis.reasons.base import load_reasons
 from partita.observations.facts import OPTION
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import (
-    CannotProbeError,
-    Case,
-    case_model,
-    cut_graph,
-    cut_proto,
-    fingerprint,
-    node_case,
-)
+from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case
 from partita.runtime.probes.factors import attribute, factors
+from partita.runtime.probes.graphs import CannotProbeError, cut_graph, cut_proto
 from partita.runtime.probes.schemas import find_schema, history
 from partita.runtime.probes.variations import as_it_is, combined, single
 
