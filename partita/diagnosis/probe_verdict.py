@@ -128,14 +128,17 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     taken = [trial for trial in forms if trial.outcome == "taken" and not trial.unfolded]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
-        alike = [trial for trial in taken if not trial.parts]
+        alike = [trial for trial in taken if "type" not in trial.parts]
         if alike and not probe.unprobed and not NO_ROOM.search(first.said):
             decides = "in the types of this one, so its attributes, inputs or shapes decide"
             yield Conclusion(f"{_takes_others(alike)} {decides}; {opening(first)}", FORM, inferred=True)
     elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in (first, *changes)):
         more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"
-        alike = [trial for trial in taken if not trial.parts]
+        alike = [trial for trial in taken if "type" not in trial.parts]
+        # With another option of the provider the same nodes are tried again.
+        also = ", with another option neither" if any(OPTION in trial.parts for trial in forms) else ""
+        forms = [trial for trial in forms if OPTION not in trial.parts]
         own = sum(not trial.parts for trial in forms)
         failed = [trial for trial in forms if trial.outcome in FAILED]
         if alike:
@@ -152,8 +155,8 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
             over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
             yield Conclusion(f"{tried}; {over} ({failed[0].said or failed[0].outcome})", FORM, inferred=True)
         else:
-            others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator" if forms else ""
-            yield Conclusion(f"{tried}{others}", code="no_kernel_op")
+            others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator{also}"
+            yield Conclusion(f"{tried}{others if forms else ''}", code="no_kernel_op")
 
 
 def _takes_others(taken: Sequence[Trial]) -> str:

@@ -157,7 +157,8 @@ class Trial:
     cached: bool = False
     """Known from an earlier run with the same ONNX Runtime, device and options."""
     parts: tuple[Factor, ...] = ()
-    """What was changed together, of a combined one; `type` of another form that has other types than the node."""
+    """What was changed together, of a combined one; of another form, `type` where it has other types than the node, and
+    `option` where the provider had another one."""
     swap: Swap | None = None
     """The change, where one thing took the place of another."""
     removes: bool = False

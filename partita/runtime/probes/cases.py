@@ -24,9 +24,12 @@ if TYPE_CHECKING:
     import onnx
 
 NODE = "probe"
+BESIDE = "beside"
+"""Input of the graph that a node beside one which reads constants alone has for itself."""
 COMPANY = "company"
 """Name of the node beside the one that is tried; with several, how their names begin."""
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
+(FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
@@ -59,6 +62,8 @@ class Case:
     """What inputs are in the run, where that is known of those that are no constants."""
     signed_output: str = ""
     """An output that can be negated; empty when none is known to."""
+    passed_on: frozenset[str] = frozenset()
+    """Outputs that are no outputs of the graph: other nodes read them, if any does."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for one that is left out."""
@@ -99,6 +104,7 @@ def node_case(graph: Graph, name: str) -> Case:
         called(graph.proto, [original]),
         given,
         next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
+        frozenset(new for old, new in outputs.items() if old not in graph.outputs),
     )
 
 
@@ -176,17 +182,24 @@ def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
     graph.node.add().CopyFrom(case.node)
     after = _add_company(graph, case.feeds, case.signed_output) if company else ""
     _add_feeds(graph, case.feeds)
+    # Some providers treat a node before an output of the graph otherwise, so it is one only where it is in the model.
+    inside = case.passed_on & {case.signed_output} if after == COMPANY else frozenset()
     for name in (*case.node.output, after):
-        if name:
+        if name and name not in inside:
             graph.output.add(name=name)
     return graph
 
 
 def _add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:
-    """Put a Neg before the only node, or after it where no input can be negated; the output that it adds, if any."""
+    """Put a Neg before the only node, or after it where no input can be negated; the output that it adds, if any.
+
+    Where the node reads constants alone, the Neg stands apart: a provider may open no graph without an input.
+    """
     import onnx
 
     (node,) = graph.node
+    if all(feed.constant is not None for feed in feeds):
+        return _put_beside(graph)
     first = next((feed for feed in feeds if feed.constant is None and is_signed(feed.kind)), None)
     if first is not None and first.name in node.input:
         rename(node, {first.name: COMPANY})
@@ -196,6 +209,20 @@ def _add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: s
         return ""
     graph.node.append(onnx.helper.make_node("Neg", [signed_output], [COMPANY], name=COMPANY))
     return COMPANY
+
+
+def add_detached(graph: onnx.GraphProto) -> None:
+    """Put a Neg with an input and an output of its own before the nodes of a graph."""
+    graph.output.add(name=_put_beside(graph))
+
+
+def _put_beside(graph: onnx.GraphProto) -> str:
+    """The same, but for the output, whose name this is. Of floats, which most providers can negate."""
+    import onnx
+
+    graph.node.insert(0, onnx.helper.make_node("Neg", [BESIDE], [f"{BESIDE}_{COMPANY}"], name=COMPANY))
+    graph.input.add(name=BESIDE, type=tensor_type(FLOAT, (1,)))
+    return f"{BESIDE}_{COMPANY}"
 
 
 def is_signed(kind: onnx.TypeProto) -> bool:
@@ -221,7 +248,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, compan
         if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
             feed = replace(feed, kind=graph.fixed[name])
         feeds.append(feed)
-    if company and len(chosen) == 1:
+    if company and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_company(part, feeds, "")
     _add_feeds(part, feeds)
     outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in reads(node)}

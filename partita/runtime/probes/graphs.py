@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.observations.names import INLINED
-from partita.runtime.model_file import all_nodes
+from partita.runtime.model_file import all_graphs, all_nodes
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.probes.constants import find_constants, without_defaults
 from partita.runtime.probes.fold import known_values
@@ -46,6 +46,8 @@ class Graph:
     """Tensors that are constants once the sizes are fixed."""
     given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Defaults of inputs: what they are in a run that gives no others."""
+    outputs: frozenset[str] = frozenset()
+    """Outputs of the graph and of the bodies in it."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
@@ -88,6 +90,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         fixed=fixed,
         folded=known_values(proto, fixed),
         given=defaults,
+        outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
     )
 
 
