@@ -61,7 +61,6 @@ EVERY = 8
 UNSOLVED: Mapping[str, str] = {
     "cuda-fused-conv-leaky-in-blocks": "the CPU's own rewriting renames the node, which is not followed back",
     "openvino-qlinear-conv": "the CPU's own rewriting renames the node, which is not followed back",
-    "cuda-label-encoder-strings": "its attributes would have to change their names with the type",
     "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
     "qnn-behind-a-count": "the sizes of the run are zero, and no others are tried",
     "qnn-nonzero-count": "no experiment declares the shape of an output",
