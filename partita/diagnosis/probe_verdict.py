@@ -31,6 +31,8 @@ TOLD: Mapping[str, str] = {
 }
 TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
+DECLARED: frozenset[Factor] = frozenset({"output_shape"})
+"""What a file may say of a node, which changes nothing of it: where a change helps as well, that is the cause."""
 NO_ROOM = re.compile(
     r"mem_alloc|memory alloc|allocate \w*\s?memory|out.of.(\w+.)?memory|bad_alloc|alloc_failed|"
     r"smaller than requested bytes",
@@ -99,7 +101,8 @@ def _beside(trials: Sequence[Trial]) -> str:
 def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
     """One for each factor in which a change made the provider take the node."""
     single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
-    for factor in dict.fromkeys(trial.factor for trial in single):
+    found = dict.fromkeys(trial.factor for trial in single)
+    for factor in [each for each in found if each not in DECLARED] or found:
         helped = [trial for trial in single if trial.factor == factor]
         evidence = f"{_choice(helped)} the provider accepts this node{without(first)}{_rest(others, factor)}"
         yield Conclusion(evidence, (factor,))

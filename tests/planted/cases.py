@@ -62,8 +62,6 @@ UNSOLVED: Mapping[str, str] = {
     "cuda-fused-conv-leaky-in-blocks": "the CPU's own rewriting renames the node, which is not followed back",
     "openvino-qlinear-conv": "the CPU's own rewriting renames the node, which is not followed back",
     "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
-    "qnn-behind-a-count": "the sizes of the run are zero, and no others are tried",
-    "qnn-nonzero-count": "no experiment declares the shape of an output",
 }
 """Cases that are true and answered wrongly, and why; each fails the tests as soon as it is answered rightly."""
 

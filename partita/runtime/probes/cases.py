@@ -18,7 +18,7 @@ from partita import dtypes
 from partita.runtime.model_file import reads
 from partita.runtime.probes.graphs import CannotProbeError, Graph, called, plain_domain
 from partita.runtime.probes.names import copy_node, free_names, inner_names, rename
-from partita.runtime.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type
+from partita.runtime.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
 if TYPE_CHECKING:
     import onnx
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 NODE = "probe"
 BESIDE = "beside"
 """Input of the graph that a node beside one which reads constants alone has for itself."""
+AFTER = "company_after"
+"""Name of the second node beside it, where there has to be one."""
 COMPANY = "company"
 """Name of the node beside the one that is tried; with several, how their names begin."""
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
@@ -64,6 +66,10 @@ class Case:
     """An output that can be negated; empty when none is known to."""
     passed_on: frozenset[str] = frozenset()
     """Outputs that are no outputs of the graph: other nodes read them, if any does."""
+    made: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Outputs with the sizes of the run, where they are known."""
+    declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Outputs with sizes that the experiment declares, for they follow from values."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for one that is left out."""
@@ -94,7 +100,7 @@ def node_case(graph: Graph, name: str) -> Case:
         {new: _light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
         for known in (graph.folded, graph.given)
     )
-    return Case(
+    case = Case(
         node,
         feeds,
         fixed,
@@ -105,7 +111,16 @@ def node_case(graph: Graph, name: str) -> Case:
         given,
         next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
         frozenset(new for old, new in outputs.items() if old not in graph.outputs),
+        {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
+    declared = {new: graph.declared[old] for old, new in outputs.items() if old in graph.declared}
+    return replace(case, declared=_not_inferred(case, declared)) if declared else case
+
+
+def _not_inferred(case: Case, declared: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
+    """Outputs whose sizes the file gives, and that do not follow from the inputs: without them it is another node."""
+    known = tensor_types(case_model(case))
+    return {name: kind for name, kind in declared.items() if not is_fixed(known.get(name))}
 
 
 def _make_feed(graph: Graph, old: str, new: str) -> Feed:
@@ -167,7 +182,8 @@ def size_of(element: int, sizes: Sequence[int]) -> int:
 
 
 def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
-    """The model of one experiment. Outputs have no type: ONNX Runtime infers it, also where it was changed.
+    """The model of one experiment. Outputs have no type but a declared one: ONNX Runtime infers it, also where it was
+    changed.
 
     `company`: with a Neg beside the node. A provider that compiles may take no partition of a single node.
     """
@@ -180,35 +196,40 @@ def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
 
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(case.node)
-    after = _add_company(graph, case.feeds, case.signed_output) if company else ""
+    added, inside = (
+        _add_company(graph, case.feeds, case.signed_output, case.passed_on) if company else ((), frozenset[str]())
+    )
     _add_feeds(graph, case.feeds)
-    # Some providers treat a node before an output of the graph otherwise, so it is one only where it is in the model.
-    inside = case.passed_on & {case.signed_output} if after == COMPANY else frozenset()
-    for name in (*case.node.output, after):
-        if name and name not in inside:
-            graph.output.add(name=name)
+    for name in (*case.node.output, *added):
+        port = (graph.value_info if name in inside else graph.output).add(name=name) if name else None
+        if port is not None and name in case.declared:
+            port.type.CopyFrom(case.declared[name])
     return graph
 
 
-def _add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:
-    """Put a Neg before the only node, or after it where no input can be negated; the output that it adds, if any.
+def _add_company(
+    graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str, passed_on: frozenset[str] = frozenset()
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Put a Neg before the only node, or after it where no input can be negated: the outputs that this adds, and those
+    of the node that are none of the graph then. Some providers treat a node before an output of the graph otherwise.
 
-    Where the node reads constants alone, the Neg stands apart: a provider may open no graph without an input.
+    Where the node reads constants alone, a Neg stands apart: a provider may open no graph without an input.
     """
     import onnx
 
     (node,) = graph.node
-    if all(feed.constant is not None for feed in feeds):
-        return _put_beside(graph)
     first = next((feed for feed in feeds if feed.constant is None and is_signed(feed.kind)), None)
     if first is not None and first.name in node.input:
         rename(node, {first.name: COMPANY})
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [COMPANY], name=COMPANY))
-        return ""
-    if not signed_output:
-        return ""
-    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [COMPANY], name=COMPANY))
-    return COMPANY
+        return (), frozenset()
+    fed = any(feed.constant is None for feed in feeds)
+    apart = () if fed else (_put_beside(graph),)
+    if not signed_output or not (fed or signed_output in passed_on):
+        return apart, frozenset()
+    after = COMPANY if fed else AFTER
+    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [after], name=after))
+    return (after, *apart), passed_on & {signed_output}
 
 
 def add_detached(graph: onnx.GraphProto) -> None:

@@ -48,6 +48,8 @@ class Graph:
     """Defaults of inputs: what they are in a run that gives no others."""
     outputs: frozenset[str] = frozenset()
     """Outputs of the graph and of the bodies in it."""
+    declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Types that the file itself gives, where every size is a number."""
 
     def find(self, name: str) -> onnx.NodeProto | None:
         """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
@@ -80,6 +82,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
     """The same for a model without a file. `folder`: where weights outside the model lie."""
     proto, defaults = without_defaults(one_meaning(_inlined(proto)))
     fixed = tensor_types(proto, sizes)
+    ports = (*proto.graph.value_info, *proto.graph.output)
     constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
     return Graph(
         proto=proto,
@@ -90,6 +93,7 @@ def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[in
         fixed=fixed,
         folded=known_values(proto, fixed),
         given=defaults,
+        declared={port.name: port.type for port in ports if is_fixed(port.type)},
         outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
     )
 

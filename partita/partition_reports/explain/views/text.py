@@ -18,7 +18,13 @@ from partita.partition_reports.sections.model import Column
 
 MOST = 40
 """Most names, and most rows of a table; --json has all."""
-FACTORS = {AS_IS: "as it is", "static_shape": "shape", COMBINED: "several", OTHER_FORM: "another node"}
+FACTORS = {
+    AS_IS: "as it is",
+    "static_shape": "shape",
+    "output_shape": "output",
+    COMBINED: "several",
+    OTHER_FORM: "another node",
+}
 """Words for what was changed, where they are not the name of the factor."""
 
 
