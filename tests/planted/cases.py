@@ -26,6 +26,7 @@ from tests.planted import (
     quantised_on_qnn,
     structure_on_plugins,
     structure_on_webgpu,
+    together,
     types_on_cuda,
     whole_on_cuda,
 )
@@ -50,6 +51,7 @@ MODULES = (
     more_on_qnn,
     quantised_on_qnn,
     graphs_on_qnn,
+    together,
     on_compilers,
     on_plugins,
     on_no_provider,
