@@ -30,6 +30,8 @@ AFTER = "company_after"
 """Name of the second node beside it, where there has to be one."""
 COMPANY = "company"
 """Name of the node beside the one that is tried; with several, how their names begin."""
+NO_COMPANY: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
+"""What `_add_company` tells of a node to which it adds nothing."""
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
 (FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
@@ -196,14 +198,13 @@ def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
 
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(case.node)
-    added, inside = (
-        _add_company(graph, case.feeds, case.signed_output, case.passed_on) if company else ((), frozenset[str]())
-    )
+    added, inside = _add_company(graph, case.feeds, case.signed_output, case.passed_on) if company else NO_COMPANY
     _add_feeds(graph, case.feeds)
     for name in (*case.node.output, *added):
-        port = (graph.value_info if name in inside else graph.output).add(name=name) if name else None
-        if port is not None and name in case.declared:
-            port.type.CopyFrom(case.declared[name])
+        if name and name not in inside:
+            graph.output.add(name=name, type=case.declared.get(name))
+    for name in inside & case.declared.keys():
+        graph.value_info.add(name=name, type=case.declared[name])
     return graph
 
 
@@ -222,7 +223,7 @@ def _add_company(
     if first is not None and first.name in node.input:
         rename(node, {first.name: COMPANY})
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [COMPANY], name=COMPANY))
-        return (), frozenset()
+        return NO_COMPANY
     fed = any(feed.constant is None for feed in feeds)
     apart = () if fed else (_put_beside(graph),)
     if not signed_output or not (fed or signed_output in passed_on):

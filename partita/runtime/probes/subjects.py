@@ -96,27 +96,28 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         for variation in variations:
             yield Experiment(subject, case_model(variation.case, company=company), variation=variation)
 
-    def others(subject: Subject) -> Iterator[Experiment]:
-        if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
-            return  # what it fails over is in the bodies, which another node of the operator has not
-        for form in other_forms(subject.case, compiles=company):
-            yield Experiment(subject, form.model, form=form)
-
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
     _run_round([each for subject in _open(subjects) for each in experiments(subject, single(subject.case))], lab)
-    last = [(subject, tuple(others(subject))) for subject in _open(subjects)]
-    made = _try_options_with_changes(last, lab)
-    experiments_left: list[Experiment] = []
-    for subject, forms in last:
-        room = MOST_COMBINED - made[id(subject)]
-        found = combined(subject.case) if subject.open else ()
+    others = [(subject, tuple(_others(subject, lab))) for subject in _open(subjects)]
+    made = _try_options_with_changes(others, lab)
+    last: list[Experiment] = []
+    for subject, forms in ((subject, forms) for subject, forms in others if subject.open):
+        found, room = combined(subject.case), MOST_COMBINED - made[id(subject)]
         subject.left_out += max(len(found) - room, 0)
-        experiments_left += [*experiments(subject, found[:room]), *(forms if subject.open else ())]
-    _run_round(experiments_left, lab)
+        last += [*experiments(subject, found[:room]), *forms]
+    _run_round(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
         subject.unprobed = subject.unprobed or lateness(changes)
+
+
+def _others(subject: Subject, lab: Lab) -> Iterator[Experiment]:
+    """Other nodes of the operator."""
+    if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
+        return  # what it fails over is in the bodies, which another node of the operator has not
+    for form in other_forms(subject.case, compiles=lab.resolution.provider.compiles):
+        yield Experiment(subject, form.model, form=form)
 
 
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:

@@ -341,7 +341,7 @@ def _write_sheet(cases: Mapping[int, Case], company: bool) -> Sheet:
 
 def _give_names(graph: onnx.GraphProto, before: str, after: str) -> None:
     """Put `before` in front of the names of all tensors of a case's graph, and `after` behind those of its nodes."""
-    ports = (*graph.input, *graph.initializer, *graph.output)
+    ports = (*graph.input, *graph.initializer, *graph.output, *graph.value_info)
     made = [name for node in graph.node for name in node.output if name]
     names = {name: before + name for name in (*(port.name for port in ports), *made)}
     for node in graph.node:
