@@ -69,15 +69,21 @@ the log nor a pin tells the cause:
 - **One node in isolation.** The node becomes a model of its own, with the types, sizes and constants that it has in the
   graph (large constants as zeros). The preferred provider gets it, with the CPU provider behind it, and nothing is
   run: the question is who takes it. Nodes that differ in their names only are one experiment. A provider that
-  compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so.
+  compiles gets a Neg beside the node, because some take no partition of a single node; the evidence says so. Where the
+  node reads constants alone, the Neg has an input of its own, because some open no graph without one. What other nodes
+  of the model read is no output of the experiment if the Neg reads it.
 - **Another option of the provider.** Some options let a provider take more than it does by default
   (`webgpu.enableInt64=1`, `qnn.offload_graph_io_quantization=0`). One that matters to such a node, and that had
-  another value in the run, is tried before anything of the node is changed.
-- **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes, with other
-  element types, as other opsets have the operator, without each attribute that can go and with other values of it,
-  and with other inputs: an optional one left out, one made constant, another rank. What makes the provider take it is
-  the cause; when several things do, it is the first in this order. When no single change helps, several are made
-  together, at most 36 of such combinations; the evidence says how many were left out.
+  another value in the run, is tried before anything of the node is changed; and, where nothing helps, together with
+  one change of the node (24 at most) and with other nodes of the operator (three).
+- **One factor at a time.** When it is not taken as it is, the same node is tried with fixed sizes (those of
+  the run, and 1 where it has 0 or none), with the sizes of its outputs declared where they follow from values, with
+  other element types, as other opsets have the operator, without each attribute that can go and with other values of
+  it, and with other inputs: an optional one left out, one made constant, another rank. An attribute that has another
+  name in every type (`keys_strings`, `keys_int64s`) goes along with the type. What makes the provider take it is
+  the cause; when several things do, it is the first in this order, declared sizes last. When no single change helps,
+  several are made together, at most 36 of such combinations, those with an option among them; the evidence says how
+  many were left out.
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.

@@ -99,6 +99,8 @@ class Finding:
     evidence: str
     remedy: str | None = None
     """Only when this case needs another remedy than the reason's own."""
+    factors: tuple[Factor, ...] = ()
+    """Of experiments: what was changed."""
 
 
 def usual(
@@ -155,7 +157,7 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
         if shown.code == code or any(factor in factors for factor in shown.factors):
             whole = "the provider fails on the whole graph because of this node: " if culprit else ""
             ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
-            yield Finding("probed", ground, f"{whole}{shown.evidence}")
+            yield Finding("probed", ground, f"{whole}{shown.evidence}", factors=shown.factors)
             return
 
 

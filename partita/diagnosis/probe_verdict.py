@@ -31,6 +31,8 @@ TOLD: Mapping[str, str] = {
 }
 TYPE: tuple[Factor, ...] = ("type",)
 FORM: tuple[Factor, ...] = ("attribute",)
+DECLARED: frozenset[Factor] = frozenset({"output_shape"})
+"""What a file may say of a node, which changes nothing of it: where a change helps as well, that is the cause."""
 NO_ROOM = re.compile(
     r"mem_alloc|memory alloc|allocate \w*\s?memory|out.of.(\w+.)?memory|bad_alloc|alloc_failed|"
     r"smaller than requested bytes",
@@ -101,7 +103,8 @@ def _beside(trials: Sequence[Trial]) -> str:
 def _by_one_change(first: Trial, others: Sequence[Trial]) -> Iterator[Conclusion]:
     """One for each factor in which a change made the provider take the node."""
     single = [trial for trial in others if trial.factor != COMBINED and helps(trial)]
-    for factor in dict.fromkeys(trial.factor for trial in single):
+    found = dict.fromkeys(trial.factor for trial in single)
+    for factor in [each for each in found if each not in DECLARED] or found:
         helped = [trial for trial in single if trial.factor == factor]
         evidence = f"{_choice(helped)} the provider accepts this node{without(first)}{_rest(others, factor)}"
         yield Conclusion(evidence, (factor,))
@@ -130,14 +133,17 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
     taken = [trial for trial in forms if trial.outcome == "taken" and not trial.unfolded]
     if first.outcome in ("failed", "crashed"):
         yield Conclusion(opening(first), code="subgraph_rejected")
-        alike = [trial for trial in taken if not trial.parts]
+        alike = [trial for trial in taken if "type" not in trial.parts]
         if alike and not probe.unprobed and not NO_ROOM.search(first.said):
             decides = "in the types of this one, so its attributes, inputs or shapes decide"
             yield Conclusion(f"{_takes_others(alike)} {decides}; {opening(first)}", FORM, inferred=True)
     elif not probe.unprobed and all(trial.outcome != "timed_out" for trial in (first, *changes)):
         more = f"; {plural(probe.left_out, 'more combination')} of changes not tried" if probe.left_out else ""
         tried = f"{opening(first)}; {_summary(changes)}{more}"
-        alike = [trial for trial in taken if not trial.parts]
+        alike = [trial for trial in taken if "type" not in trial.parts]
+        # With another option of the provider the same nodes are tried again.
+        also = ", with another option neither" if any(OPTION in trial.parts for trial in forms) else ""
+        forms = [trial for trial in forms if OPTION not in trial.parts]
         own = sum(not trial.parts for trial in forms)
         failed = [trial for trial in forms if trial.outcome in FAILED]
         if alike:
@@ -154,8 +160,8 @@ def _in_vain(probe: NodeProbe) -> Iterator[Conclusion]:
             over = f"it fails on {len(failed)} of {plural(len(forms), 'other node')} of this operator"
             yield Conclusion(f"{tried}; {over} ({failed[0].said or failed[0].outcome})", FORM, inferred=True)
         else:
-            others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator" if forms else ""
-            yield Conclusion(f"{tried}{others}", code="no_kernel_op")
+            others = f"; nor does it claim any of {plural(len(forms), 'other node')} of this operator{also}"
+            yield Conclusion(f"{tried}{others if forms else ''}", code="no_kernel_op")
 
 
 def _takes_others(taken: Sequence[Trial]) -> str:

@@ -38,7 +38,13 @@ from partita.partition_reports.sections.model import (
 
 MOST = 40
 """Most names that are listed; --json has all."""
-FACTORS = {AS_IS: "as it is", "static_shape": "shape", COMBINED: "several", OTHER_FORM: "another node"}
+FACTORS = {
+    AS_IS: "as it is",
+    "static_shape": "shape",
+    "output_shape": "output",
+    COMBINED: "several",
+    OTHER_FORM: "another node",
+}
 """Words for what was changed, where they are not the name of the factor."""
 
 

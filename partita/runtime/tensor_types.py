@@ -193,6 +193,13 @@ def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
     return tuple(size.dim_value for size in kind.tensor_type.shape.dim)
 
 
+def padded_sizes(kind: onnx.TypeProto) -> tuple[int, ...]:
+    """Sizes of a tensor with 1 in place of each that is 0 or not known; empty where the rank is not known, too."""
+    if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return ()
+    return tuple(size.dim_value or 1 for size in kind.tensor_type.shape.dim)
+
+
 def with_element(kind: onnx.TypeProto, element: int) -> onnx.TypeProto:
     """The tensor type with another element type."""
     import onnx

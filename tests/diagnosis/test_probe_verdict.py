@@ -101,7 +101,7 @@ def test_the_one_change_that_helps_names_the_cause(factor, expected, as_is):
     shown = conclude(probe(changed("as_is", as_is, ""), *others, changed(factor, "taken", "float16 in place of int8")))
     assert shown is not None and shown.code == expected
     assert "with float16 in place of int8 the provider accepts this node" in shown.evidence
-    assert "5 other variations made no difference" in shown.evidence
+    assert f"{len(CODES) - 1} other variations made no difference" in shown.evidence
 
 
 def other(outcome: Outcome, *parts: Factor, words: str = "T float32", unfolded: bool = False) -> Trial:

@@ -26,6 +26,7 @@ from tests.planted import (
     quantised_on_qnn,
     structure_on_plugins,
     structure_on_webgpu,
+    together,
     types_on_cuda,
     whole_on_cuda,
 )
@@ -50,6 +51,7 @@ MODULES = (
     more_on_qnn,
     quantised_on_qnn,
     graphs_on_qnn,
+    together,
     on_compilers,
     on_plugins,
     on_no_provider,
@@ -61,13 +63,7 @@ EVERY = 8
 UNSOLVED: Mapping[str, str] = {
     "cuda-fused-conv-leaky-in-blocks": "the CPU's own rewriting renames the node, which is not followed back",
     "openvino-qlinear-conv": "the CPU's own rewriting renames the node, which is not followed back",
-    "cuda-label-encoder-strings": "its attributes would have to change their names with the type",
     "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
-    "qnn-range-to-an-input": "ONNX Runtime folds the node away once all of its inputs are constants",
-    "qnn-behind-a-count": "the sizes of the run are zero, and no others are tried",
-    "qnn-dequantize-by-inputs": "an option and constants are not tried together",
-    "qnn-block-dequantize": "an option and other attributes are not tried together",
-    "qnn-nonzero-count": "no experiment declares the shape of an output",
 }
 """Cases that are true and answered wrongly, and why; each fails the tests as soon as it is answered rightly."""
 

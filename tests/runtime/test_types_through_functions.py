@@ -9,7 +9,8 @@ import pytest
 from onnx import parser
 
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import cut_graph, node_case
+from partita.runtime.probes.cases import node_case
+from partita.runtime.probes.graphs import cut_graph
 from partita.runtime.tensor_types import element_of, sizes_of, tensor_types
 
 NORMALISED = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, get_args
 
@@ -51,6 +51,8 @@ class Reason:
     """
     factors: tuple[Factor, ...] = ()
     """Of experiments: a change in one of them that makes the provider take the node shows this reason."""
+    remedies: Mapping[Factor, str] = field(default_factory=dict)
+    """Another remedy where a change in this factor shows it."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z][a-z_]*", self.code):
@@ -77,7 +79,12 @@ class Reason:
         if self.find is not None:
             return tuple(self.find(context))
         found = usual(context, self.code, self.entry_kind, self.factors)
-        return tuple(finding for finding in found if finding.ground in self.grounds)
+        return tuple(self._told(finding) for finding in found if finding.ground in self.grounds)
+
+    def _told(self, finding: Finding) -> Finding:
+        """The finding with the remedy for the factor that shows it, where that is another one."""
+        other = next((self.remedies[factor] for factor in finding.factors if factor in self.remedies), None)
+        return finding if other is None else replace(finding, remedy=other)
 
 
 @cache

@@ -8,17 +8,21 @@ from partita.diagnosis.steps import STATIC
 from partita.observations.facts import NodeProbe, Trial
 from partita.observations.records import ChainEntry
 
+DECLARE = (
+    "if what the node makes always has the same sizes, declare them in the file (value_info, or the type of the output "
+    "of the graph); else only a provider that takes sizes which depend on values can run it"
+)
 REASON = Reason(
     code="dynamic_shape",
     level="node",
     title="Shapes not static",
-    condition="some input shape of the node is symbolic in the model, and with all shapes static the provider claims "
-    "the node",
+    condition="some input shape of the node is symbolic in the model, or the sizes of an output depend on values, and "
+    "with all shapes static the provider claims the node",
     needs="experiments: in isolation the node is not claimed or fails, and it is claimed with the sizes of the "
-    "run and nothing else "
-    "changed",
+    "run, or with 1 in place of those that are 0 there, and nothing else changed",
     remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
-    factors=("static_shape",),
+    factors=("static_shape", "output_shape"),
+    remedies={"output_shape": DECLARE},
     example=Context(
         node="/MatMul",
         op_type="MatMul",

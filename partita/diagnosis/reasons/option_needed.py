@@ -13,7 +13,7 @@ from partita.observations.records import ChainEntry
 
 def find(context: Context) -> Iterator[Finding]:
     """An experiment in which an option was all that was different."""
-    yield from alone(context, "option_needed", REASON.factors)
+    yield from (finding for finding in alone(context, "option_needed", REASON.factors) if finding.ground == "alone")
 
 
 REASON = Reason(

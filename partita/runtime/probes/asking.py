@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.observations.facts import Outcome
-from partita.runtime.probes.cases import (
-    CannotProbeError,
-    Case,
-    Graph,
-    case_model,
-    cut_proto,
-    fingerprint,
-    node_case,
-    part_model,
-    zeros_needed,
-)
+from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case, part_model, zeros_needed
+from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto
 from partita.runtime.probes.lab import Lab
 
 Sizes = Mapping[str, tuple[int, ...]]

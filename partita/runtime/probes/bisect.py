@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from partita.observations.facts import FAILED, RejectedPart
-from partita.runtime.probes.cases import CannotProbeError, Graph, part_model
+from partita.runtime.probes.cases import part_model
+from partita.runtime.probes.graphs import CannotProbeError, Graph
 from partita.runtime.probes.lab import BUDGET, Lab
 
 

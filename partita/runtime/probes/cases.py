@@ -9,78 +9,34 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
-from partita.observations.names import INLINED
-from partita.runtime.model_file import all_nodes, reads
-from partita.runtime.onnx_model import OnnxModel
-from partita.runtime.probes.constants import find_constants, without_defaults
-from partita.runtime.probes.fold import known_values
-from partita.runtime.probes.names import copy_node, free_names, inner_names, one_meaning, rename
+from partita.runtime.model_file import reads
+from partita.runtime.probes.graphs import CannotProbeError, Graph, called, plain_domain
+from partita.runtime.probes.names import copy_node, free_names, inner_names, rename
 from partita.runtime.tensor_types import SMALL_BYTES, is_fixed, is_small, tensor_type, tensor_types
 
 if TYPE_CHECKING:
     import onnx
 
 NODE = "probe"
-CALLED = re.compile(r"(?P<name>.+)__\d+")
-"""How the onnx package calls the same node."""
+BESIDE = "beside"
+"""Input of the graph that a node beside one which reads constants alone has for itself."""
+AFTER = "company_after"
+"""Name of the second node beside it, where there has to be one."""
 COMPANY = "company"
 """Name of the node beside the one that is tried; with several, how their names begin."""
+NO_COMPANY: tuple[tuple[str, ...], frozenset[str]] = ((), frozenset())
+"""What `_add_company` tells of a node to which it adds nothing."""
 SIGNED = frozenset(dtypes.numbers("float32", "int32", "int64", "float16"))
+(FLOAT,) = dtypes.numbers("float32")
 POINTER_BYTES = 8
 ZEROS = "zeros.bin"
 """File of zeros beside the models of a batch; it has holes in place of bytes."""
-
-
-class CannotProbeError(Exception):
-    """No model can be made of this node; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A model's main graph, ready to be cut into parts."""
-
-    proto: onnx.ModelProto
-    folder: Path
-    """Where weights outside the file lie."""
-    nodes: Mapping[str, onnx.NodeProto]
-    """Those in bodies of control flow after those of the main graph."""
-    constants: Mapping[str, onnx.TensorProto]
-    types: Mapping[str, onnx.TypeProto]
-    """As the file has them."""
-    fixed: Mapping[str, onnx.TypeProto]
-    """With the sizes of the run."""
-    folded: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Tensors that are constants once the sizes are fixed."""
-    given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Defaults of inputs: what they are in a run that gives no others."""
-
-    def find(self, name: str) -> onnx.NodeProto | None:
-        """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
-        if name in self.nodes:
-            return self.nodes[name]
-        if not name.startswith(INLINED):
-            return None
-        for own, node in self.nodes.items():
-            inner = CALLED.fullmatch(own)
-            if inner is not None and re.search(rf"_{re.escape(inner['name'])}(_|$)", name):
-                return node
-        return None
-
-    def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
-        """The graph with types of outputs that a run has shown, by node, where nothing else tells them.
-
-        Sizes that only the run has shown are sizes of the run: in the file they stay unknown.
-        """
-        seen = dict(_seen_types(self, outputs))
-        sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
-        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +66,12 @@ class Case:
     """What inputs are in the run, where that is known of those that are no constants."""
     signed_output: str = ""
     """An output that can be negated; empty when none is known to."""
+    passed_on: frozenset[str] = frozenset()
+    """Outputs that are no outputs of the graph: other nodes read them, if any does."""
+    made: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Outputs with the sizes of the run, where they are known."""
+    declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Outputs with sizes that the experiment declares, for they follow from values."""
 
     def feed(self, name: str) -> Feed | None:
         """The feed of an input; None for one that is left out."""
@@ -118,75 +80,6 @@ class Case:
     def with_feed(self, changed: Feed) -> Case:
         """The case with one feed in place of the one of that name."""
         return replace(self, feeds=tuple(changed if feed.name == changed.name else feed for feed in self.feeds))
-
-
-def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
-    return cut_proto(model.proto, model.path.parent, sizes)
-
-
-def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """The same for a model without a file. `folder`: where weights outside the model lie."""
-    proto, defaults = without_defaults(one_meaning(_inlined(proto)))
-    fixed = tensor_types(proto, sizes)
-    constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
-    return Graph(
-        proto=proto,
-        folder=folder,
-        nodes={node.name: node for node in all_nodes(proto.graph)},
-        constants=constants,
-        types=tensor_types(proto),
-        fixed=fixed,
-        folded=known_values(proto, fixed),
-        given=defaults,
-    )
-
-
-def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
-    """Types of tensors from what their nodes were seen to make, written as float32[1,12]."""
-    for name, texts in outputs.items():
-        node = graph.nodes.get(name)
-        made = [output for output in node.output if output] if node is not None else []
-        if len(made) == len(texts):
-            for output, text in zip(made, texts, strict=True):
-                kind = read_type(text)
-                if kind is not None:
-                    yield output, kind
-
-
-def read_type(text: str) -> onnx.TypeProto | None:
-    """The type written as float32[1,12]; None for what cannot be read."""
-    name, _, rest = text.partition("[")
-    element = dtypes.find(name)
-    sizes = [part for part in rest.rstrip("]").split(",") if part]
-    if element is None or not all(part.isdecimal() for part in sizes):
-        return None
-    return tensor_type(element.number, [int(part) for part in sizes])
-
-
-def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them.
-
-    It reads a function's nodes in the model's own versions of the operator sets (seen with 1.31.1: Selu of a function
-    that imports opset 21, in a model of 22, is Selu-22).
-    """
-    import onnx
-    import onnx.inliner
-
-    if not proto.functions:
-        return proto
-    versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
-    restamped = onnx.ModelProto()
-    restamped.CopyFrom(proto)
-    for function in restamped.functions:
-        for entry in function.opset_import:
-            entry.version = versions.get(plain_domain(entry.domain), entry.version)
-    proto = restamped
-    try:
-        made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
-    except Exception:  # noqa: BLE001 - native code; with the calls left in, nodes of functions cannot be tried, others can
-        return proto
-    return made
 
 
 def node_case(graph: Graph, name: str) -> Case:
@@ -209,7 +102,7 @@ def node_case(graph: Graph, name: str) -> Case:
         {new: _light_constant(known[old], new, graph.folder) for old, new in plain.items() if old in known}
         for known in (graph.folded, graph.given)
     )
-    return Case(
+    case = Case(
         node,
         feeds,
         fixed,
@@ -219,12 +112,17 @@ def node_case(graph: Graph, name: str) -> Case:
         called(graph.proto, [original]),
         given,
         next((new for old, new in outputs.items() if old in graph.types and is_signed(graph.types[old])), ""),
+        frozenset(new for old, new in outputs.items() if old not in graph.outputs),
+        {new: graph.fixed[old] for old, new in outputs.items() if is_fixed(graph.fixed.get(old))},
     )
+    declared = {new: graph.declared[old] for old, new in outputs.items() if old in graph.declared}
+    return replace(case, declared=_not_inferred(case, declared)) if declared else case
 
 
-def plain_domain(domain: str) -> str:
-    """The domain as most files write it: ONNX's own has two names."""
-    return "" if domain == "ai.onnx" else domain
+def _not_inferred(case: Case, declared: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
+    """Outputs whose sizes the file gives, and that do not follow from the inputs: without them it is another node."""
+    known = tensor_types(case_model(case))
+    return {name: kind for name, kind in declared.items() if not is_fixed(known.get(name))}
 
 
 def _make_feed(graph: Graph, old: str, new: str) -> Feed:
@@ -286,7 +184,8 @@ def size_of(element: int, sizes: Sequence[int]) -> int:
 
 
 def case_model(case: Case, *, company: bool = False) -> onnx.ModelProto:
-    """The model of one experiment. Outputs have no type: ONNX Runtime infers it, also where it was changed.
+    """The model of one experiment. Outputs have no type but a declared one: ONNX Runtime infers it, also where it was
+    changed.
 
     `company`: with a Neg beside the node. A provider that compiles may take no partition of a single node.
     """
@@ -299,16 +198,24 @@ def case_graph(case: Case, *, company: bool = False) -> onnx.GraphProto:
 
     graph = onnx.GraphProto(name=NODE)
     graph.node.add().CopyFrom(case.node)
-    after = _add_company(graph, case.feeds, case.signed_output) if company else ""
+    added, inside = _add_company(graph, case.feeds, case.signed_output, case.passed_on) if company else NO_COMPANY
     _add_feeds(graph, case.feeds)
-    for name in (*case.node.output, after):
-        if name:
-            graph.output.add(name=name)
+    for name in (*case.node.output, *added):
+        if name and name not in inside:
+            graph.output.add(name=name, type=case.declared.get(name))
+    for name in inside & case.declared.keys():
+        graph.value_info.add(name=name, type=case.declared[name])
     return graph
 
 
-def _add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str) -> str:
-    """Put a Neg before the only node, or after it where no input can be negated; the output that it adds, if any."""
+def _add_company(
+    graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: str, passed_on: frozenset[str] = frozenset()
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Put a Neg before the only node, or after it where no input can be negated: the outputs that this adds, and those
+    of the node that are none of the graph then. Some providers treat a node before an output of the graph otherwise.
+
+    Where the node reads constants alone, a Neg stands apart: a provider may open no graph without an input.
+    """
     import onnx
 
     (node,) = graph.node
@@ -316,11 +223,28 @@ def _add_company(graph: onnx.GraphProto, feeds: Sequence[Feed], signed_output: s
     if first is not None and first.name in node.input:
         rename(node, {first.name: COMPANY})
         graph.node.insert(0, onnx.helper.make_node("Neg", [first.name], [COMPANY], name=COMPANY))
-        return ""
-    if not signed_output:
-        return ""
-    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [COMPANY], name=COMPANY))
-    return COMPANY
+        return NO_COMPANY
+    fed = any(feed.constant is None for feed in feeds)
+    apart = () if fed else (_put_beside(graph),)
+    if not signed_output or not (fed or signed_output in passed_on):
+        return apart, frozenset()
+    after = COMPANY if fed else AFTER
+    graph.node.append(onnx.helper.make_node("Neg", [signed_output], [after], name=after))
+    return (after, *apart), passed_on & {signed_output}
+
+
+def add_detached(graph: onnx.GraphProto) -> None:
+    """Put a Neg with an input and an output of its own before the nodes of a graph."""
+    graph.output.add(name=_put_beside(graph))
+
+
+def _put_beside(graph: onnx.GraphProto) -> str:
+    """The same, but for the output, whose name this is. Of floats, which most providers can negate."""
+    import onnx
+
+    graph.node.insert(0, onnx.helper.make_node("Neg", [BESIDE], [f"{BESIDE}_{COMPANY}"], name=COMPANY))
+    graph.input.add(name=BESIDE, type=tensor_type(FLOAT, (1,)))
+    return f"{BESIDE}_{COMPANY}"
 
 
 def is_signed(kind: onnx.TypeProto) -> bool:
@@ -346,7 +270,7 @@ def part_model(graph: Graph, names: Sequence[str], *, fixed: bool = True, compan
         if fixed and feed.constant is None and is_fixed(graph.fixed.get(name)):
             feed = replace(feed, kind=graph.fixed[name])
         feeds.append(feed)
-    if company and len(chosen) == 1:
+    if company and len(chosen) == 1 and any(feed.constant is None for feed in feeds):
         _add_company(part, feeds, "")
     _add_feeds(part, feeds)
     outside = {name for node in graph.proto.graph.node if node.name not in set(names) for name in reads(node)}
@@ -386,14 +310,6 @@ def finish(
     for domain, version in sorted(opsets.items()):
         model.opset_import.add(domain=domain, version=version)
     return model
-
-
-def called(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
-    """Functions of the file, all of them, when one of the nodes calls one."""
-    names = {(function.domain, function.name) for function in proto.functions}
-    inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
-    calls = any((node.domain, node.op_type) in names for node in (*nodes, *inner))
-    return tuple(proto.functions) if calls else ()
 
 
 def fingerprint(model: onnx.ModelProto) -> str:

@@ -36,16 +36,8 @@ from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.probes.bisect import Search, find_rejected
 from partita.runtime.probes.cache import cache_for
-from partita.runtime.probes.cases import (
-    CannotProbeError,
-    Case,
-    Graph,
-    case_model,
-    cut_graph,
-    fingerprint,
-    node_case,
-    part_model,
-)
+from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case, part_model
+from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_graph
 from partita.runtime.probes.lab import Lab
 from partita.runtime.probes.neighbours import neighbourhoods
 from partita.runtime.probes.subjects import Subject, explore, explore_neighbours, one_of_each_first

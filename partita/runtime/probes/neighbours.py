@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from partita.observations.text_format import name_some
 from partita.runtime.model_file import reads
-from partita.runtime.probes.cases import COMPANY, NODE, CannotProbeError, Graph, part_model, zeros_needed
+from partita.runtime.probes.cases import COMPANY, NODE, part_model, zeros_needed
+from partita.runtime.probes.graphs import CannotProbeError, Graph
 
 if TYPE_CHECKING:
     import onnx

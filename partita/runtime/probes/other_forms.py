@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from partita import dtypes
-from partita.runtime.probes.cases import COMPANY, NODE, Case, case_model, fingerprint
+from partita.runtime.probes.cases import COMPANY, NODE, Case, add_detached, case_model, fingerprint
 from partita.runtime.support.forms import TYPE_ATTRIBUTES, Form, all_versions, forms
 from partita.runtime.support.operators import Operator, plain
 from partita.runtime.support.variants import COMPANY as BESIDE
@@ -129,6 +129,8 @@ def _model_of(variant: Variant, *, company: bool) -> onnx.ModelProto:
     for node in model.graph.node:
         if node.name == f"{NODE}_{BESIDE}":
             node.name = COMPANY
+    if company and len(model.graph.node) == 1:
+        add_detached(model.graph)
     return model
 
 

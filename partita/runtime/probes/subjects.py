@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from partita import dtypes
 from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
+from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTHER_FORM, NodeProbe, Swap, Trial
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.model_file import bodies
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import onnx
 
 DECIDED = frozenset({"taken", "invalid"})
+MOST_WITH_OPTION = 24
+"""Changes of one node that are tried under another option of the provider; they count as combinations."""
+MOST_FORMS_WITH_OPTION = 3
+"""Of the other nodes of its operator, the first, so many are."""
 MOST_ALIKE = 4
 """Of nodes that are alike, so many are tried with the nodes around them."""
 
@@ -83,7 +87,8 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
     """The node as it is, also with another option of the provider, then single changes, then several at once; each
     round only where the last left it open.
 
-    With the last of them go other nodes of the operator, which tell what it means when no change helps.
+    With the last of them go other nodes of the operator, which tell what it means when no change helps. Where an option
+    of the provider matters, single changes and other nodes are tried under it, too, in place of several changes.
     """
     company = lab.resolution.provider.compiles
 
@@ -91,24 +96,28 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
         for variation in variations:
             yield Experiment(subject, case_model(variation.case, company=company), variation=variation)
 
-    def others(subject: Subject) -> Iterator[Experiment]:
-        if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
-            return  # what it fails over is in the bodies, which another node of the operator has not
-        for form in other_forms(subject.case, compiles=company):
-            yield Experiment(subject, form.model, form=form)
-
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
     _run_round([each for subject in _open(subjects) for each in experiments(subject, single(subject.case))], lab)
+    others = [(subject, tuple(_others(subject, lab))) for subject in _open(subjects)]
+    made = _try_options_with_changes(others, lab)
     last: list[Experiment] = []
-    for subject in _open(subjects):
-        found = combined(subject.case)
-        subject.left_out = max(len(found) - MOST_COMBINED, 0)
-        last += [*experiments(subject, found[:MOST_COMBINED]), *others(subject)]
+    for subject, forms in ((subject, forms) for subject, forms in others if subject.open):
+        found, room = combined(subject.case), MOST_COMBINED - made[id(subject)]
+        subject.left_out += max(len(found) - room, 0)
+        last += [*experiments(subject, found[:room]), *forms]
     _run_round(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
         subject.unprobed = subject.unprobed or lateness(changes)
+
+
+def _others(subject: Subject, lab: Lab) -> Iterator[Experiment]:
+    """Other nodes of the operator."""
+    if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
+        return  # what it fails over is in the bodies, which another node of the operator has not
+    for form in other_forms(subject.case, compiles=lab.resolution.provider.compiles):
+        yield Experiment(subject, form.model, form=form)
 
 
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
@@ -121,12 +130,53 @@ def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
             _try_option(option, pairs, lab)
 
 
+def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
+    """Single changes of the nodes, and other nodes of their operators, under options that may let the provider take
+    them: something else may be in the way beside the option. How many changes were tried, by `id` of the subject.
+    """
+    company = lab.resolution.provider.compiles
+    made = {id(subject): 0 for subject, _ in subjects}
+    for option in lab.resolution.provider.options:
+        work: list[Experiment] = []
+        for subject, forms in subjects:
+            if option.opens is None or not subject.open or not _worth_trying(option, subject.case, lab):
+                continue
+            varied = [each for each in single(subject.case) if _worth_trying(option, each.case, lab)]
+            room = MOST_WITH_OPTION - made[id(subject)]
+            subject.left_out += max(len(varied) - room, 0)
+            made[id(subject)] += len(varied[:room])
+            work += [Experiment(subject, case_model(each.case, company=company), each) for each in varied[:room]]
+            work += forms[:MOST_FORMS_WITH_OPTION]
+        if work and option.opens is not None:
+            answers = lab.try_with(option.name, option.opens.value, [each.model for each in work])
+            for each, answer in zip(work, answers, strict=True):
+                if answer is not None:
+                    each.subject.trials.append(_under(_swap_of(option, lab), _fact(each, answer)))
+    return made
+
+
+def _under(swap: Swap, told: Trial) -> Trial:
+    """A fact of an experiment that was made under another option of the provider, beside what else it changed."""
+    if told.factor == OTHER_FORM:
+        change = "; ".join(part for part in (told.change, swap.now) if part)
+        return replace(told, change=change, parts=(*told.parts, OPTION))
+    change = f"{swap} and {told.change}"
+    parts = (OPTION, *(told.parts or (told.factor,)))
+    return replace(told, factor=COMBINED, change=change, parts=parts, swap=None, removes=False, kind=kind_of(COMBINED))
+
+
+def _swap_of(option: Option, lab: Lab) -> Swap:
+    """The value of the option that may let the provider take more, in place of the run's."""
+    assert option.opens is not None
+    name = f"{lab.resolution.provider.name}.{option.name}"
+    return Swap(f"{name}={option.opens.value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
+
+
 def _try_option(option: Option, models: Sequence[tuple[list[Trial], onnx.ModelProto]], lab: Lab) -> None:
     """Models with the value of the option that may let the provider take their nodes; each trial joins its list."""
     assert option.opens is not None
-    name, value = f"{lab.resolution.provider.name}.{option.name}", option.opens.value
-    swap = Swap(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
-    answers = lab.try_with(option.name, value, [model for _, model in models])
+    swap = _swap_of(option, lab)
+    answers = lab.try_with(option.name, option.opens.value, [model for _, model in models])
     for (trials, model), answer in zip(models, answers, strict=True):
         if answer is not None:  # without one the node is looked at as if there were no such option
             trials.append(
@@ -217,11 +267,16 @@ def _run_round(experiments: Sequence[Experiment], lab: Lab) -> None:
         if answer is None:
             each.subject.unprobed = lab.unusable or BUDGET
             continue
-        in_company = len(each.model.graph.node) > 1
-        if each.variation is not None:
-            each.subject.trials.append(trial(each.variation, answer, in_company=in_company))
-        elif each.form is not None:
-            each.subject.trials.append(_other_trial(each.form, answer, in_company=in_company))
+        each.subject.trials.append(_fact(each, answer))
+
+
+def _fact(each: Experiment, answer: Answer) -> Trial:
+    """An experiment as a fact."""
+    in_company = len(each.model.graph.node) > 1
+    if each.variation is not None:
+        return trial(each.variation, answer, in_company=in_company)
+    assert each.form is not None
+    return _other_trial(each.form, answer, in_company=in_company)
 
 
 def _other_trial(form: OtherForm, answer: Answer, *, in_company: bool) -> Trial:

@@ -10,17 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from partita.runtime.probes.cases import (
-    CannotProbeError,
-    Case,
-    Graph,
-    cut_proto,
-    node_case,
-    part_model,
-    plain_domain,
-    read_type,
-)
+from partita.runtime.probes.cases import Case, node_case, part_model
 from partita.runtime.probes.constants import constant_of
+from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto, plain_domain, read_type
 from partita.runtime.tensor_types import sizes_of, tensor_type
 
 if TYPE_CHECKING:

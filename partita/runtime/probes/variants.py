@@ -12,17 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from partita.runtime.model_file import reads
-from partita.runtime.probes.cases import (
-    NODE,
-    Case,
-    Feed,
-    case_graph,
-    case_model,
-    finish,
-    is_signed,
-    size_of,
-    zeros,
-)
+from partita.runtime.probes.cases import NODE, Case, Feed, case_graph, case_model, finish, is_signed, size_of, zeros
 from partita.runtime.probes.constants import constant_of
 from partita.runtime.probes.names import copy_node, inner_names, rename
 from partita.runtime.probes.schemas import Schema, Slot, find_schema
@@ -67,6 +57,8 @@ class Change:
     outputs_left_out: frozenset[int] = frozenset()
     opset: int | None = None
     """Of the operator's domain."""
+    declared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Sizes of outputs that are declared."""
 
     def __or__(self, other: Change) -> Change:
         """Both changes; where both change one thing, it is the other's."""
@@ -80,6 +72,7 @@ class Change:
             inputs_left_out=self.inputs_left_out | other.inputs_left_out,
             outputs_left_out=self.outputs_left_out | other.outputs_left_out,
             opset=self.opset if other.opset is None else other.opset,
+            declared={**self.declared, **other.declared},
         )
 
 
@@ -98,6 +91,8 @@ def vary(case: Case, change: Change) -> Case | None:
     varied = replace(case, node=node, feeds=feeds)
     if change.elements or change.attributes or change.outputs_left_out:
         varied = replace(varied, signed_output=_signed_output(varied))
+    if change.declared or case.declared:
+        varied = replace(varied, declared=_declared(varied, change))
     return varied if change.opset is None else _at_opset(varied, change.opset)
 
 
@@ -112,7 +107,7 @@ def _leave_out(names: RepeatedScalarFieldContainer[str], positions: Collection[i
 def _vary_feed(case: Case, feed: Feed, change: Change) -> Feed:
     """One input of a variant."""
     if change.fixed:
-        feed = _fixed_feed(case, feed)
+        feed = fixed_feed(case, feed)
     element = change.elements.get(feed.name)
     if element is not None and element_of(feed.kind) not in (None, element):
         value = cast(feed.constant, element) if feed.constant is not None else None
@@ -126,7 +121,7 @@ def _vary_feed(case: Case, feed: Feed, change: Change) -> Feed:
     return constant(case, feed, change.constants[feed.name]) if feed.name in change.constants else feed
 
 
-def _fixed_feed(case: Case, feed: Feed) -> Feed:
+def fixed_feed(case: Case, feed: Feed) -> Feed:
     """The feed with the sizes of the run; as a constant when its values follow from them."""
     folded = case.folded.get(feed.name)
     if folded is not None and feed.constant is None and element_of(feed.kind) == folded.data_type:
@@ -175,6 +170,20 @@ def cast(tensor: onnx.TensorProto, new: int) -> onnx.TensorProto:
     except (TypeError, ValueError, KeyError):
         return zeros(tensor.name, new, tensor.dims)
     return made if made.data_type == new else zeros(tensor.name, new, tensor.dims)
+
+
+def _declared(case: Case, change: Change) -> dict[str, onnx.TypeProto]:
+    """Declared outputs of a variant. With other sizes of inputs nobody knows theirs; their types follow."""
+    if change.sizes:
+        return {}
+    sizes = {name: sizes_of(kind) for name, kind in case.declared.items()} | dict(change.declared)
+    known = tensor_types(case_model(replace(case, declared={})))
+    elements = {name: element_of(known[name]) for name in case.node.output if name in known}
+    return {
+        name: tensor_type(element, each)
+        for name, each in sizes.items()
+        if each is not None and (element := elements.get(name))
+    }
 
 
 def copy_attribute(attribute: onnx.AttributeProto) -> onnx.AttributeProto:
@@ -332,7 +341,7 @@ def _write_sheet(cases: Mapping[int, Case], company: bool) -> Sheet:
 
 def _give_names(graph: onnx.GraphProto, before: str, after: str) -> None:
     """Put `before` in front of the names of all tensors of a case's graph, and `after` behind those of its nodes."""
-    ports = (*graph.input, *graph.initializer, *graph.output)
+    ports = (*graph.input, *graph.initializer, *graph.output, *graph.value_info)
     made = [name for node in graph.node for name in node.output if name]
     names = {name: before + name for name in (*(port.name for port in ports), *made)}
     for node in graph.node:

@@ -91,7 +91,7 @@ def _of_model(path: Path, known: Collection[Operator], opset: int) -> Asked:
 def _needs_of(path: Path, known: Collection[Operator]) -> dict[Operator, dict[Types, int]]:
     """How many nodes of a model have which version of an operator, in which types."""
     from partita.runtime.onnx_model import read_onnx
-    from partita.runtime.probes.cases import cut_graph
+    from partita.runtime.probes.graphs import cut_graph
 
     graph = cut_graph(read_onnx(path), {})
     versions = {plain(entry.domain): entry.version for entry in graph.proto.opset_import}

@@ -12,16 +12,19 @@ import pytest
 from onnx import parser
 
 from partita import dtypes
+from partita.diagnosis.precedence import shown_by
 from partita.diagnosis.probe_verdict import conclusions
-from partita.observations.facts import NEIGHBOURS, OPTION
+from partita.observations.facts import COMBINED, NEIGHBOURS, OPTION
 from partita.providers.base import Opens, Option
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.cases import NODE, Graph, cut_graph, node_case
+from partita.runtime.probes.cases import NODE, node_case
+from partita.runtime.probes.graphs import Graph, cut_graph
 from partita.runtime.probes.lab import Answer, Lab
 from partita.runtime.probes.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.probes.subjects import Subject, explore, explore_neighbours
+from partita.runtime.probes.variations import MOST_COMBINED
 
 WEBGPU = replace(known_providers()["webgpu"], options=(Option("wide", "bool", "0", "", opens=Opens("1", ("int64",))),))
 CHAIN = (
@@ -71,6 +74,43 @@ def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph:
     trials = explored(graph, "a", lab).trials
     assert [(trial.factor, trial.outcome) for trial in trials] == [("as_is", "left"), (OPTION, "taken")]
     assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
+
+
+class Both(Scripted):
+    """Wants the option and an older operator."""
+
+    def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+        self.asked.append((option, str(len(models))))
+        older = [model.opset_import[0].version < 13 for model in models]
+        return [Answer("taken", "") if old else Answer("left", "") for old in older]
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        return Answer("left", "")
+
+
+def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(graph: Graph) -> None:
+    lab = Both()
+    subject = explored(graph, "a", lab)
+    told = [trial for trial in subject.trials if trial.outcome == "taken"]
+    assert {trial.parts for trial in told} == {(OPTION, "opset")}
+    (shown,) = conclusions(subject.probe("a"))
+    assert shown.factors == (OPTION, "opset")
+    assert shown.evidence.startswith("with webgpu.wide=1 in place of webgpu.wide=0 and Neg of opset 6 in place of 13")
+    assert shown_by(subject.probe("a"), WEBGPU.ort_name) == "no_kernel_version"
+
+
+def test_an_option_with_changes_stays_within_what_is_tried_of_combinations(graph: Graph) -> None:
+    class Never(Both):
+        def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+            super().try_with(option, value, models)
+            return [Answer("left", "") for _ in models]
+
+    subject = explored(graph, "a", Never())
+    combinations = [trial for trial in subject.trials if trial.factor == COMBINED]
+    assert len(combinations) <= MOST_COMBINED and sum(OPTION in trial.parts for trial in combinations) > 0
+    (shown,) = conclusions(subject.probe("a"))
+    assert shown.code == "no_kernel_op" and shown.evidence.endswith("of this operator, with another option neither")
+    assert all("float" not in trial.change for trial in combinations if OPTION in trial.parts), "int64 is what it opens"
 
 
 def test_an_option_is_left_alone_where_the_run_had_that_value_or_where_it_does_not_matter(graph: Graph) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from onnx import parser
 
-from partita.runtime.probes.cases import COMPANY, NODE, Case, case_model, cut_proto, fingerprint, node_case
+from partita.runtime.probes.cases import COMPANY, NODE, Case, case_model, fingerprint, node_case
+from partita.runtime.probes.graphs import cut_proto
 from partita.runtime.probes.other_forms import MOST_COMPILED, other_forms
 
 HEAD = '<ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1, "own" : 1]>\n'

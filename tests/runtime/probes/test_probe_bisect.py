@@ -14,7 +14,8 @@ from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.bisect import MOST_PARTS, Search, find_rejected
 from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.cases import COMPANY, Graph, cut_graph, cut_proto
+from partita.runtime.probes.cases import COMPANY
+from partita.runtime.probes.graphs import Graph, cut_graph, cut_proto
 from partita.runtime.probes.lab import Answer, Lab
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'

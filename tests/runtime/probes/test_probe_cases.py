@@ -11,17 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import (
-    ZEROS,
-    CannotProbeError,
-    Graph,
-    case_model,
-    cut_graph,
-    fingerprint,
-    node_case,
-    part_model,
-    read_type,
-)
+from partita.runtime.probes.cases import ZEROS, case_model, fingerprint, node_case, part_model
+from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_graph, read_type
 from partita.runtime.probes.lab import write_models
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 3, "own" : 1]>\n'

@@ -8,8 +8,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import cut_graph, node_case
+from partita.runtime.probes.cases import node_case
 from partita.runtime.probes.constants import find_constants
+from partita.runtime.probes.graphs import cut_graph
 from partita.runtime.probes.names import one_meaning
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21]>\n'

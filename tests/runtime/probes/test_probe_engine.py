@@ -22,8 +22,9 @@ from partita.runtime.chain import ChainError
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.probes import engine, subjects
 from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.cases import cut_graph, node_case
+from partita.runtime.probes.cases import node_case
 from partita.runtime.probes.engine import notes_on_gaps, probe_refusal, probe_run
+from partita.runtime.probes.graphs import cut_graph
 from partita.runtime.probes.lab import BUDGET, Answer, Lab
 from partita.runtime.probes.subjects import Subject, lateness, one_of_each_first
 from tests.partition_reports.samples import run_facts, session_facts

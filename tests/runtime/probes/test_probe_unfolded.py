@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from partita.runtime.probes.cases import CannotProbeError, Graph, cut_proto
+from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto
 from partita.runtime.probes.unfolded import Functions
 
 

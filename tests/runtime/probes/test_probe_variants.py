@@ -10,7 +10,8 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from partita.runtime.probes.cases import Case, cut_proto, fingerprint, node_case
+from partita.runtime.probes.cases import Case, fingerprint, node_case
+from partita.runtime.probes.graphs import cut_proto
 from partita.runtime.probes.variants import Change, Sheet, complaint, sheets, vary
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1, "own" : 1]>\n'

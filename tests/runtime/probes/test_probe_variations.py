@@ -13,16 +13,9 @@ from onnx import TensorProto, numpy_helper, parser
 from partita.diagnosis.reasons.base import load_reasons
 from partita.observations.facts import OPTION
 from partita.runtime.onnx_model import read_onnx
-from partita.runtime.probes.cases import (
-    CannotProbeError,
-    Case,
-    case_model,
-    cut_graph,
-    cut_proto,
-    fingerprint,
-    node_case,
-)
+from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case
 from partita.runtime.probes.factors import attribute, factors
+from partita.runtime.probes.graphs import CannotProbeError, cut_graph, cut_proto
 from partita.runtime.probes.schemas import find_schema, history
 from partita.runtime.probes.variations import as_it_is, combined, single
 
@@ -120,9 +113,15 @@ def test_symbolic_sizes_are_fixed_to_those_of_the_run(case):
     assert found.change == "all sizes fixed" and inputs(found.case) == [(TensorProto.FLOAT, [2, 4])]
 
 
-def test_sizes_that_are_fixed_or_not_known_give_nothing_to_try(case):
+def test_sizes_that_are_fixed_give_nothing_to_try(case):
     assert changes(case(TEXTS["Softmax"]), "static_shape") == []
-    assert changes(case(TEXTS["Elu"]), "static_shape") == []
+
+
+@pytest.mark.parametrize(("sizes", "number"), [({"x": (0, 4)}, 2), ({}, 1)])
+def test_sizes_that_are_zero_in_the_run_or_not_known_are_also_tried_as_one(case, sizes, number):
+    found = [entry for entry in single(case(TEXTS["Elu"], **sizes)) if entry.factor == "static_shape"]
+    assert len(found) == number and found[-1].change == "all sizes fixed, to 1 where the run has 0 or none"
+    assert inputs(found[-1].case) == [(TensorProto.FLOAT, [1, 4])] and opens(found[-1].case)
 
 
 def test_a_value_that_follows_from_the_sizes_is_a_constant_once_they_are_fixed(case):

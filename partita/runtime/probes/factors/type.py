@@ -12,6 +12,7 @@ from partita.runtime.probes.cases import Case, Feed
 from partita.runtime.probes.factors.base import Factor, Part
 from partita.runtime.probes.ideas import Idea
 from partita.runtime.probes.schemas import Schema
+from partita.runtime.probes.typed_attributes import Attributes, retyped, types_of
 from partita.runtime.probes.variants import TYPE_ATTRIBUTES, Change, cast, copy_attribute, schema_of
 from partita.runtime.tensor_types import element_of
 
@@ -38,14 +39,38 @@ def _other_types(case: Case) -> Iterator[Idea]:
     for old in dict.fromkeys(element_of(feed.kind) for feed in case.feeds):
         if old is not None:
             ideas = (
-                Idea(NAME, Change(elements=elements), swap=_types(old, new))
+                Idea(NAME, change, swap=_types(old, new))
                 for new in _candidates(old)
                 if (elements := _in_new_type(case, schema, case.feeds, old, new))
+                for change in _with_attributes(case, schema, Change(elements=elements), old, new)
             )
             yield from islice(ideas, MOST_TYPES)
     yield from _other_output_types(case)
+    yield from _other_attribute_types(case, schema)
     yield from _one_variable(case, schema)
     yield from _both_types(case, schema)
+
+
+def _with_attributes(case: Case, schema: Schema | None, change: Change, old: int, new: int) -> Iterator[Change]:
+    """A change of the inputs' type with the attributes that are of the old type in the new one: all of them, then each
+    alone, for some may be of what the node makes.
+    """
+    given = {entry.name: entry for entry in case.node.attribute if entry.name not in VALUE_ATTRIBUTES}
+    moved = list(retyped(given, schema, old, new))
+    everything: Attributes = {name: entry for _, changed in moved for name, entry in changed.items()}
+    yield change | Change(attributes=everything)
+    if len(moved) > 1:
+        yield from (change | Change(attributes=changed) for _, changed in moved)
+
+
+def _other_attribute_types(case: Case, schema: Schema | None) -> Iterator[Idea]:
+    """Each attribute that has another name in every type, in another type: it may be that of what the node makes."""
+    given = {entry.name: entry for entry in case.node.attribute}
+    for stem, (old, others) in types_of(given, schema).items():
+        for new in others:
+            for found, changed in retyped(given, schema, old, new):
+                if found == stem:
+                    yield Idea(NAME, Change(attributes=changed), swap=_types(old, new, f"as {stem.removesuffix('[]')}"))
 
 
 def _both_types(case: Case, schema: Schema | None) -> Iterator[Idea]:

@@ -1,0 +1,158 @@
+"""A model's main graph, ready to be cut into parts: its nodes, what is constant, and types as far as they are known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita import dtypes
+from partita.observations.names import INLINED
+from partita.runtime.model_file import all_graphs, all_nodes
+from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.probes.constants import find_constants, without_defaults
+from partita.runtime.probes.fold import known_values
+from partita.runtime.probes.names import one_meaning
+from partita.runtime.tensor_types import is_fixed, tensor_type, tensor_types
+
+if TYPE_CHECKING:
+    import onnx
+
+CALLED = re.compile(r"(?P<name>.+)__\d+")
+"""How the onnx package calls the same node."""
+
+
+class CannotProbeError(Exception):
+    """No model can be made of this node; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model's main graph, ready to be cut into parts."""
+
+    proto: onnx.ModelProto
+    folder: Path
+    """Where weights outside the file lie."""
+    nodes: Mapping[str, onnx.NodeProto]
+    """Those in bodies of control flow after those of the main graph."""
+    constants: Mapping[str, onnx.TensorProto]
+    types: Mapping[str, onnx.TypeProto]
+    """As the file has them."""
+    fixed: Mapping[str, onnx.TypeProto]
+    """With the sizes of the run."""
+    folded: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    """Tensors that are constants once the sizes are fixed."""
+    given: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
+    """Defaults of inputs: what they are in a run that gives no others."""
+    outputs: frozenset[str] = frozenset()
+    """Outputs of the graph and of the bodies in it."""
+    declared: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    """Types that the file itself gives, where every size is a number."""
+
+    def find(self, name: str) -> onnx.NodeProto | None:
+        """The node of this name, which may be that of a function's node as ONNX Runtime has it in the call's place."""
+        if name in self.nodes:
+            return self.nodes[name]
+        if not name.startswith(INLINED):
+            return None
+        for own, node in self.nodes.items():
+            inner = CALLED.fullmatch(own)
+            if inner is not None and re.search(rf"_{re.escape(inner['name'])}(_|$)", name):
+                return node
+        return None
+
+    def with_seen(self, outputs: Mapping[str, Sequence[str]]) -> Graph:
+        """The graph with types of outputs that a run has shown, by node, where nothing else tells them.
+
+        Sizes that only the run has shown are sizes of the run: in the file they stay unknown.
+        """
+        seen = dict(_seen_types(self, outputs))
+        sizes = {name: kind for name, kind in seen.items() if not is_fixed(self.fixed.get(name))}
+        return replace(self, types={**seen, **self.types}, fixed={**self.fixed, **sizes})
+
+
+def cut_graph(model: OnnxModel, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """Prepare a model for cutting. `sizes`: shapes of its inputs in the run."""
+    return cut_proto(model.proto, model.path.parent, sizes)
+
+
+def cut_proto(proto: onnx.ModelProto, folder: Path, sizes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The same for a model without a file. `folder`: where weights outside the model lie."""
+    proto, defaults = without_defaults(one_meaning(_inlined(proto)))
+    fixed = tensor_types(proto, sizes)
+    ports = (*proto.graph.value_info, *proto.graph.output)
+    constants = {**known_values(proto, {}), **find_constants(proto)}  # ONNX Runtime folds the former, too
+    return Graph(
+        proto=proto,
+        folder=folder,
+        nodes={node.name: node for node in all_nodes(proto.graph)},
+        constants=constants,
+        types=tensor_types(proto),
+        fixed=fixed,
+        folded=known_values(proto, fixed),
+        given=defaults,
+        declared={port.name: port.type for port in ports if is_fixed(port.type)},
+        outputs=frozenset(port.name for graph in all_graphs(proto.graph) for port in graph.output),
+    )
+
+
+def _seen_types(graph: Graph, outputs: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, onnx.TypeProto]]:
+    """Types of tensors from what their nodes were seen to make, written as float32[1,12]."""
+    for name, texts in outputs.items():
+        node = graph.nodes.get(name)
+        made = [output for output in node.output if output] if node is not None else []
+        if len(made) == len(texts):
+            for output, text in zip(made, texts, strict=True):
+                kind = read_type(text)
+                if kind is not None:
+                    yield output, kind
+
+
+def read_type(text: str) -> onnx.TypeProto | None:
+    """The type written as float32[1,12]; None for what cannot be read."""
+    name, _, rest = text.partition("[")
+    element = dtypes.find(name)
+    sizes = [part for part in rest.rstrip("]").split(",") if part]
+    if element is None or not all(part.isdecimal() for part in sizes):
+        return None
+    return tensor_type(element.number, [int(part) for part in sizes])
+
+
+def _inlined(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the nodes of its functions in place of the calls, as ONNX Runtime has them.
+
+    It reads a function's nodes in the model's own versions of the operator sets (seen with 1.31.1: Selu of a function
+    that imports opset 21, in a model of 22, is Selu-22).
+    """
+    import onnx
+    import onnx.inliner
+
+    if not proto.functions:
+        return proto
+    versions = {plain_domain(entry.domain): entry.version for entry in proto.opset_import}
+    restamped = onnx.ModelProto()
+    restamped.CopyFrom(proto)
+    for function in restamped.functions:
+        for entry in function.opset_import:
+            entry.version = versions.get(plain_domain(entry.domain), entry.version)
+    proto = restamped
+    try:
+        made: onnx.ModelProto = onnx.inliner.inline_local_functions(proto)
+    except Exception:  # noqa: BLE001 - native code; with the calls left in, nodes of functions cannot be tried, others can
+        return proto
+    return made
+
+
+def plain_domain(domain: str) -> str:
+    """The domain as most files write it: ONNX's own has two names."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def called(proto: onnx.ModelProto, nodes: Sequence[onnx.NodeProto]) -> tuple[onnx.FunctionProto, ...]:
+    """Functions of the file, all of them, when one of the nodes calls one."""
+    names = {(function.domain, function.name) for function in proto.functions}
+    inner = (entry for node in nodes for attribute in node.attribute for entry in all_nodes(attribute.g))
+    calls = any((node.domain, node.op_type) in names for node in (*nodes, *inner))
+    return tuple(proto.functions) if calls else ()

@@ -1,0 +1,40 @@
+"""What experiments mean that declare sizes of outputs, or give the provider another option beside a change."""
+
+from __future__ import annotations
+
+from partita.diagnosis.precedence import explain
+from partita.diagnosis.probe_verdict import conclusions
+from tests.diagnosis.test_probe_verdict import LEFT, changed, probe
+from tests.diagnosis.test_reasons import context
+
+
+def test_a_declaration_explains_only_where_no_change_of_the_node_helps():
+    declared = changed("output_shape", "taken", "the sizes [2,9] declared of what it makes")
+    by_constant = changed("input", "taken", "input shape as a constant")
+    (alone,) = conclusions(probe(LEFT, declared))
+    assert alone.factors == ("output_shape",)
+    (both,) = conclusions(probe(LEFT, declared, by_constant))
+    assert both.factors == ("input",)
+
+
+def test_a_declaration_has_a_remedy_of_its_own():
+    declared = changed("output_shape", "taken", "the sizes [2,9] declared of what it makes")
+    fixed = changed("static_shape", "taken", "all sizes fixed")
+    remedies = []
+    for trial in (declared, fixed):
+        reason, finding = explain(context(probe=probe(LEFT, trial)))
+        assert reason.code == "dynamic_shape"
+        remedies.append(finding.remedy)
+    assert "declare them in the file" in (remedies[0] or "") and remedies[1] is None
+
+
+def test_forms_under_another_option_are_the_same_forms():
+    forms = [changed("other_form", "left", "T float32"), changed("other_form", "left", "T float32; a=1", "option")]
+    assert conclusions(probe(LEFT, *forms))[0].evidence.endswith(
+        "nor does it claim any of 1 other node of this operator, with another option neither"
+    )
+    taken = changed("other_form", "taken", "T float32; a=1", "option")
+    (shown,) = conclusions(probe(LEFT, forms[0], taken))
+    assert shown.inferred and shown.evidence.startswith(
+        "the provider accepts other nodes of this operator (e.g. T float"
+    )
