@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.diagnosis import fusion, inlined_nodes, naming, native_log, rewritten
+from partita.diagnosis import fusion, inlined_nodes, naming, native_log, renamed, rewritten
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -131,6 +131,14 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
     clear = {*stands_for, *compiled, *parts}
     groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear)
+    if optimised is None:
+        joined = {*clear, *(each for behind in stands_for.values() for each in behind)}
+        groups = renamed.find_renamed(
+            _as_they_ran(order, events, claims),
+            exported,
+            {node.name: node.provider for node in facts.assigned or ()},
+            joined,
+        )
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -149,7 +157,7 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items()},
+        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items() if behind},
         beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
         parts=parts,
         blank_log={
@@ -175,6 +183,14 @@ def _strays_without_name(
         for name in parts
         if not any(provider in providers for providers in claims[name].values())
     )
+
+
+def _as_they_ran(
+    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]
+) -> tuple[renamed.Ran, ...]:
+    """The nodes of the order with what is known of each without a graph."""
+    operators = {event.name: event.op_type for event in events}
+    return tuple(renamed.Ran(name, operators.get(name), choose_provider(claims[name])) for name in order)
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:

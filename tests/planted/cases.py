@@ -59,8 +59,6 @@ ALWAYS = (on_cuda, on_webgpu, on_openvino, on_qnn, on_plugins, on_no_provider, o
 """Their cases are all in `make test`; of the others every eighth is, and `make truth` has all."""
 EVERY = 8
 UNSOLVED: Mapping[str, str] = {
-    "cuda-fused-conv-leaky-in-blocks": "the CPU's own rewriting renames the node, which is not followed back",
-    "openvino-qlinear-conv": "the CPU's own rewriting renames the node, which is not followed back",
     "cuda-label-encoder-strings": "its attributes would have to change their names with the type",
     "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
     "qnn-range-to-an-input": "ONNX Runtime folds the node away once all of its inputs are constants",
