@@ -60,7 +60,6 @@ ALWAYS = (on_cuda, on_webgpu, on_openvino, on_qnn, on_plugins, on_no_provider, o
 EVERY = 8
 UNSOLVED: Mapping[str, str] = {
     "cuda-label-encoder-strings": "its attributes would have to change their names with the type",
-    "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
     "qnn-range-to-an-input": "ONNX Runtime folds the node away once all of its inputs are constants",
     "qnn-behind-a-count": "the sizes of the run are zero, and no others are tried",
     "qnn-dequantize-by-inputs": "an option and constants are not tried together",
