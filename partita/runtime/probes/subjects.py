@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from partita import dtypes
@@ -14,8 +14,9 @@ from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.model_file import bodies
 from partita.runtime.probes.cases import Case, case_model
+from partita.runtime.probes.factors import factors
 from partita.runtime.probes.ideas import Variation
-from partita.runtime.probes.lab import BUDGET, Answer, Lab
+from partita.runtime.probes.lab import BUDGET, Answer, Lab, Turn
 from partita.runtime.probes.neighbours import Neighbourhood
 from partita.runtime.probes.other_forms import OtherForm, other_forms
 from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, kind_of, single
@@ -66,6 +67,8 @@ class Experiment:
     model: onnx.ModelProto
     variation: Variation | None = None
     form: OtherForm | None = None
+    place: int = 0
+    """Where it is among those of its round: once one is taken, those of a higher place could decide nothing more."""
 
 
 def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
@@ -92,19 +95,24 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
             yield Experiment(subject, case_model(variation.case, company=company), variation=variation)
 
     def others(subject: Subject) -> Iterator[Experiment]:
-        if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
+        rejected = subject.trials[0].outcome in FAILED
+        if rejected and any(True for _ in bodies(subject.case.node)):
             return  # what it fails over is in the bodies, which another node of the operator has not
         for form in other_forms(subject.case, compiles=company):
-            yield Experiment(subject, form.model, form=form)
+            if form.same_types or not (rejected and company):  # of a failure only the node's own types tell
+                yield Experiment(subject, form.model, form=form)
 
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
-    _run_round([each for subject in _open(subjects) for each in experiments(subject, single(subject.case))], lab)
+    _run_round(
+        [each for subject in _open(subjects) for each in _by_factor(experiments(subject, single(subject.case)))], lab
+    )
     last: list[Experiment] = []
     for subject in _open(subjects):
         found = combined(subject.case)
         subject.left_out = max(len(found) - MOST_COMBINED, 0)
-        last += [*experiments(subject, found[:MOST_COMBINED]), *others(subject)]
+        several = [*experiments(subject, found[:MOST_COMBINED]), *others(subject)]
+        last += [replace(each, place=place) for place, each in enumerate(several)]
     _run_round(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
@@ -210,12 +218,31 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.open]
 
 
+def _by_factor(experiments: Iterable[Experiment]) -> Iterator[Experiment]:
+    """Experiments with a factor each, in the order in which the reasons go: a change of a later one decides nothing
+    when one of an earlier one does."""
+    order = [factor.name for factor in factors()]
+    for each in experiments:
+        yield replace(each, place=order.index(each.variation.factor) if each.variation is not None else 0)
+
+
 def _run_round(experiments: Sequence[Experiment], lab: Lab) -> None:
-    """Carry out the experiments on several subjects in one go."""
-    answers = lab.try_all([each.model for each in experiments])
+    """Carry out the experiments on several subjects in one go.
+
+    A provider that compiles takes long over each, so those that could decide nothing any more are left out there.
+    """
+    models, compiles = [each.model for each in experiments], lab.resolution.provider.compiles
+    numbers = {id(each.subject): number for number, each in enumerate(experiments)}
+    turns = [Turn(numbers[id(each.subject)], each.place) for each in experiments] if compiles else ()
+    answers = lab.try_all(models, turns=turns)
+    first: dict[int, int] = {}
+    for turn, answer in zip(turns, answers, strict=False):
+        if answer is not None and answer.outcome == "taken" and not answer.unfolded:
+            first[turn.among] = min(turn.place, first.get(turn.among, turn.place))
     for each, answer in zip(experiments, answers, strict=True):
         if answer is None:
-            each.subject.unprobed = lab.unusable or BUDGET
+            if each.place <= first.get(numbers[id(each.subject)], each.place):
+                each.subject.unprobed = lab.unusable or BUDGET
             continue
         in_company = len(each.model.graph.node) > 1
         if each.variation is not None:
