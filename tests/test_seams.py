@@ -237,7 +237,7 @@ from partita.runtime.probes.lab import Answer, Lab
 from tests.partition_reports.samples import event, report_of, run_facts, session_facts, windows
 
 class Scripted(Lab):
-    def try_all(self, models, *, one_node=True):
+    def try_all(self, models, *, one_node=True, turns=()):
         return [Answer("taken", "") if self.takes(model) else Answer("left", "no such kernel") for model in models]
 
     def takes(self, model):

@@ -87,6 +87,9 @@ the log nor a pin tells the cause:
 - **Other nodes of the operator.** With these go up to 26 other nodes of the operator, of the same version (6 where
   the provider compiles), as the support tables have them: in the node's own types, then in others. When no change
   helped, they tell an operator that the provider lacks from one of which it lacks the type or the form.
+- **No more than decides.** A provider that compiles takes long over each experiment. There, once a change helped,
+  changes of a later factor are left out, and once a combination or another node of the operator was taken, the rest of
+  them.
 - **The nodes around it.** A node that is claimed in isolation, and not in the graph, is tried with each node next to it
   (six at most), with all of them, and with those up to four steps away (64 nodes and 64 MiB of weights at most), of
   nodes that are alike the first four; the evidence names the first of these with which it is no longer taken.

@@ -85,6 +85,11 @@ class Context:
     """Exported nodes that ONNX Runtime rewrote together, and added this node while it did."""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The node, and those of the file whose work it does."""
+        return (self.node, *self.replaces)
+
+    @property
     def started(self) -> bool:
         """The skipped provider was there, and looked at the graph."""
         return self.skipped.status == "active"
@@ -135,7 +140,7 @@ def lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
     named = (
         (line, pattern)
         for pattern in sorted(patterns, key=lambda pattern: pattern.vague)
-        for name in (context.node, *context.replaces)
+        for name in context.names
         for line in context.log
         if name_in(line, pattern, name)
     )
@@ -177,14 +182,15 @@ def graph_lines(context: Context, code: ReasonCode) -> Iterator[Finding]:
 def is_culprit(context: Context) -> bool:
     """Whether the provider fails over the graph, and over this very node of it when it is tried by itself."""
     part, probe = context.rejected, context.probe
-    inside = part is not None and context.node in (*part.nodes, *part.inside)
+    inside = part is not None and not {*part.nodes, *part.inside}.isdisjoint(context.names)
     return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILED
 
 
 def _left_inside(context: Context) -> bool:
     """Whether the node is left when alone, in a part over which the provider fails, and over no node of it alone."""
     part, probe = context.rejected, context.probe
-    inside = part is not None and context.node in part.nodes and len(part.nodes) > 1 and not context.blamed
+    several = part is not None and len(part.nodes) > 1 and not set(part.nodes).isdisjoint(context.names)
+    inside = several and not context.blamed
     return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome == "left"
 
 

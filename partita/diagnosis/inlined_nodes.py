@@ -47,12 +47,18 @@ def with_names(facts: SessionFacts, events: Sequence[NodeEvent]) -> SessionFacts
         return facts
     first = [event for event in events if event.run == events[0].run]
     names = _by_stream(facts.plan or (), first, planned) or _by_count(first, planned, plan)
+    main = {event.name for event in events}
+    inside = {
+        (event.op_type, event.provider)
+        for event in facts.events
+        if event.name not in main and INDEXED.fullmatch(event.name)
+    }
     renamed = tuple(replace(event, name=names.get(event.name, event.name)) for event in facts.events)
     providers = {names.get(event.name, event.name): event.provider for event in first}
     return replace(
         facts,
         events=renamed,
-        assigned=_name_assigned(facts.assigned, planned, providers) if facts.assigned is not None else None,
+        assigned=_name_assigned(facts.assigned, planned, providers, inside) if facts.assigned is not None else None,
         optimised=_name_optimised(facts.optimised, planned) if facts.optimised is not None else None,
     )
 
@@ -109,12 +115,16 @@ def _by_count(events: Sequence[NodeEvent], planned: Mapping[str, list[str]], pla
 
 
 def _name_assigned(
-    assigned: Sequence[AssignedNode], planned: Mapping[str, list[str]], providers: Mapping[str, str]
+    assigned: Sequence[AssignedNode],
+    planned: Mapping[str, list[str]],
+    providers: Mapping[str, str],
+    inside: Collection[tuple[str, str]],
 ) -> tuple[AssignedNode, ...]:
     """The assignment list with names where it has as many nodes of an operator on a provider as ran there.
 
     Nodes of one operator on one provider are alike in it. Without a run, an operator must be on one provider; there may
-    be more nodes than names then, because some were fused or folded away after they had been assigned.
+    be more nodes than names then, because some were fused or folded away after they had been assigned. `inside`:
+    operators and providers of nodes that ran in bodies, which the list has as well.
     """
     named = list(assigned)
     for op, names in planned.items():
@@ -124,8 +134,9 @@ def _name_assigned(
             ran = [name for name in names if providers.get(name) == provider]
             if not any(name in providers for name in names) and len(here) == len(nameless) >= len(names):
                 here, ran = here[: len(names)], names
-            if len(here) == len(ran):
-                for position, name in zip(here, ran, strict=True):
+            bodies = any((op, provider) == each for each in inside)
+            if len(here) == len(ran) or (bodies and ran and len(here) > len(ran)):
+                for position, name in zip(here, ran, strict=False):
                     named[position] = replace(named[position], name=name)
     return tuple(named)
 
@@ -168,7 +179,7 @@ def unfolded(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, 
     operators.
     """
     parts, local = _nodes_without_name(facts, order), _of_local_functions(facts, order)
-    left = _gone(facts, order)
+    left = gone_nodes(facts.graph, facts, order)
     if facts.optimised is not None:
         return _owners(facts.optimised, frozenset((*parts, *local)), left, facts.graph)
     return {**_callers(local, left), **_turned_down(facts, parts, left)}
@@ -205,14 +216,14 @@ def _turned_down(facts: SessionFacts, parts: Sequence[str], left: Sequence[Graph
 def may_be_part_of(facts: SessionFacts, order: Sequence[str], known: Parts) -> dict[str, tuple[str, ...]]:
     """The same, with all nodes that are gone where nothing tells: an experiment can look into their functions."""
     parts = _nodes_without_name(facts, order)
-    left = tuple(node.name for node in _gone(facts, order)) if parts else ()
+    left = tuple(node.name for node in gone_nodes(facts.graph, facts, order)) if parts else ()
     return {name: known.get(name) or left for name in parts}
 
 
-def _gone(facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
-    """Exported nodes that no provider was given, and that do not run."""
+def gone_nodes(nodes: Iterable[GraphNode], facts: SessionFacts, order: Iterable[str]) -> list[GraphNode]:
+    """Those of `nodes` of the file that no provider was given, and that do not run."""
     there = {*order, *(node.name for node in facts.assigned or ())}
-    return [node for node in facts.graph if node.name and node.name not in there]
+    return [node for node in nodes if node.name and node.name not in there]
 
 
 def _owners(

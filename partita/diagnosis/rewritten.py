@@ -9,7 +9,7 @@ AVX-512 (onnxruntime/core/optimizer/nchwc_transformer.cc), so that one model giv
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from partita.diagnosis import fusion
@@ -22,7 +22,7 @@ class Group:
     """Nodes that are not in the file and hang together by tensors that it does not have."""
 
     shares: Mapping[str, tuple[str, ...]]
-    """What each member took the place of; members that do none of the file's work have no entry."""
+    """What each member took the place of, itself aside; members that do none of the file's work have no entry."""
     replaced: tuple[str, ...]
     """What the whole group took the place of, in the order of the file."""
     members: tuple[str, ...]
@@ -53,7 +53,11 @@ def find_groups(
         members = [new[name] for name in order if name in names]
         replaced = _followed_back(members, graph, exported, makers, order, inputs)
         if replaced:
-            found.append(Group(_shared_out(members, replaced, exported, makers), replaced, tuple(names)))
+            weights = {tensor for node in members for tensor in node.inputs if tensor and tensor not in graph.makers}
+            weights |= {tensor for name in replaced for tensor in exported[name].inputs if tensor not in makers}
+            weights -= {"", *inputs}
+            gone = tuple(name for name in replaced if name not in new)
+            found.append(Group(_shared_out(members, replaced, exported, makers, weights), gone, tuple(names)))
     counts = [each for group in found for each in group.replaced]
     return tuple(group for group in found if all(counts.count(each) == 1 for each in group.replaced))
 
@@ -89,12 +93,21 @@ def _followed_back(
     order: Collection[str],
     inputs: Collection[str],
 ) -> tuple[str, ...]:
-    """Exported nodes between what the group reads and what it makes, in the order of the file; empty when not clear."""
+    """Exported nodes between what the group reads and what it makes, in the order of the file; empty when not clear.
+
+    Among them are members that kept their names, and read or make tensors in the other form.
+    """
     made = {tensor for node in members for tensor in node.outputs if tensor}
     reads = tuple(dict.fromkeys(tensor for node in members for tensor in node.inputs if tensor and tensor not in made))
     whole = GraphNode("", "", "", reads, tuple(made), None, None, None)
-    claimed = fusion.walk_back(whole, graph, exported, makers, order, inputs)
+    others = set(order).difference(node.name for node in members)
+    claimed = fusion.walk_back(whole, graph, exported, makers, others, inputs)
     return tuple(name for name in exported if name in claimed)
+
+
+def related(first: str, second: str) -> bool:
+    """Whether two operators are one, or one is a form of the other and ends with its name, as NhwcMaxPool does."""
+    return first.endswith(second) or second.endswith(first)
 
 
 def _shared_out(
@@ -102,19 +115,15 @@ def _shared_out(
     replaced: Sequence[str],
     exported: Mapping[str, GraphNode],
     makers: Mapping[str, str],
+    weights: Set[str],
 ) -> dict[str, tuple[str, ...]]:
     """Which member does the work of which exported node.
 
-    Members and exported nodes of one operator belong together in order, where there are as many of them. What is left
-    was merged: with what it reads where that has a member, else with what reads it, else it is the work of the first
-    member of no operator's own.
+    Members and exported nodes belong together in order, where there are as many of them: of one operator, then those
+    that read `weights`, then of operators that are related. What is left was merged: with what it reads where that has
+    a member, else with what reads it, else it is the work of the first member of no operator's own.
     """
-    home: dict[str, str] = {}
-    for op in dict.fromkeys(node.op_type for node in members):
-        ours = [node.name for node in members if node.op_type == op]
-        theirs = [name for name in replaced if exported[name].op_type == op]
-        if len(ours) == len(theirs):
-            home.update(zip(theirs, ours, strict=True))
+    home = _paired(members, [exported[name] for name in replaced], weights)
     for name in replaced:
         before = [home[makers[tensor]] for tensor in exported[name].inputs if makers.get(tensor) in home]
         if name not in home and before:
@@ -129,7 +138,30 @@ def _shared_out(
     for name in replaced:
         home.setdefault(name, free[len(free) // 2])
     return {
-        node.name: tuple(name for name in replaced if home[name] == node.name)
+        node.name: tuple(name for name in replaced if home[name] == node.name != name)
         for node in members
         if node.name in home.values()
     }
+
+
+def _paired(members: Sequence[GraphNode], replaced: Sequence[GraphNode], weights: Set[str]) -> dict[str, str]:
+    """The member for each exported node that it can be told of, by what the two have in common."""
+    kept = {node.name for node in members}
+    home = {node.name: node.name for node in replaced if node.name in kept}
+
+    def pair(ours: Iterable[GraphNode], theirs: Iterable[GraphNode]) -> None:
+        found = [node.name for node in ours if node.name not in home.values()]
+        wanted = [node.name for node in theirs if node.name not in home]
+        if len(found) == len(wanted):
+            home.update(zip(wanted, found, strict=True))
+
+    def weighted(nodes: Iterable[GraphNode]) -> list[GraphNode]:
+        return [node for node in nodes if not weights.isdisjoint(node.inputs)]
+
+    operators = tuple(dict.fromkeys(node.op_type for node in members))
+    for op in operators:
+        pair(*([node for node in nodes if node.op_type == op] for nodes in (members, replaced)))
+    pair(weighted(members), weighted(replaced))
+    for op in operators:
+        pair(*([node for node in nodes if related(node.op_type, op)] for nodes in (members, replaced)))
+    return home

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.diagnosis import fusion, inlined_nodes, naming, native_log, rewritten
+from partita.diagnosis import fusion, inlined_nodes, naming, native_log, renamed, rewritten, unnamed_in_bodies
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -84,7 +84,8 @@ class SessionIndex:
         if node is not None:
             return node.module
         by_name = naming.module_of(name, self.modules)
-        return by_name or naming.common_module(self.exported[each].module for each in self.replaces(name))
+        known = (self.exported.get(each) or self.inner.get(each) for each in self.replaces(name))
+        return by_name or naming.common_module(node.module for node in known if node is not None)
 
     def in_bodies(self) -> tuple[AssignedNode, ...] | None:
         """Nodes that ONNX Runtime lists and that are in no main graph; None when there is no control flow.
@@ -115,9 +116,13 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     """Sort the facts of one session for look-up by node name."""
     facts = inlined_nodes.with_names(facts, _without_bodies(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
-    assigned = {node.name: node for node in facts.assigned or ()}
     events, bodies = _without_bodies(facts.events)
     order, order_source = _execution_order(facts, events)
+    if facts.inner:
+        inside = [event for event in facts.events if event.name in bodies and event.name not in order]
+        facts = unnamed_in_bodies.with_names(facts, inside, order)
+        events, bodies = _without_bodies(facts.events)
+    assigned = {node.name: node for node in facts.assigned or ()}
     present = frozenset(order)
     compiled = fusion.compiled_subgraphs(facts.assigned or (), dict.fromkeys(order), exported)
     tensors = frozenset(tensor for node in facts.graph for tensor in (*node.inputs, *node.outputs))
@@ -127,10 +132,20 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     logged = native_log.memcpy_lines(facts.log, order, op_types)
     claims = _collect_claims(facts, events, order, compiled)
     unfolded = inlined_nodes.unfolded(facts, order)
-    parts = inlined_nodes.may_be_part_of(facts, order, unfolded)
+    in_bodies = unnamed_in_bodies.owners(facts, order) if facts.inner else {}
+    parts = {**inlined_nodes.may_be_part_of(facts, order, unfolded), **in_bodies}
+    unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
     clear = {*stands_for, *compiled, *parts}
     groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear)
+    if optimised is None:
+        joined = {*clear, *(each for behind in stands_for.values() for each in behind)}
+        groups = renamed.find_renamed(
+            _as_they_ran(order, events, claims),
+            exported,
+            {node.name: node.provider for node in facts.assigned or ()},
+            joined,
+        )
     return SessionIndex(
         facts=facts,
         exported=exported,
@@ -149,12 +164,12 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items()},
+        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items() if behind},
         beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
         parts=parts,
         blank_log={
             provider: inlined_nodes.blank_lines(
-                facts.log, known.patterns, _strays_without_name(provider, parts, claims)
+                facts.log, known.patterns, _strays_without_name(provider, parts, claims, assigned)
             )
             for provider, known in facts.providers.items()
         },
@@ -167,14 +182,28 @@ def _every_pattern(facts: SessionFacts) -> tuple[LogPattern, ...]:
 
 
 def _strays_without_name(
-    provider: str, parts: Iterable[str], claims: Mapping[str, Claims]
+    provider: str, parts: Iterable[str], claims: Mapping[str, Claims], assigned: Mapping[str, AssignedNode]
 ) -> tuple[inlined_nodes.Stray, ...]:
-    """Nodes without a name that no source has on `provider`."""
+    """Nodes without a name that no source has on `provider`; of those in bodies only the list knows."""
+    homes = {
+        name: {each for providers in claims[name].values() for each in providers}
+        if name in claims
+        else {assigned[name].provider}
+        for name in parts
+    }
     return tuple(
         inlined_nodes.Stray(name, next(iter(inlined_nodes.by_operator([name]))))
-        for name in parts
-        if not any(provider in providers for providers in claims[name].values())
+        for name, providers in homes.items()
+        if provider not in providers
     )
+
+
+def _as_they_ran(
+    order: Iterable[str], events: Iterable[NodeEvent], claims: Mapping[str, Claims]
+) -> tuple[renamed.Ran, ...]:
+    """The nodes of the order with what is known of each without a graph."""
+    operators = {event.name: event.op_type for event in events}
+    return tuple(renamed.Ran(name, operators.get(name), choose_provider(claims[name])) for name in order)
 
 
 def _copied_tensors(graph: OptimisedGraph) -> dict[str, native_log.MemcpyLine]:

@@ -39,7 +39,8 @@ def _in_bodies(index: SessionIndex) -> tuple[AssignedNode, ...]:
     listed = {
         node.name: node
         for node in index.in_bodies() or ()
-        if node.name not in index.present and (node.name in index.inner or _is_inlined(node.name, fused))
+        if node.name not in index.present
+        and (node.name in index.inner or node.name in index.parts or _is_inlined(node.name, fused))
     }
     return tuple(listed.values())
 

@@ -20,22 +20,14 @@ from partita.partition_reports.graph_capture import blocking_nodes
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
 from partita.runtime.advice import package_facts
+from partita.runtime.capture import Attempt, try_capture
 from partita.runtime.chain import ChainError
 from partita.runtime.inputs import Shape, input_shapes, read_values
 from partita.runtime.onnx_model import OnnxModel, read_onnx
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
-from partita.runtime.place import (
-    Attempt,
-    Placed,
-    RunInterruptedError,
-    Where,
-    package_models,
-    place_model,
-    place_package,
-    try_capture,
-    with_shapes,
-)
+from partita.runtime.place import Placed, Where, package_models, place_model, place_package, with_shapes
+from partita.runtime.run_errors import RunInterruptedError
 
 NOBODY: Crashed = {}
 CAPTURE_OPTION = "enable_cuda_graph"

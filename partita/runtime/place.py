@@ -7,10 +7,8 @@ fails does not lose what the opening of the session has told.
 
 from __future__ import annotations
 
-import re
 import time
-import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
-from partita.observations.codes import Interruption
+from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
-from partita.observations.names import CPU
 from partita.observations.records import Memory
 from partita.observations.text_format import listing
 from partita.process import peak_rss_bytes, rss_bytes
@@ -36,34 +32,20 @@ from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values,
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
-from partita.runtime.ort.errors import LACKS, one_line
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.ort.session import Binding, NativeFailureError, Opening, Session, open_native
+from partita.runtime.ort.session import Binding, Session
 from partita.runtime.pins import Pin
 from partita.runtime.registering import without_crashed
+from partita.runtime.run_errors import RUN_ERRORS, RunInterruptedError, cut_short, failure_notes, let_go, told_error
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session_facts import session_facts
-from partita.spelling import spelled
 
 PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt of a package, where its graph takes any number of tokens."""
 DUMMY_TOKEN = 0
-NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
-SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
-"""A message about sizes, for which others may help."""
-RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
-
-
-class RunInterruptedError(GenerationError):
-    """Ctrl-C came between the opening of a session and the end of its runs."""
-
-    exit_code = INTERRUPTED
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: interrupted before its runs finished")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +81,6 @@ class Placed:
     """Why a run failed; the facts hold what was known until then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Whether ONNX Runtime opened a session for graph capture."""
-
-    file: str
-    opened: bool
-    warned: bool
-    """It was opened with a warning: some nodes outside the device are taken for shape computations."""
-    said: str
-
-
 def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> Placed:
     """Open a model on the chain and run it on inputs of these shapes.
 
@@ -143,11 +114,11 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
             prompt_tokens=0,
             new_tokens=0,
             finish_reason=None,
-            interrupted=_cut_short(error),
+            interrupted=cut_short(error),
             notes=(
                 *model.notes,
                 *not_run,
-                *_failure_notes(len(steps), where.runs, error),
+                *failure_notes(len(steps), where.runs, error),
                 *unread_profile(len(steps), seen.runs),
             ),
         )
@@ -175,18 +146,10 @@ def _run_session(
     binding = session.binding()
     steps, error = _run_model(model, shapes, binding, where)
     ports = _port_facts(model, session, binding, ran=bool(steps))
-    _let_go(error)
+    let_go(error)
     if isinstance(error, GenerationError | ProviderError) and not isinstance(error, RunInterruptedError):
         error = told_error(model, session, error, where.values)
     return ports, steps, error
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Drop what the frames of an exception and of its causes hold."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def _run_model(
@@ -228,68 +191,6 @@ def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where,
         return buffer
     buffer.host[...] = make_values(port, shape, rng, divides=divides) if values is None else values
     return buffer
-
-
-def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
-    """The error of a run as one about a model and inputs that nobody has checked, rather than about our export.
-
-    `given`: inputs whose values the user gave. A node that failed on a provider other than the CPU's is that
-    provider's, unless sizes were the trouble.
-    """
-    said = one_line(str(error.__cause__ or error))
-    found = NODE_FAILED.search(said)
-    message = found[3] if found else said
-    about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
-    provider = _provider_of(session, found[2]) if found else None
-    told: PartitaError
-    if provider not in (None, CPU) and found and not about_sizes:
-        told = ProviderError(
-            f"{model.path}: {provider} took node {found[2]!r} ({found[1]}) and cannot run it: {message}; leave it to "
-            f"another provider, or the provider out of {spelled('providers')}"
-        )
-    elif isinstance(error, ProviderError):
-        told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
-    else:
-        other = f"other sizes: {spelled('shapes', 'NAME=SIZES')}"
-        if not about_sizes:
-            other = f"other values: {spelled('inputs', 'NAME=FILE.npy')}"
-        told = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
-    told.__cause__ = error.__cause__
-    return told
-
-
-def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
-    """Where the values of the inputs came from."""
-    made_up = [port.name for port in model.inputs if port.name not in given]
-    if not given:
-        return "generated inputs"
-    values = f"the values given for {listing(given)}"
-    return f"{values} and generated ones for {listing(made_up)}" if made_up else values
-
-
-def _provider_of(session: Session, node: str) -> str | None:
-    """The provider that ran a node of the plan; None when nothing tells.
-
-    The list of nodes can miss those of the first provider, but never those of the CPU provider.
-    """
-    listed = session.assigned()
-    if listed is None or not session.plan or not any(node in stream for stream in session.plan):
-        return None
-    active = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
-    return next((known.provider for known in listed if known.name == node), active[0])
-
-
-def _cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
-    """What a run that ended with `error` lacks for Ctrl-C."""
-    return ("runs",) if isinstance(error, RunInterruptedError) else ()
-
-
-def _failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
-    """A sentence about a run that failed."""
-    if error is None:
-        return ()
-    how = "was interrupted" if isinstance(error, RunInterruptedError) else "failed"
-    return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
 
 
 def _model_session_facts(model: OnnxModel, session: Session, ports: tuple[PortFact, ...], runs: int) -> SessionFacts:
@@ -347,12 +248,12 @@ def place_package(folder: Path, where: Where) -> Placed:
         crashed=where.crashed,
     ) as runner:
         error = run_package(runner, where.runs)
-        _let_go(error)
-        facts = run_facts(runner, notes=_failure_notes(len(runner.steps), 2 * where.runs, error))
+        let_go(error)
+        facts = run_facts(runner, notes=failure_notes(len(runner.steps), 2 * where.runs, error))
         facts = with_graphs(facts, [entry.session for entry in runner.graphs], where, error)
         # Nobody asked for tokens, so none are told of.
         facts = replace(facts, finish_reason=None, new_tokens=0, first_token_seconds=None)
-        return Placed(replace(facts, interrupted=_cut_short(error)), runner.resolutions, error)
+        return Placed(replace(facts, interrupted=cut_short(error)), runner.resolutions, error)
 
 
 def with_graphs(facts: RunFacts, sessions: Sequence[Session], where: Where, error: PartitaError | None) -> RunFacts:
@@ -432,17 +333,3 @@ def with_shapes(
 def package_models(folder: Path, facts: RunFacts) -> dict[str, OnnxModel]:
     """The ONNX files of a package, by name."""
     return {session.file: read_onnx(folder / session.file) for session in facts.sessions}
-
-
-def try_capture(model: OnnxModel, resolutions: Sequence[Resolution], option: str, threads: int | None) -> Attempt:
-    """Open a session whose first provider has the option that asks for graph capture, e.g. enable_cuda_graph."""
-    first, *others = [entry for entry in resolutions if entry.status == "active"]
-    asking = replace(first, options={**first.options, option: "1"})
-    try:
-        session = open_native(model.path, (asking, *others), Opening(threads=threads, model=model.to_bytes()))
-    except NativeFailureError as failure:
-        return Attempt(model.path.name, False, False, one_line(str(failure)))
-    with closing(session):
-        warned = [line for line in session.log if "graph capture" in line.lower()]
-        said = one_line(warned[0].rpartition("] ")[2]) if warned else f"ONNX Runtime opens the session with {option}=1"
-        return Attempt(model.path.name, True, bool(warned), f"{said}; a run may still fail to be captured")

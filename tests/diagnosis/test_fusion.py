@@ -273,6 +273,56 @@ def test_one_node_of_an_operator_of_its_own_in_a_group_did_the_work():
     assert index.replaces("own") == ("MaxPool_1",) and "own" not in index.beside
 
 
+def test_the_node_that_reads_weights_does_the_work_of_the_one_that_did():
+    graph = (node("Neg_0", "x", "a"), node("own", "a w", "b", "Blend"), node("Neg_2", "b", "y"))
+    runs = (
+        node("Neg_0", "x", "a"),
+        node("b_other", "a w_blocked", "r0", "Mix"),
+        node("Tidy", "r0", "b"),
+        node("Neg_2", "b", "y"),
+    )
+    index = index_of(graph, runs)
+    assert index.replaces("b_other") == ("own",)
+    assert index.beside == {"Tidy": ("own",)}
+
+
+def test_related_operators_are_shared_out_in_order_where_there_are_as_many():
+    graph = (
+        node("Conv_0", "x w", "a", "FusedConv"),
+        node("Conv_1", "a w", "b"),
+        node("Pool_2", "b", "c", "MaxPool"),
+        node("Neg_3", "c", "y"),
+    )
+    runs = (
+        node("one", "x w_blocked", "r0", "Conv"),
+        node("two", "r0 w_blocked", "r1", "Conv"),
+        node("three", "r1", "r2", "NhwcMaxPool"),
+        node("ReorderOutput", "r2", "c"),
+        node("Neg_3", "c", "y"),
+    )
+    index = index_of(graph, runs)
+    assert [index.replaces(name) for name in ("one", "two", "three")] == [("Conv_0",), ("Conv_1",), ("Pool_2",)]
+
+
+def test_a_member_that_kept_its_name_works_between_rewritten_ones():
+    graph = (
+        node("Conv_0", "x w", "a", "FusedConv"),
+        node("Sigmoid_1", "a", "b"),
+        node("Conv_2", "b v", "c"),
+        node("Neg_3", "c", "y"),
+    )
+    runs = (
+        node("a_nchwc", "x w_blocked", "r0", "Conv"),
+        node("Sigmoid_1", "r0", "r1"),
+        node("c_nchwc", "r1 v_blocked", "r2", "Conv"),
+        node("ReorderOutput", "r2", "c"),
+        node("Neg_3", "c", "y"),
+    )
+    index = index_of(graph, runs)
+    assert dict(index.stands_for) == {"a_nchwc": ("Conv_0",), "c_nchwc": ("Conv_2",)}
+    assert index.beside == {"ReorderOutput": ("Conv_0", "Conv_2")}
+
+
 def test_a_group_past_a_node_that_still_runs_proves_nothing():
     graph = (node("Relu_0", "x", "a"), node("MaxPool_1", "a", "b"), node("Abs_2", "b", "c"), node("Neg_3", "c", "y"))
     runs = (

@@ -13,7 +13,7 @@ from partita import errors
 from partita.errors import GenerationError, PartitaError, ProviderError, RefusedNode
 from partita.library.crossing import raise_told, rebuilt, told
 from partita.remedies import Remedy
-from partita.runtime.place import RunInterruptedError
+from partita.runtime.run_errors import RunInterruptedError
 from partita.spelling import read_by
 
 TREE = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, PartitaError)]

@@ -70,6 +70,8 @@ class Case:
     node: str = "planted"
     """Name of the node; empty when it has none, and is told by `op_type`."""
     op_type: str = ""
+    plain_node: str = ""
+    """Name that plain ONNX Runtime lists it by, where it runs by another that it was given afterwards."""
     arguments: tuple[str, ...] = ()
     """Further arguments of `partita place`."""
     evidence: tuple[Kind, ...] = ()

@@ -60,11 +60,7 @@ MODULES = (
 ALWAYS = (on_cuda, on_webgpu, on_openvino, on_qnn, on_plugins, on_no_provider, on_everything)
 """Their cases are all in `make test`; of the others every eighth is, and `make truth` has all."""
 EVERY = 8
-UNSOLVED: Mapping[str, str] = {
-    "cuda-fused-conv-leaky-in-blocks": "the CPU's own rewriting renames the node, which is not followed back",
-    "openvino-qlinear-conv": "the CPU's own rewriting renames the node, which is not followed back",
-    "cuda-centre-crop-sizes-in-a-branch": "nodes without a name in a body have no row of their own",
-}
+UNSOLVED: Mapping[str, str] = {}
 """Cases that are true and answered wrongly, and why; each fails the tests as soon as it is answered rightly."""
 
 

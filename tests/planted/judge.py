@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +248,7 @@ def placement(case: Case, answer: Mapping[str, Any]) -> str:
         return str(answer["error"])
     if case.expected == NO_FALLBACK:
         return f"{answer['cpu']} left" if answer["cpu"] else "taken"
+    case = replace(case, node=case.plain_node or case.node)
     if any(names(case, name, op) for name, op in answer["cpu"]):
         return "left"
     listed = [(re.sub(r"_token_\d+$", "", name), op) for name, op in answer["elsewhere"]]

@@ -68,6 +68,16 @@ HELD_BRANCH = operators(
     "else_branch = e () => (float[1,4,8] b) { [other] b = Neg(h) }>\n  [last] y = Neg(p)\n}",
 )
 
+LEAKY = image(
+    '[planted] p = com.microsoft.FusedConv<activation="LeakyRelu", activation_params=[0.1]>(h, w)',
+    extra="float[4,4,1,1] w",
+)
+BLOCKS = image(
+    '[one] q = com.microsoft.FusedConv<activation="LeakyRelu", activation_params=[0.1]>(h, w)\n'
+    "  [pool] o = MaxPool<kernel_shape=[2,2]>(q)\n"
+    '  [planted] r = com.microsoft.FusedConv<activation="Tanh">(o, v)\n  [more] p = Sigmoid(r)',
+    extra="float[16,4,1,1] w, float[16,16,1,1] v",
+)
 OLD_HELD = swap(
     swap(PEEPHOLES, "ir_version: 10", "ir_version: 3").replace('"" : 21', '"" : 8'),
     "float[5,2,16] x)",
@@ -206,12 +216,19 @@ FURTHER: tuple[Case, ...] = (
         "fused-conv-leaky-in-blocks",
         "the same of an image, which the CPU then computes in blocks of channels, by another name",
         "attribute_unsupported",
-        image(
-            '[planted] p = com.microsoft.FusedConv<activation="LeakyRelu", activation_params=[0.1]>(h, w)',
-            extra="float[4,4,1,1] w",
-        ),
-        None,
+        LEAKY,
+        LEAKY.replace("LeakyRelu", "Relu"),
         node="p_nchwc",
+        plain_node="planted",
+    ),
+    cuda(
+        "fused-conv-tanh-in-blocks",
+        "the second of two fused nodes and a pooling between, all of which the CPU computes in blocks of channels",
+        "attribute_unsupported",
+        BLOCKS,
+        BLOCKS.replace("LeakyRelu", "Relu").replace("Tanh", "Relu"),
+        node="r_nchwc",
+        plain_node="planted",
     ),
     changed(
         "fused-conv-leaky-in-a-branch",

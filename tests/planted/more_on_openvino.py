@@ -122,6 +122,11 @@ AROUND = chain(
     "else_branch = e () => (float[4,16] b) { [else] b = Sigmoid(h) }>",
     extra="int64 few={10}",
 )
+POOLED = operators(
+    OPSET,
+    "g (float[1,16,8,8] x) => (float[1,16,7,7] y) {\n  [planted] p = MaxPool<kernel_shape=[2,2]>(x)\n"
+    "  [nan] c = IsNaN(p)\n  [cast] d = Cast<to=1>(c)\n  [last] y = Relu(d)\n}",
+)
 GROUPED = chain(
     "[planted] p = GroupNormalization<num_groups=2>(h, s, b)",
     inputs="float[1,4,8,8] x",
@@ -318,6 +323,16 @@ FURTHER: tuple[Case, ...] = (
         CONVOLVED,
         None,
         node="planted_token_1",
+        plain_node="planted",
+    ),
+    openvino(
+        "pool-alone-in-blocks",
+        "a MaxPool with no other node in its part, which the CPU then computes in blocks of channels, by another name",
+        "not_claimed",
+        POOLED,
+        swap(POOLED, "[nan] c = IsNaN(p)", "[more] m = Sigmoid(p)\n  [nan] c = IsNaN(m)"),
+        node="p_nchwc",
+        plain_node="planted",
     ),
 )
 """Cases that took more to be answered; `cases.UNSOLVED` names those that are not."""

@@ -89,6 +89,11 @@ WEIGHTED = operators(
     "g (float[4,64] x) => (float[4,16] y) <int4[64,16] w, float[2,16] s> {\n  [first] h = Neg(x)\n"
     "  [planted] d = DequantizeLinear<axis=0, block_size=32>(w, s)\n  [mm] p = MatMul(h, d)\n  [last] y = Neg(p)\n}",
 )
+THROWN = between(
+    "[choice] p = If(c)<then_branch = t () => (float[4,16] a) { [dice] a = Bernoulli(h) }, "
+    "else_branch = e () => (float[4,16] b) { [other] b = Neg(h) }>"
+).replace("x)", "x, bool c)", 1)
+
 CASES: tuple[Case, ...] = (
     webgpu(
         "group-norm-unfolded",
@@ -295,6 +300,15 @@ CASES: tuple[Case, ...] = (
     webgpu("weights-of-4-bits", "weights that become those of a MatMulNBits", NO_FALLBACK, WEIGHTED, None),
 )
 FURTHER: tuple[Case, ...] = (
+    webgpu(
+        "bernoulli-in-a-branch",
+        "the RandomUniformLike of a Bernoulli that ONNX Runtime unfolds in the branch of an If",
+        "no_kernel_op",
+        THROWN,
+        None,
+        node="",
+        op_type="RandomUniformLike",
+    ),
     webgpu(
         "pinned-below-without-a-slash",
         "the user pins a module two levels down, where names begin without a slash, as in a model from TensorFlow",

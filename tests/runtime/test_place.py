@@ -18,7 +18,8 @@ from partita.providers.resolve import parse_chain, resolve
 from partita.runtime.inputs import check_room, input_shapes, make_values, not_generated, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
 from partita.runtime.ort.errors import run_error
-from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package, told_error
+from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package
+from partita.runtime.run_errors import told_error
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session

@@ -23,7 +23,7 @@ def find(context: Context) -> Iterator[Finding]:
     """
     if context.rejected is not None:
         yield Finding("probed", "part", _whole_graph(context.rejected, context))
-    if context.exported:
+    if context.exported or context.replaces:
         yield from alone(context, "subgraph_rejected")
         yield from lines(context, "subgraph_rejected")
         yield from graph_lines(context, "subgraph_rejected")
@@ -48,7 +48,8 @@ def _whole_graph(part: RejectedPart, context: Context) -> str:
     shown = next(iter(conclusions(context.probe)), None)
     if shown is not None and is_culprit(context):
         return f"the provider fails on this graph; {size} is {named}; {shown.evidence}"
-    here = "this node is in it" if context.node in part.nodes else "the graph fails as a whole, this node with it"
+    own = not set(part.nodes).isdisjoint(context.names)
+    here = "this node is in it" if own else "the graph fails as a whole, this node with it"
     return f"the provider fails on this graph; {size} is {named}: {part.said}; {here}"
 
 

@@ -81,8 +81,10 @@ def experiment(request: Mapping[str, Any], out: TextIO) -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent reads it as the finding
         say(out, {"unusable": f"{type(error).__name__}: {error}"})
         return
-    first = True
+    first, order = True, Order(request.get("turns", {}))
     for name in request["models"]:
+        if not order.comes(name):
+            continue
         say(out, {"begun": name})
         # The first model also starts the provider, which may take long on a GPU.
         set_alarm(request["start_seconds"] if first else request["model_seconds"])
@@ -91,8 +93,29 @@ def experiment(request: Mapping[str, Any], out: TextIO) -> None:
         except Exception as error:  # noqa: BLE001 - not the provider's doing, so it must not be read as its crash
             found = Found("invalid", f"the experiment itself failed: {type(error).__name__}: {error}")
         say(out, {"model": name, **asdict(found)})
+        if found.outcome == "taken" and not found.unfolded:
+            order.taken(name)
         first = False
     set_alarm(0)
+
+
+class Order:
+    """Which models' turns still come, as they are taken; see `lab.Turn`."""
+
+    def __init__(self, turns: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        self.turns = turns
+        self.first: dict[int, int] = {}
+        """Of models among which one was taken: the lowest place of such a one."""
+
+    def comes(self, name: str) -> bool:
+        """Whether a model is still to be tried; one without turns always is."""
+        turns = self.turns.get(name, ())
+        return not turns or any(place <= self.first.get(among, place) for among, place in turns)
+
+    def taken(self, name: str) -> None:
+        """A model was taken."""
+        for among, place in self.turns.get(name, ()):
+            self.first[among] = min(place, self.first.get(among, place))
 
 
 def say(out: TextIO, line: Mapping[str, Any]) -> None:

@@ -274,7 +274,7 @@ def _probe_nodes(
 
 def _part_case(functions: Functions, index: SessionIndex, name: str) -> Case:
     """The case of a node without a name. Raises CannotProbeError."""
-    ran = index.ran.get(name)
+    ran = next((event for event in index.facts.events if event.name == name), None)
     return functions.case(index.parts[name], index.op_type(name), ran.output_shapes if ran else ())
 
 

@@ -21,6 +21,7 @@ from partita.observations.native_text import cut
 from partita.providers.resolve import Resolution
 from partita.runtime.probes.cache import Cache, cache_for
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
+from partita.runtime.probes.child import Order
 from partita.runtime.process.children import ChildOutcome, run_children
 from partita.runtime.provider_child import PROBE_MODEL
 
@@ -38,6 +39,18 @@ LEAST_SECONDS = 0.5
 """With less left, no child is started."""
 START_FILE = "start.onnx"
 LONGEST_SAID = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a model's turn comes: not at all, once a model of an earlier place among the same was taken."""
+
+    among: int
+    place: int
+
+
+Turns = Mapping[str, Sequence[Turn]]
+"""The turns of models, by key; a model that is for several nodes has several, and is tried when one of them comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +101,13 @@ class Lab:
         """What is left of the time budget, in seconds."""
         return self.deadline - time.monotonic()
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
-        """An answer for each model; None where the time was up before, or the provider cannot be asked."""
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
+        """An answer for each model; None where the time was up before, or the provider cannot be asked.
+
+        `turns`: of each model, where an answer can make others needless; there is none for those then.
+        """
         keys = [f"{'node' if one_node else 'part'}:{fingerprint(model)}" for model in models]
         answers: dict[str, Answer] = {}
         for key in dict.fromkeys(keys):
@@ -98,8 +116,11 @@ class Lab:
                 answers[key] = Answer(known.outcome, known.said, cached=True, unfolded=known.unfolded)
                 self.cached += 1
         waiting = {key: model for key, model in zip(keys, models, strict=True) if key not in answers}
+        by_key: dict[str, list[Turn]] = {}
+        for key, turn in zip(keys, turns, strict=False):
+            by_key.setdefault(key, []).append(turn)
         if waiting:
-            self.carry_out(waiting, answers, one_node)
+            self.carry_out(waiting, answers, one_node, by_key)
         return [answers.get(key) for key in keys]
 
     def starts(self) -> bool:
@@ -109,14 +130,17 @@ class Lab:
         (answer,) = self.try_all([onnx.ModelProto.FromString(PROBE_MODEL)], one_node=False)
         return answer is not None and answer.outcome == "taken"
 
-    def carry_out(self, waiting: dict[str, onnx.ModelProto], answers: dict[str, Answer], one_node: bool) -> None:
-        """Try models in children, one after the other, until all are answered or the time is up."""
+    def carry_out(
+        self, waiting: dict[str, onnx.ModelProto], answers: dict[str, Answer], one_node: bool, turns: Turns
+    ) -> None:
+        """Try models in children, one after the other, until all are answered or needless, or the time is up."""
         late: dict[str, Answer] = {}
         with temporary_directory() as name:
             folder = Path(name)
             files = written = write_models(folder, waiting)
-            while files and self.seconds_left > LEAST_SECONDS and not self.unusable:
-                outcome = self.run_child(folder, tuple(files), one_node)
+            while (files := _left(files, answers, turns)) and self.seconds_left > LEAST_SECONDS and not self.unusable:
+                wait = {file: [[turn.among, turn.place] for turn in turns.get(key, ())] for file, key in files.items()}
+                outcome = self.run_child(folder, tuple(files), one_node, turns=wait)
                 found, begun = _read_answers(folder / "answers", files)
                 for key, answer in found.items():
                     self.keep(key, answer, answers)
@@ -161,7 +185,15 @@ class Lab:
         if answer.outcome != "timed_out":
             self.cache.put(key, answer.outcome, answer.said, unfolded=answer.unfolded)
 
-    def run_child(self, folder: Path, models: Sequence[str], one_node: bool, *, patience: float = 1.0) -> ChildOutcome:
+    def run_child(
+        self,
+        folder: Path,
+        models: Sequence[str],
+        one_node: bool,
+        *,
+        patience: float = 1.0,
+        turns: Mapping[str, Sequence[Sequence[int]]] | None = None,
+    ) -> ChildOutcome:
         """One child that tries these models. `patience`: how many times longer than usual each may take."""
         (folder / "answers").unlink(missing_ok=True)
         provider = self.resolution.provider
@@ -177,6 +209,7 @@ class Lab:
             "models": list(models),
             "answers": str(folder / "answers"),
             "one_node": one_node,
+            "turns": turns or {},
             "start_seconds": START_SECONDS,
             "model_seconds": MODEL_SECONDS * patience,
         }
@@ -185,6 +218,15 @@ class Lab:
             CHILD, [request], timeout_seconds=max(self.seconds_left, 1.0), environment=environment
         )
         return outcome
+
+
+def _left(files: Mapping[str, str], answers: Mapping[str, Answer], turns: Turns) -> dict[str, str]:
+    """Models that are still to be tried: those of which no answer has made all turns needless."""
+    order = Order({key: [(turn.among, turn.place) for turn in told] for key, told in turns.items()})
+    for key, answer in answers.items():
+        if answer.outcome == "taken" and not answer.unfolded:
+            order.taken(key)
+    return {file: key for file, key in files.items() if order.comes(key)}
 
 
 def write_models(folder: Path, models: Mapping[str, onnx.ModelProto]) -> dict[str, str]:

@@ -61,7 +61,9 @@ def other_forms(case: Case, *, compiles: bool) -> tuple[OtherForm, ...]:
             # A body is written for types that no variable tells, and a type that is not known is not the same.
             same = not variant.form.node and all(own.get(name) == kind for name, kind in types.items() if name in bound)
             found.append(OtherForm(_said(variant.form, types), model, same))
-    return tuple(found[:MOST_COMPILED] if compiles else found)
+    if compiles:
+        found = sorted(found[:MOST_COMPILED], key=lambda form: not form.same_types)
+    return tuple(found)
 
 
 def operator_of(case: Case) -> Operator | None:

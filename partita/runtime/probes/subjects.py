@@ -14,8 +14,9 @@ from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.model_file import bodies
 from partita.runtime.probes.cases import Case, case_model
+from partita.runtime.probes.factors import factors
 from partita.runtime.probes.ideas import Variation
-from partita.runtime.probes.lab import BUDGET, Answer, Lab
+from partita.runtime.probes.lab import BUDGET, Answer, Lab, Turn
 from partita.runtime.probes.neighbours import Neighbourhood
 from partita.runtime.probes.other_forms import OtherForm, other_forms
 from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, kind_of, single
@@ -70,6 +71,8 @@ class Experiment:
     model: onnx.ModelProto
     variation: Variation | None = None
     form: OtherForm | None = None
+    place: int = 0
+    """Where it is among those of its round: once one is taken, those of a higher place could decide nothing more."""
 
 
 def one_of_each_first(subjects: Iterable[Subject]) -> list[Subject]:
@@ -98,14 +101,17 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
-    _run_round([each for subject in _open(subjects) for each in experiments(subject, single(subject.case))], lab)
+    _run_round(
+        [each for subject in _open(subjects) for each in _by_factor(experiments(subject, single(subject.case)))], lab
+    )
     others = [(subject, tuple(_others(subject, lab))) for subject in _open(subjects)]
     made = _try_options_with_changes(others, lab)
     last: list[Experiment] = []
     for subject, forms in ((subject, forms) for subject, forms in others if subject.open):
         found, room = combined(subject.case), MOST_COMBINED - made[id(subject)]
         subject.left_out += max(len(found) - room, 0)
-        last += [*experiments(subject, found[:room]), *forms]
+        several = [*experiments(subject, found[:room]), *forms]
+        last += [replace(each, place=place) for place, each in enumerate(several)]
     _run_round(last, lab)
     for subject in subjects:
         changes = [trial for trial in subject.trials if trial.factor not in (OTHER_FORM, OPTION)]
@@ -114,10 +120,12 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 
 def _others(subject: Subject, lab: Lab) -> Iterator[Experiment]:
     """Other nodes of the operator."""
-    if subject.trials[0].outcome in FAILED and any(True for _ in bodies(subject.case.node)):
+    rejected, compiles = subject.trials[0].outcome in FAILED, lab.resolution.provider.compiles
+    if rejected and any(True for _ in bodies(subject.case.node)):
         return  # what it fails over is in the bodies, which another node of the operator has not
-    for form in other_forms(subject.case, compiles=lab.resolution.provider.compiles):
-        yield Experiment(subject, form.model, form=form)
+    for form in other_forms(subject.case, compiles=compiles):
+        if form.same_types or not (rejected and compiles):  # of a failure only the node's own types tell
+            yield Experiment(subject, form.model, form=form)
 
 
 def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
@@ -260,12 +268,31 @@ def _open(subjects: Sequence[Subject]) -> list[Subject]:
     return [subject for subject in subjects if subject.open]
 
 
+def _by_factor(experiments: Iterable[Experiment]) -> Iterator[Experiment]:
+    """Experiments with a factor each, in the order in which the reasons go: a change of a later one decides nothing
+    when one of an earlier one does."""
+    order = [factor.name for factor in factors()]
+    for each in experiments:
+        yield replace(each, place=order.index(each.variation.factor) if each.variation is not None else 0)
+
+
 def _run_round(experiments: Sequence[Experiment], lab: Lab) -> None:
-    """Carry out the experiments on several subjects in one go."""
-    answers = lab.try_all([each.model for each in experiments])
+    """Carry out the experiments on several subjects in one go.
+
+    A provider that compiles takes long over each, so those that could decide nothing any more are left out there.
+    """
+    models, compiles = [each.model for each in experiments], lab.resolution.provider.compiles
+    numbers = {id(each.subject): number for number, each in enumerate(experiments)}
+    turns = [Turn(numbers[id(each.subject)], each.place) for each in experiments] if compiles else ()
+    answers = lab.try_all(models, turns=turns)
+    first: dict[int, int] = {}
+    for turn, answer in zip(turns, answers, strict=False):
+        if answer is not None and answer.outcome == "taken" and not answer.unfolded:
+            first[turn.among] = min(turn.place, first.get(turn.among, turn.place))
     for each, answer in zip(experiments, answers, strict=True):
         if answer is None:
-            each.subject.unprobed = lab.unusable or BUDGET
+            if each.place <= first.get(numbers[id(each.subject)], each.place):
+                each.subject.unprobed = lab.unusable or BUDGET
             continue
         each.subject.trials.append(_fact(each, answer))
 

@@ -19,7 +19,7 @@ from partita.runtime.probes.lab import Lab
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
-from partita.runtime.probes.child import say, set_alarm
+from partita.runtime.probes.child import Order, say, set_alarm
 
 request = json.load(sys.stdin)
 here = Path(__file__).parent
@@ -27,6 +27,7 @@ with (here / "calls").open("a") as calls:
     calls.write(json.dumps(request["models"]) + "\\n")
 mode = (here / "mode").read_text() if (here / "mode").exists() else ""
 poisoned = False
+order = Order(request.get("turns", {}))
 with Path(request["answers"]).open("a") as out:
     say(out, {"begun": "start"})
     set_alarm(request["start_seconds"])
@@ -38,6 +39,8 @@ with Path(request["answers"]).open("a") as out:
     if mode == "sleep":
         time.sleep(60)
     for name in request["models"]:
+        if not order.comes(name):
+            continue
         say(out, {"begun": name})
         set_alarm(request["model_seconds"])
         text = (Path(request["folder"]) / name).read_bytes()
@@ -54,6 +57,8 @@ with Path(request["answers"]).open("a") as out:
         poisoned = b"poison" in text
         said = "no kernel" if b"left" in text else ""
         say(out, {"model": name, "outcome": "left" if said else "taken", "said": said, "unfolded": False})
+        if not said:
+            order.taken(name)
     set_alarm(0)
 """
 

@@ -21,7 +21,7 @@ from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import NODE, node_case
 from partita.runtime.probes.graphs import Graph, cut_graph
-from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.lab import Answer, Lab, Turn
 from partita.runtime.probes.neighbours import MOST_TOGETHER, neighbourhoods
 from partita.runtime.probes.subjects import Subject, explore, explore_neighbours
 from partita.runtime.probes.variations import MOST_COMBINED
@@ -41,7 +41,9 @@ class Scripted(Lab):
         super().__init__(Resolution(WEBGPU, "active", options=options), Cache(None), time.monotonic() + 60)
         self.asked: list[tuple[str, str]] = []
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
         return [self.answer(model) for model in models]
 
     def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:

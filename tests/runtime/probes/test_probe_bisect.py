@@ -16,7 +16,7 @@ from partita.runtime.probes.bisect import MOST_PARTS, Search, find_rejected
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import COMPANY
 from partita.runtime.probes.graphs import Graph, cut_graph, cut_proto
-from partita.runtime.probes.lab import Answer, Lab
+from partita.runtime.probes.lab import Answer, Lab, Turn
 
 HEAD = '<ir_version: 10, opset_import: ["" : 21, "own" : 1]>\n'
 NODES = 16
@@ -32,7 +32,9 @@ class ScriptedLab(Lab):
         self.rejects, self.tries, self.outcome = rejects, tries, outcome
         self.asked: list[tuple[str, ...]] = []
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
         assert not one_node and len(models) == 1
         names = tuple(node.name for node in models[0].graph.node if node.name != COMPANY)
         if len(self.asked) >= self.tries:

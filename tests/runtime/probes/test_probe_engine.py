@@ -25,7 +25,7 @@ from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import node_case
 from partita.runtime.probes.engine import notes_on_gaps, probe_refusal, probe_run
 from partita.runtime.probes.graphs import cut_graph
-from partita.runtime.probes.lab import BUDGET, Answer, Lab
+from partita.runtime.probes.lab import BUDGET, Answer, Lab, Turn
 from partita.runtime.probes.subjects import Subject, lateness, one_of_each_first
 from tests.partition_reports.samples import run_facts, session_facts
 
@@ -57,7 +57,9 @@ class ScriptedLab(Lab):
     def starts(self) -> bool:
         return self.starts_at_all
 
-    def try_all(self, models: Sequence[onnx.ModelProto], *, one_node: bool = True) -> list[Answer | None]:
+    def try_all(
+        self, models: Sequence[onnx.ModelProto], *, one_node: bool = True, turns: Sequence[Turn] = ()
+    ) -> list[Answer | None]:
         return [self.answer(model) for model in models]
 
     def answer(self, model: onnx.ModelProto) -> Answer | None:
@@ -206,7 +208,7 @@ def test_gaps_are_told_by_their_ground_and_not_at_any_length():
 
 
 def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monkeypatch, tmp_path):
-    def interrupted(self, models, *, one_node=True):
+    def interrupted(self, models, *, one_node=True, turns=()):
         self.cache.put("node:a", "taken", "")
         raise KeyboardInterrupt
 
@@ -220,7 +222,7 @@ def test_an_interruption_keeps_the_answers_that_were_there(model, scripted, monk
 
 
 def test_a_full_disk_costs_the_experiments_and_not_the_report(model, scripted, monkeypatch):
-    def full(self, models, *, one_node=True):
+    def full(self, models, *, one_node=True, turns=()):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(scripted, "try_all", full)

@@ -19,7 +19,7 @@ from partita.runtime.ort.session import NativeFailureError
 from partita.runtime.probes import child, lab
 from partita.runtime.probes.cache import Cache
 from partita.runtime.probes.cases import ZEROS, zeros
-from partita.runtime.probes.lab import Lab, write_models
+from partita.runtime.probes.lab import Lab, Turn, write_models
 from tests.conftest import require
 from tests.runtime.test_provider_check import compiled
 
@@ -39,6 +39,30 @@ def test_answers_come_in_the_order_of_the_models(bench, model):
     assert outcomes(answers) == ["taken", "left", "taken"]
     assert answers[1] and answers[1].said == "no kernel"
     assert (here.experiments, here.cached, here.crashes) == (3, 0, 0) and bench.batches == [3]
+
+
+def test_what_a_taken_model_makes_needless_is_not_tried(bench, model):
+    here = bench.lab()
+    names = ["left", "one", "beside", "later", "left again", "left last"]
+    turns = [Turn(0, 0), Turn(0, 1), Turn(0, 1), Turn(0, 2), Turn(1, 0), Turn(1, 1)]
+    answers = here.try_all([model(name) for name in names], turns=turns)
+    assert outcomes(answers) == ["left", "taken", "taken", None, "left", "left"]
+    assert here.experiments == 5
+
+
+def test_a_model_for_two_nodes_is_tried_while_one_of_them_needs_it(bench, model):
+    here = bench.lab()
+    models = [model("one"), model("shared"), model("left"), model("shared"), model("last")]
+    turns = [Turn(0, 0), Turn(0, 1), Turn(1, 0), Turn(1, 1), Turn(0, 2)]
+    assert outcomes(here.try_all(models, turns=turns)) == ["taken", "taken", "left", "taken", None]
+
+
+def test_known_answers_make_others_needless_too(bench, model, tmp_path):
+    cache = Cache(tmp_path / "answers.json")
+    bench.lab(cache=cache).try_all([model("one")])
+    again = bench.lab(cache=cache)
+    assert outcomes(again.try_all([model("one"), model("two")], turns=[Turn(0, 0), Turn(0, 1)])) == ["taken", None]
+    assert (again.experiments, again.cached) == (0, 1)
 
 
 def test_the_same_model_is_tried_once(bench, model):

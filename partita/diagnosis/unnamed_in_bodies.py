@@ -1,0 +1,98 @@
+"""Nodes without a name in the bodies of If, Loop and Scan, where ONNX Runtime unfolded a function there. Pure.
+
+The plan has no bodies, so it does not name them. They are called as the plan calls such nodes of the main graph, by
+operator and a running number (`Max0`) that goes on after those of the main graph: in the order in which they ran, or
+in that of the assignment list where not all of them did.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from partita.diagnosis.inlined_nodes import INDEXED, NUMBERED, gone_nodes
+from partita.observations.facts import NodeEvent, SessionFacts
+
+Owners = Mapping[str, tuple[str, ...]]
+
+
+def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence[str]) -> SessionFacts:
+    """The facts with names for the nodes of bodies that have none.
+
+    `inside`: events within control flow, in order. `order`: the nodes of the main graph, which the list was joined with
+    before. Where the main graph has a function that is gone, nodes of the list may come from it and have been fused
+    since: then only as many are named as ran in bodies. None is of an operator of which the main graph has a node that
+    the list was not joined with.
+    """
+    listed = list(facts.assigned or ())
+    unnamed: dict[str, list[int]] = {}
+    for position, node in enumerate(listed):
+        if not node.name:
+            unnamed.setdefault(node.op_type, []).append(position)
+    if not unnamed:
+        return facts
+    known = {node.name for node in listed} | _of_file(facts)
+    loose = {match["op"] for name in order if name not in known and (match := NUMBERED.fullmatch(name))}
+    ran = _ran(inside, known)
+    unfolded = bool(gone_nodes(facts.graph, facts, order))
+    events: dict[str, str] = {}
+    for op, positions in unnamed.items():
+        seen, first = ran.get(op, {}), _first_number(op, (*known, *order))
+        providers = [listed[position].provider for position in positions]
+        as_they_ran = unfolded or Counter(seen.values()) == Counter(providers)
+        numbers = _numbers(providers, list(seen.values()) if as_they_ran else providers)
+        if op not in loose:
+            for position, number in zip(positions, numbers, strict=True):
+                if number is not None:
+                    listed[position] = replace(listed[position], name=f"{op}{first + number}")
+            if as_they_ran and set(range(len(seen))) <= set(numbers):
+                events |= {name: f"{op}{first + number}" for number, name in enumerate(seen)}
+    renamed = tuple(replace(event, name=events.get(event.name, event.name)) for event in facts.events)
+    return replace(facts, assigned=tuple(listed), events=renamed if events else facts.events)
+
+
+def _numbers(listed: Iterable[str], wanted: Sequence[str]) -> list[int | None]:
+    """For each listed node, by its provider, the first free place in `wanted` that has this provider."""
+    free: dict[int, str] = dict(enumerate(wanted))
+    numbers: list[int | None] = []
+    for provider in listed:
+        number = next((each for each, home in free.items() if home == provider), None)
+        if number is not None:
+            del free[number]
+        numbers.append(number)
+    return numbers
+
+
+def _of_file(facts: SessionFacts) -> set[str]:
+    """Names of all nodes of the file."""
+    return {node.name for node in (*facts.graph, *facts.inner)}
+
+
+def _ran(inside: Iterable[NodeEvent], known: Collection[str]) -> dict[str, dict[str, str]]:
+    """By operator: the nodes without a name that ran, by the profile's names, and their providers, in order."""
+    found: dict[str, dict[str, str]] = {}
+    for event in inside:
+        match = INDEXED.fullmatch(event.name)
+        if match is not None and match["op"] == event.op_type and event.name not in known:
+            found.setdefault(event.op_type, {}).setdefault(event.name, event.provider)
+    return found
+
+
+def _first_number(op: str, names: Iterable[str]) -> int:
+    """The first number that no node of an operator has in its name, nor any after it."""
+    numbers = (int(match["number"]) for name in names if (match := NUMBERED.fullmatch(name)) and match["op"] == op)
+    return max(numbers, default=-1) + 1
+
+
+def owners(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The nodes of bodies that `with_names` named, and for each the nodes of the file that it may be a part of."""
+    known = _of_file(facts) | set(order)
+    own = [
+        node.name
+        for node in facts.assigned or ()
+        if node.name not in known and (match := NUMBERED.fullmatch(node.name)) and match["op"] == node.op_type
+    ]
+    inner = gone_nodes(facts.inner, facts, order) if own else []
+    gone = inner or (gone_nodes(facts.graph, facts, order) if own else [])
+    return dict.fromkeys(own, tuple(node.name for node in gone))

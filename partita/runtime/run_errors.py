@@ -1,0 +1,101 @@
+"""What is said of a run of a placed model that failed or was cut short: nobody has checked model and inputs."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+
+from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
+from partita.observations.codes import Interruption
+from partita.observations.names import CPU
+from partita.observations.text_format import listing
+from partita.runtime.onnx_model import OnnxModel
+from partita.runtime.ort.errors import LACKS, one_line
+from partita.runtime.ort.session import Session
+from partita.spelling import spelled
+
+NODE_FAILED = re.compile(r"while running (\S+) node\. Name:'(.*?)' Status Message: (.*)", re.DOTALL)
+SIZES = re.compile(r"\b(shapes?|dimensions?|dims?|rank|broadcast\w*|sizes?|axis|out of bounds)\b", re.IGNORECASE)
+"""A message about sizes, for which others may help."""
+RUN_ERRORS = (GenerationError, ProviderError, ResourceError)
+
+
+class RunInterruptedError(GenerationError):
+    """Ctrl-C came between the opening of a session and the end of its runs."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(f"{path}: interrupted before its runs finished")
+
+
+def let_go(error: BaseException | None) -> None:
+    """Drop what the frames of an exception and of its causes hold."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def told_error(model: OnnxModel, session: Session, error: PartitaError, given: Collection[str] = ()) -> PartitaError:
+    """The error of a run as one about a model and inputs that nobody has checked, rather than about our export.
+
+    `given`: inputs whose values the user gave. A node that failed on a provider other than the CPU's is that
+    provider's, unless sizes were the trouble.
+    """
+    said = one_line(str(error.__cause__ or error))
+    found = NODE_FAILED.search(said)
+    message = found[3] if found else said
+    about_sizes = SIZES.search(message) is not None and not LACKS.search(message)
+    provider = _provider_of(session, found[2]) if found else None
+    told: PartitaError
+    if provider not in (None, CPU) and found and not about_sizes:
+        told = ProviderError(
+            f"{model.path}: {provider} took node {found[2]!r} ({found[1]}) and cannot run it: {message}; leave it to "
+            f"another provider, or the provider out of {spelled('providers')}"
+        )
+    elif isinstance(error, ProviderError):
+        told = ProviderError(f"{model.path}: a run failed: {said}; name another provider")
+    else:
+        other = f"other sizes: {spelled('shapes', 'NAME=SIZES')}"
+        if not about_sizes:
+            other = f"other values: {spelled('inputs', 'NAME=FILE.npy')}"
+        told = GenerationError(f"{model.path}: a run on {_whose_values(model, given)} failed: {said}; {other}")
+    told.__cause__ = error.__cause__
+    return told
+
+
+def _whose_values(model: OnnxModel, given: Collection[str]) -> str:
+    """Where the values of the inputs came from."""
+    made_up = [port.name for port in model.inputs if port.name not in given]
+    if not given:
+        return "generated inputs"
+    values = f"the values given for {listing(given)}"
+    return f"{values} and generated ones for {listing(made_up)}" if made_up else values
+
+
+def _provider_of(session: Session, node: str) -> str | None:
+    """The provider that ran a node of the plan; None when nothing tells.
+
+    The list of nodes can miss those of the first provider, but never those of the CPU provider.
+    """
+    listed = session.assigned()
+    if listed is None or not session.plan or not any(node in stream for stream in session.plan):
+        return None
+    active = [entry.provider.ort_name for entry in session.resolutions if entry.status == "active"]
+    return next((known.provider for known in listed if known.name == node), active[0])
+
+
+def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
+    """What a run that ended with `error` lacks for Ctrl-C."""
+    return ("runs",) if isinstance(error, RunInterruptedError) else ()
+
+
+def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
+    """A sentence about a run that failed."""
+    if error is None:
+        return ()
+    how = "was interrupted" if isinstance(error, RunInterruptedError) else "failed"
+    return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
