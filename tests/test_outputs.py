@@ -35,6 +35,10 @@ WRITTEN = {
     "report html out",
     "report trace out",
     "report markdown out",
+    "report explain out",
+    "report diff out",
+    "report check out",
+    "providers out",
     "support out",
     "support markdown",
     "support html",
@@ -194,6 +198,10 @@ WRITERS = [
     Writer("report html", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report markdown", "--out", lambda f: [f.report], lambda f: [f.report]),
     Writer("report trace", "--out", lambda f: [f.report], lambda f: [f.report]),
+    Writer("report explain", "--out", lambda f: [f.report, "lm_head"], lambda f: [f.report]),
+    Writer("report diff", "--out", lambda f: [f.report, f.report], lambda f: [f.report]),
+    Writer("report check", "--out", lambda f: [f.report, "--max-copies", 9], lambda f: [f.report]),
+    Writer("providers", "--out", lambda f: ["--provider-library", f"mine={f.library}"], lambda f: [f.library]),
     *(
         Writer("support", option, lambda f: ["--model", f.model, "--provider", "cpu"], lambda f: [f.model, f.data])
         for option in ("--out", "--markdown", "--html")

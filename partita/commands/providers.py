@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from partita.commands.showing import Asked, prepare
 from partita.providers.generic import parse_libraries
@@ -17,5 +18,5 @@ def run(libraries: Sequence[str], asked: Asked) -> None:
 
     That a provider is not usable is what was asked about, and no error. Raises UsageError for a library that is none.
     """
-    showing = prepare(asked, VIEWS)
+    showing = prepare(asked, VIEWS, [Path(text.partition("=")[2]) for text in libraries])
     showing.show(describe_machine(parse_libraries(libraries, all_names())))

@@ -107,7 +107,7 @@ def _nodes(key: str, title: str, changes: Sequence[NodeChange], say_way: Callabl
         blocks += _groups(f"{way}{f': {reason}' if reason else ''}", members)
     if len(ranked) > GROUPS:
         left = sum(len(members) for _, members in ranked[GROUPS:])
-        more = f"and {plural(left, 'more node')} in {len(ranked) - GROUPS} more groups; --json has all"
+        more = f"and {plural(left, 'more node')} in {len(ranked) - GROUPS} more groups; the JSON has all"
         blocks.append(Line(more, tone="quiet"))
     return Section(key, title, tuple(blocks), plural(len({change.node for change in changes}), "node"))
 
@@ -179,7 +179,7 @@ def _reasons(changes: Sequence[ReasonChange]) -> Section | None:
         groups.setdefault((change.change, _say_reason(change)), []).append(change)
     blocks: list[Block] = [_reason(head, members) for (_, head), members in list(groups.items())[:GROUPS]]
     if len(groups) > GROUPS:
-        blocks.append(Line(f"and {len(groups) - GROUPS} more; --json has all", tone="quiet"))
+        blocks.append(Line(f"and {len(groups) - GROUPS} more; the JSON has all", tone="quiet"))
     return Section("reasons", "Reasons", tuple(blocks))
 
 
@@ -217,7 +217,7 @@ def _copies(changes: Sequence[CopyChange]) -> Section | None:
             "Copies",
             (words(""), Column("bytes A"), Column("bytes B"), words("way, tensor")),
             [_copy_row(same) for same in alike.values()],
-            rest=lambda shown: f"and {plural(len(alike) - shown, 'more change')}; --json has all",
+            rest=lambda shown: f"and {plural(len(alike) - shown, 'more change')}; the JSON has all",
             obvious=True,
             most=GROUPS,
         ),

@@ -37,7 +37,7 @@ from partita.partition_reports.sections.model import (
 )
 
 MOST = 40
-"""Most names that are listed; --json has all."""
+"""Most names that are listed; the JSON has all."""
 FACTORS = {
     AS_IS: "as it is",
     "static_shape": "shape",
@@ -79,7 +79,7 @@ def _matches(found: Matches) -> Table:
 
 
 def _more_nodes(count: int) -> Callable[[int], str]:
-    return lambda shown: f"and {plural(count - shown, 'more node')}; --json has all"
+    return lambda shown: f"and {plural(count - shown, 'more node')}; the JSON has all"
 
 
 def _opening(told: Explanation) -> Iterator[Block]:

@@ -6,6 +6,8 @@ import io
 
 from rich.console import Console
 
+from partita.cli import run
+from partita.partition_reports.storage import to_json
 from partita.support.diff.compare import compare
 from partita.support.diff.views.text import render
 from tests.support.tables import answer, form, table
@@ -54,3 +56,19 @@ def test_it_is_printed_with_both_names():
     render(found, Console(file=stream, width=100))
     for told in ("old.json", "new.json", "Cast-13", "T float32", "Gone-13"):
         assert told in stream.getvalue(), told
+
+
+def test_it_goes_to_files_by_view_and_to_stdout(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, outcome in (("a.json", "taken"), ("b.json", "left")):
+        (tmp_path / name).write_text(to_json(table(answer("Cast", outcome, FLOAT))))
+    assert run(["support", "diff", "a.json", "b.json", "--markdown", "d.md"]) == 0
+    captured = capsys.readouterr()
+    assert "Cast-13" in captured.out and "difference of support tables: d.md" in captured.err
+    written = (tmp_path / "d.md").read_text()
+    assert written.startswith("### 1 variant no longer taken")
+    assert run(["support", "diff", "a.json", "b.json", "--view", "markdown"]) == 0
+    assert capsys.readouterr().out == written
+    assert run(["support", "diff", "a.json", "b.json", "--out", "a.json"]) == 2
+    assert run(["support", "diff", "a.json", "b.json", "--json", "--markdown", "-"]) == 2
+    assert "two views would go to stdout" in capsys.readouterr().err
