@@ -161,6 +161,10 @@ class Generation:
         for row in self._rows:
             row.end()
 
+    def __repr__(self) -> str:
+        counts = "+".join(str(len(row.tokens)) for row in self._rows)
+        return f"<partita.Generation: {counts} new tokens, {self.finish_reason or 'going on'}>"
+
     def __enter__(self) -> Generation:
         return self
 

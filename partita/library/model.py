@@ -18,6 +18,7 @@ from partita.library.asking import (
     in_range,
     options,
     prompt_rows,
+    stops_in,
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import one_tree, public
@@ -263,7 +264,7 @@ class Model:
         each = samplings if len(samplings) == len(ids) else samplings * len(ids)
         request = GenerateRequest(
             tuple(RowRequest(prompt, one) for prompt, one in zip(ids, each, strict=True)),
-            tuple(sorted(stop_token_ids(self.folder) if stop_ids is None else stop_ids)),
+            tuple(sorted(stop_token_ids(self.folder) if stop_ids is None else stops_in(stop_ids, self.vocab_size))),
             prefill_chunk,
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
         )

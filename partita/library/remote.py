@@ -51,7 +51,7 @@ class RemoteEngine:
         """
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        self._names = where.provider
+        self._names = where.provider or ""
         self._lost: ProviderError | None = None
         """How the child ended, once it has."""
         self._begun = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError, UsageError
 from partita.observations.text_format import plural
+from partita.remedies import Remedy
 from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step
 from partita.runtime.engine.recorder import Step
@@ -27,6 +28,21 @@ from partita.spelling import spelled
 PREFILL_CHUNK_TOKENS = 512
 PADDING = 0
 """Any id of the vocabulary will do."""
+
+
+_ANEW = ("partita", "export", "{checkpoint}", "{out}")
+PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
+"""What only the user knows."""
+AS_MANY = Remedy("give {count}")
+AS_MANY_OR_ANEW = replace(
+    AS_MANY, otherwise=Remedy("export the checkpoint for as many", (*_ANEW, "--batch-size", "{batch_size}"))
+)
+SHORTEN = Remedy(
+    "shorten it",
+    otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}")),
+)
+BEGIN = Remedy("give at least one token to begin with")
+OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
 
 
 class Observer(Protocol):
@@ -349,10 +365,12 @@ def serve(
 def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
     """Raise GenerationError for prompts that this package cannot take."""
     batch, limit = executor.contract.batch_size, executor.contract.max_length
+    if not prompts:
+        raise GenerationError("no prompt was given", remedy=AS_MANY.filled(count=batch))
     if len(prompts) != batch:
         raise GenerationError(
-            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}; give {batch}, or export with "
-            f"{spelled('batch_size', max(len(prompts), 1))}"
+            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}",
+            remedy=AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS),
         )
     for row, prompt in enumerate(prompts):
         _check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
@@ -371,15 +389,15 @@ def _not_apart(what: str) -> GenerationError:
 def _check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
     """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it."""
     if not len(prompt):
-        raise GenerationError(f"{where} is empty; give at least one token to begin with")
+        raise GenerationError(f"{where} is empty", remedy=BEGIN)
     if len(prompt) > limit:
         raise GenerationError(
-            f"{where} has {len(prompt)} tokens and the cache holds {limit}; shorten it, or export with a larger "
-            f"{spelled('max_length')} than {limit}"
+            f"{where} has {len(prompt)} tokens and the cache holds {limit}",
+            remedy=SHORTEN.filled(max_length=1 << len(prompt).bit_length(), **PLACEHOLDERS),
         )
     for position, token in enumerate(prompt):
         if not 0 <= token < vocab_size:
             raise GenerationError(
-                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
-                f"{vocab_size - 1}; check that the tokenizer belongs to the model"
+                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to {vocab_size - 1}",
+                remedy=OTHER_TOKENS,
             )
