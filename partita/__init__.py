@@ -97,16 +97,15 @@ __all__ = [
 ]
 
 
-def _find(name: str) -> Any:
-    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
-
-
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module(f"{__name__}.errors")
     if name not in _OFFERED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = _find(name)
+    found = getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)
+    if name in _FOLDERS:
+        _join(found, sys.modules[f"{__name__}.{name}"])
+    globals()[name] = found
     return found
 
 
@@ -114,23 +113,17 @@ def __dir__() -> list[str]:
     return __all__
 
 
-class _CallableRoom(ModuleType):
-    """A folder of this package that has the name of a function: calling it calls the function.
-
-    Python makes every imported submodule an attribute of its package, so `partita.export` is the folder as soon as
-    anything imports from it.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _find(self.__name__.rpartition(".")[2])(*args, **kwargs)
-
-    @property
-    def __signature__(self) -> Any:
-        from inspect import signature
-
-        return signature(_find(self.__name__.rpartition(".")[2]))
+def _join(function: Any, folder: ModuleType) -> None:
+    """Give a function the attributes of the folder of its name, those to come included: `partita.export.pipeline`."""
+    vars(folder).update(vars(function))
+    function.__dict__ = vars(folder)
 
 
-for _room in ("export", "providers", "support"):
-    import_module(f"{__name__}.{_room}")
-    sys.modules[f"{__name__}.{_room}"].__class__ = _CallableRoom
+_FOLDERS = ("export", "providers", "support")
+"""Folders of this package that have the name of a function."""
+
+# Python makes a submodule an attribute of its package once, when it is first imported. That is done here, and undone:
+# from then on the name is the function's, and `import partita.export.pipeline` changes nothing.
+for _folder in _FOLDERS:
+    import_module(f"{__name__}.{_folder}")
+    globals().pop(_folder, None)

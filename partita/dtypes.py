@@ -32,8 +32,14 @@ class ElementType:
     storage: str | None = None
     """numpy type of the same size that stores it; None where numpy has none. bfloat16 is stored as uint16."""
 
+    @property
+    def upper_half(self) -> bool:
+        """It is stored as the upper half of a float32, whose bits go into an integer: numpy cannot convert it."""
+        return self.kind == "float" and self.storage == _UPPER_HALF
 
-_NUMPY_HAS_NONE = {"bfloat16": "uint16"}
+
+_UPPER_HALF = "uint16"
+_NUMPY_HAS_NONE = {"bfloat16": _UPPER_HALF}
 
 
 def _table(rows: Iterable[tuple[str, int, str, int | None, Kind, str | None]]) -> tuple[ElementType, ...]:

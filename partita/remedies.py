@@ -89,6 +89,16 @@ def quoted(word: str) -> str:
     return plain if plain == word or set(word) & SPECIAL else f'"{word}"'
 
 
+def any_of(remedies: Iterable[Remedy]) -> Remedy | None:
+    """Several remedies as one, each as what else helps; None for none."""
+    first, *others = dict.fromkeys(remedies) or (None,)
+    if first is None or not others:
+        return first
+    if first.otherwise is not None:
+        others.insert(0, first.otherwise)
+    return replace(first, otherwise=any_of(others))
+
+
 FROM_CHECKPOINT = Remedy("export the checkpoint again")
 MAY_READ = Remedy("let it be read", ("chmod", "u+r", "{path}"))
 MAY_ENTER = Remedy("let the folder be read", ("chmod", "u+rx", "{path}"))

@@ -35,6 +35,13 @@ def test_sizes_are_those_that_onnx_writes(entry: dtypes.ElementType) -> None:
         assert np.dtype(dtypes.storage(entry.name)).itemsize * math.prod(shape) == len(written)
 
 
+def test_what_is_stored_as_the_upper_half_of_a_float32() -> None:
+    assert [entry.name for entry in dtypes.ALL if entry.upper_half] == ["bfloat16"]
+    bits = np.array([1.5, -2.0], np.float32).view(np.uint32) >> 16
+    theirs = onnx.helper.tensor_dtype_to_np_dtype(dtypes.named("bfloat16").number)
+    assert bits.astype(dtypes.storage("bfloat16")).view(theirs).astype(np.float32).tolist() == [1.5, -2.0]
+
+
 def test_names_in_safetensors_files() -> None:
     kinds = ("float16", "float32", "float64", "int8", "int64", "uint16", "bool")
     data = safetensors.numpy.save({kind: np.zeros(1, kind) for kind in kinds})

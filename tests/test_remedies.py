@@ -60,6 +60,9 @@ BLANKS: dict[str, Any] = {
     "precision": "fp32",
     "max_length": 512,
     "batch_size": 1,
+    "count": 1,
+    "device": "h100",
+    "option": "--provider",
 }
 VERBS = ("generate", "place", "export", "verify")
 POSITIONAL = {"generate": ["pkg", "1,2"], "place": ["pkg"], "export": ["owner/name", "out"], "verify": ["pkg"]}

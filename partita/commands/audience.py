@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from partita.commands.terminal import note, stderr
 from partita.library.audience import Audience
 from partita.library.chain import Target
+from partita.library.notes import not_used
 from partita.providers.resolve import Resolution
 
 
@@ -38,4 +39,4 @@ def say_chain(target: Target, resolutions: Sequence[Resolution]) -> None:
     say_target(target)
     for entry in resolutions:
         if entry.status != "active":
-            say(f"{entry.provider.name} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
+            say(not_used(entry.provider.name, entry))

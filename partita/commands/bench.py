@@ -34,6 +34,7 @@ from partita.commands.outputs import Sink, Stdout, claim_output, say_written
 from partita.commands.terminal import note, stderr, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError, ProviderError
 from partita.files import Output, temporary_directory
+from partita.library.notes import unverified
 
 NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
 
@@ -120,9 +121,8 @@ def build(
         partly = "" if complete else "; the figures are of the first one, as far as it got"
         notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
     for subject in subjects:
-        if subject.manifest.verification.status == "unverified":
-            which = "this package" if len(subjects) == 1 else subject.name
-            notes.append(f"{which} is unverified: {subject.manifest.verification.detail}")
+        which = "this package" if len(subjects) == 1 else subject.name
+        notes += unverified(subject.manifest.verification, which)
     verdicts = judge(contenders, baseline)
     package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
     return Bench(

@@ -84,6 +84,7 @@ class Worker:
 
     def load(self, *, where: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         """Open the package."""
+        from partita.library.notes import not_used
         from partita.runtime.chain import idle_providers
         from partita.runtime.environment import environment
         from partita.runtime.generate import check_prompts
@@ -93,7 +94,7 @@ class Worker:
         check_prompts(self.runner, self.task.prompts)
         idle = sorted({name for entry in self.runner.graphs for name in idle_providers(entry.session, entry.model)})
         missing = [
-            f"{entry.provider.name} is not used: {entry.reason}: {entry.evidence}"
+            not_used(entry.provider.name, entry, with_remedy=False)
             for entry in self.runner.resolutions
             if entry.status != "active"
         ]

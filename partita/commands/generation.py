@@ -26,9 +26,10 @@ from partita.commands.terminal import fold, note, print_record, write_stderr, wr
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
 from partita.files import Output
 from partita.library.chain import Target
-from partita.library.engine import GenerateRequest, ReportRequest, RowRequest
-from partita.library.generation import Generation, GenerationStep, Row, told_options
+from partita.library.engine import ReportRequest
+from partita.library.generation import Generation, GenerationStep, begin, told_options
 from partita.library.local import LocalEngine
+from partita.library.notes import idle, unverified
 from partita.library.run_report import limits_error
 from partita.package import Manifest
 from partita.partition_reports import storage
@@ -70,17 +71,18 @@ def run_generation(
         refusal_seconds=options.probe_seconds,
         audience=TERMINAL,
     ) as engine:
-        request = GenerateRequest(
-            tuple(RowRequest(prompt, options.sampling) for prompt in ids),
-            tuple(sorted(stop_token_ids(options.package))),
-            options.prefill_chunk,
+        generation = begin(  # before the notes: an error is one line
+            engine,
+            ids,
+            [options.sampling],
+            text=text,
+            stop=options.stop,
+            stop_ids=stop_token_ids(options.package),
+            prefill_chunk=options.prefill_chunk,
         )
-        rows = [Row(prompt, text.stream(prompt, options.stop) if text else None) for prompt in ids]
-        generation = Generation(engine, rows, request)  # before the notes: an error is one line
-        ignored = _chunk_note(options, generation)
-        _say_notes(options, engine, ids, ignored)
+        notes = generation.notes
+        _say_notes(options, engine, ids, notes)
         outcome = _drive(options, generation)
-        notes: tuple[str, ...] = (ignored,) if ignored else ()
         if options.as_json and not outcome.closed:
             print_record(_as_record(options, outcome, engine, generation, tokenizer_seconds, notes))
         else:
@@ -96,15 +98,13 @@ def run_generation(
     return INTERRUPTED if outcome.interrupted or cut_short else 0
 
 
-def _say_notes(options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequence[int]], ignored: str) -> None:
+def _say_notes(
+    options: GenerateOptions, engine: LocalEngine, ids: Sequence[Sequence[int]], notes: Sequence[str]
+) -> None:
     """What the user should know before the first token."""
     say_chain(engine.target, engine.runner.resolutions)
-    for name in engine.opened.idle:
-        say(f"{name} is in the chain but was assigned no nodes; place shows why")
-    verification = engine.manifest.verification
-    if verification.status == "unverified":
-        say(f"this package is unverified: {verification.detail}")
-    for line in filter(None, (placeholder_note(options.package, ids), ignored)):
+    known = (*map(idle, engine.opened.idle), *unverified(engine.manifest.verification))
+    for line in filter(None, (*known, placeholder_note(options.package, ids), *notes)):
         say(line)
 
 
@@ -243,16 +243,6 @@ def _say_timings(engine: LocalEngine, generation: Generation) -> None:
     reasons = sorted({answer.finish_reason or "unfinished" for answer in generation.answers})
     parts.append(f"finish: {', '.join(reasons)}")
     note(fold("; ".join(parts), sys.stderr, 2))
-
-
-def _chunk_note(options: GenerateOptions, generation: Generation) -> str:
-    """A sentence when the package does not take --prefill-chunk as it was given; empty otherwise."""
-    taken = generation.begun.chunk_tokens
-    if options.prefill_chunk is None or options.prefill_chunk == taken:
-        return ""
-    fixed = generation.begun.chunk_is_fixed
-    why = "its prefill graph has a fixed size" if fixed else "its attention reads a batch's prompts whole"
-    return f"--prefill-chunk {options.prefill_chunk} is ignored: a run of this package takes {taken}, for {why}"
 
 
 def _report_request(

@@ -17,6 +17,7 @@ from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
 from partita.library.chain import Target, read_chain_options
 from partita.library.crashes import Crashed, despite_crashes
+from partita.library.notes import not_used
 from partita.library.place_dry import place_dry
 from partita.library.place_options import PlaceOptions, check_chain, check_options
 from partita.library.run_report import limits_error
@@ -84,7 +85,7 @@ def _finish(shown: Shown, sink: Sink | None, report: Report, interrupted: bool, 
     say_first_word()
     for entry in report.chain:
         if entry.status != "active":
-            note(f"note: {entry.provider} is not used: {entry.reason}: {entry.evidence}; {entry.remedy}")
+            note(f"note: {not_used(entry.provider, entry)}")
     if sink is not None:
         sink.write(storage.to_json(report))
     if shown.as_json:

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from partita.errors import PackageError
 from partita.files import files_in
 from partita.package import MANIFEST, SCHEMA
+from partita.remedies import Remedy
 from partita.signals import held
 from partita.spelling import spelled
 
@@ -30,6 +31,7 @@ Snapshot = frozenset[tuple[str, int, int, int]]
 """Every file of a folder: path, inode, size in bytes, time of the last change in ns."""
 PARTIAL, OLD = ".partial-", ".old-"
 """In the names of hidden folders beside OUT: an unfinished package, and one that is just being replaced."""
+TAKEN = Remedy("choose another folder", otherwise=Remedy("replace the package", options=("--force",)))
 UNIQUE = "[a-z0-9_]{8}"
 """What tempfile makes a name unique with."""
 
@@ -93,9 +95,7 @@ def _check_target(checkpoint: str, out: Path, *, force: bool) -> None:
     if not os.path.lexists(out):
         return
     if not force:
-        raise PackageError(
-            f"{out}: exists already; choose another folder, or replace the package with {spelled('force', True)}"
-        )
+        raise PackageError("exists already", where=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
         raise PackageError(f"{out}: a link or a file, not a package; {spelled('force', True)} replaces packages only")
     if Path(checkpoint).resolve().is_relative_to(out.resolve()):
@@ -181,8 +181,7 @@ def _recover(out: Path, *, force: bool) -> list[str]:
             path.rmdir()
             if not force:
                 raise PackageError(
-                    f"{out}: a killed export had moved this package aside, and it has been restored; choose "
-                    f"another folder, or replace it with {spelled('force', True)}"
+                    "a killed export had moved this package aside, and it has been restored", where=out, remedy=TAKEN
                 )
             notes.append(f"{out} was restored: a killed export had moved it aside")
     return notes

@@ -114,6 +114,14 @@ def _check_values(sampling: Sampling) -> None:
     replace(sampling, source=None).sampler()
 
 
+def stops_in(ids: TokenIds, vocab_size: int) -> TokenIds:
+    """The token ids to stop at. Raises UsageError for one that no token has."""
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise UsageError(f"stop_token_ids has {wrong}; the vocabulary has ids 0 to {vocab_size - 1}")
+    return ids
+
+
 def in_range(name: str, value: int | None) -> None:
     """Raise UsageError for a number of tokens that makes no sense."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS):

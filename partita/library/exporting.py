@@ -36,7 +36,7 @@ class TargetOptions:
     default_allowed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Exported:
     """The package that an export wrote, its manifest, and what the export took."""
 
@@ -48,6 +48,11 @@ class Exported:
     seconds: Mapping[str, float]
     """By stage."""
     peak_rss_bytes: int
+
+    def __repr__(self) -> str:
+        graph = self.manifest.graph
+        status = self.manifest.verification.status
+        return f"<partita.Exported {self.path}: {graph.precision}, attention {graph.attention}, {status}>"
 
 
 @public

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from partita.diagnosis.session_index import PHASES
-from partita.library.engine import Engine, GenerateRequest
+from partita.library.engine import Engine, GenerateRequest, RowRequest
+from partita.library.notes import chunk_ignored
 from partita.library.sampling import Sampling
 from partita.partition_reports.timing import step_times
 from partita.runtime.engine.recorder import Step
-from partita.runtime.text import TextStream
+from partita.runtime.text import Text, TextStream
 
 FinishReason = Literal["stop", "length", "cache_full", "interrupted", "error"]
 Guard = Callable[[], AbstractContextManager[None]]
@@ -161,11 +162,20 @@ class Generation:
         for row in self._rows:
             row.end()
 
+    def __repr__(self) -> str:
+        counts = "+".join(str(len(row.tokens)) for row in self._rows)
+        return f"<partita.Generation: {counts} new tokens, {self.finish_reason or 'going on'}>"
+
     def __enter__(self) -> Generation:
         return self
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing of how it is done, and no error."""
+        return chunk_ignored(self._request.prefill_chunk, self.begun)
 
     @property
     def over(self) -> bool:
@@ -212,6 +222,34 @@ class Generation:
         if row.finish is not None or not self._over:
             return row.finish
         return "error" if isinstance(self.error, Exception) else "interrupted"
+
+
+def begin(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    samplings: Sequence[Sampling],
+    *,
+    text: Text | None,
+    stop: Sequence[str] = (),
+    stop_ids: Collection[int] = (),
+    prefill_chunk: int | None = None,
+    one_sampler: bool = True,
+    guard: Guard = nullcontext,
+) -> Generation:
+    """Begin a generation: a prompt of token ids for each row of the batch, and completed options for each or for all.
+
+    `text`: the tokenizer, None for a generation without text. `stop`: texts to stop at. `guard` is entered around every
+    step. Raises GenerationError for prompts that cannot be taken, UsageError.
+    """
+    each = samplings if len(samplings) == len(prompts) else [*samplings] * len(prompts)
+    request = GenerateRequest(
+        tuple(RowRequest(prompt, one) for prompt, one in zip(prompts, each, strict=True)),
+        tuple(sorted(stop_ids)),
+        prefill_chunk,
+        one_sampler,
+    )
+    rows = [Row(prompt, text.stream(prompt, stop) if text else None) for prompt in prompts]
+    return Generation(engine, rows, request, guard)
 
 
 def timings(steps: Sequence[Step], rows: int) -> dict[str, Any]:

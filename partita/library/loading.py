@@ -12,8 +12,8 @@ from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.engine import Engine
 from partita.library.model import Model
+from partita.library.notes import idle, not_used, unverified
 from partita.library.where import Libraries, ProviderOptions, Providers, where
-from partita.observations.records import remedy_of
 from partita.package import Manifest, read_manifest
 
 Process: TypeAlias = Literal["auto", "this", "child"]
@@ -81,9 +81,7 @@ def _log_chain(target: Target, engine: Engine, manifest: Manifest) -> None:
     notes = list(target.notes)
     for entry in engine.opened.chain:
         if entry.status != "active":
-            notes.append(f"{entry.provider} is not used: {entry.reason}: {entry.evidence}; {remedy_of(entry.remedies)}")
-    notes += [f"{name} is in the chain but was assigned no nodes; place shows why" for name in engine.opened.idle]
-    if manifest.verification.status == "unverified":
-        notes.append(f"this package is unverified: {manifest.verification.detail}")
+            notes.append(not_used(entry.provider, entry))
+    notes += [*map(idle, engine.opened.idle), *unverified(manifest.verification)]
     for line in notes:
         LOGGER.warning(line)

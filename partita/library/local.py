@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from partita.errors import GenerationError, UsageError
+from partita.errors import GenerationError
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
@@ -18,17 +18,16 @@ from partita.package import Manifest, Verification, check_files
 from partita.partition_reports.records import Report
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
+from partita.runtime.engine.checks import check_requests
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
-from partita.runtime.generate import check_prompts
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
 from partita.runtime.verify import replay
-from partita.spelling import spelled
 
 
 class LocalEngine:
@@ -77,26 +76,20 @@ class LocalEngine:
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation; one that was going on is over. Raises GenerationError for prompts, UsageError."""
         wanted = PREFILL_CHUNK_TOKENS if request.prefill_chunk is None else request.prefill_chunk
+        stops = frozenset(request.stop_ids)
+        shared = request.rows[0].sampling.sampler() if request.one_sampler and request.rows else None
+        requests = [
+            Request(row.prompt, shared or row.sampling.sampler(), row.sampling.max_new_tokens or 0, stops)
+            for row in request.rows
+        ]
         with self._lock:
-            check_prompts(self.runner, [row.prompt for row in request.rows])
-            for row in request.rows:
-                if (row.sampling.max_new_tokens or 0) < 1:
-                    raise UsageError(
-                        f"{spelled('max_new_tokens')} is {row.sampling.max_new_tokens}; it must be at least 1"
-                    )
+            executor = self.runner.executor
+            check_requests(executor, requests, wanted)
             self._end()
-            stops = frozenset(request.stop_ids)
-            shared = request.rows[0].sampling.sampler() if request.one_sampler else None
-            requests = [
-                Request(row.prompt, shared or row.sampling.sampler(), row.sampling.max_new_tokens or 0, stops)
-                for row in request.rows
-            ]
-            runner = self.runner
-            runner.on_prompts(tuple(len(row.prompt) for row in request.rows))
-            self._loop = serve(runner.executor, requests, prefill_chunk=wanted, observers=(runner,))
             self._number += 1
             self._request = request
-            graphs = runner.executor.graphs
+            self._loop = serve(executor, requests, prefill_chunk=wanted, observers=(self.runner,))
+            graphs = executor.graphs
             return Begun(self._number, graphs.chunk_of(wanted, request.longest), graphs.chunk is not None)
 
     def step(self, number: int) -> Step | None:

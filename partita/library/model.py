@@ -18,11 +18,12 @@ from partita.library.asking import (
     in_range,
     options,
     prompt_rows,
+    stops_in,
 )
 from partita.library.audience import LOGGER
 from partita.library.edge import one_tree, public
-from partita.library.engine import Engine, GenerateRequest, ReportRequest, RowRequest
-from partita.library.generation import Generation, Row, told_options
+from partita.library.engine import Engine, ReportRequest
+from partita.library.generation import Generation, begin, told_options
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.report import Report
 from partita.library.sampling import Sampling
@@ -260,22 +261,20 @@ class Model:
         if stops and tokenizer is None:
             raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
         samplings = options(asked, sampling, len(ids), self.folder)
-        each = samplings if len(samplings) == len(ids) else samplings * len(ids)
-        request = GenerateRequest(
-            tuple(RowRequest(prompt, one) for prompt, one in zip(ids, each, strict=True)),
-            tuple(sorted(stop_token_ids(self.folder) if stop_ids is None else stop_ids)),
-            prefill_chunk,
+        generation = begin(
+            engine,
+            ids,
+            samplings,
+            text=tokenizer,
+            stop=stops,
+            stop_ids=stop_token_ids(self.folder) if stop_ids is None else stops_in(stop_ids, self.vocab_size),
+            prefill_chunk=prefill_chunk,
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
+            guard=one_tree,
         )
-        rows = [Row(prompt, tokenizer.stream(prompt, stops) if tokenizer else None) for prompt in ids]
-        generation = Generation(engine, rows, request, one_tree)
         if self._last is not None:
             self._last.close()
         self._last = generation
-        for_text = placeholder_note(self.folder, ids)
-        if for_text:
-            LOGGER.warning(for_text)
-        if prefill_chunk is not None and prefill_chunk != generation.begun.chunk_tokens:
-            taken = generation.begun.chunk_tokens
-            LOGGER.warning("prefill_chunk %d is ignored: a run of this package takes %d", prefill_chunk, taken)
+        for line in filter(None, (placeholder_note(self.folder, ids), *generation.notes)):
+            LOGGER.warning(line)
         return generation

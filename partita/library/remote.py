@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from pydantic import TypeAdapter
 from partita.errors import ProviderError
 from partita.files import temporary_directory
 from partita.library.chain import ChainOptions
+from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
 from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
+from partita.observations.names import CPU
 from partita.package import Verification
 from partita.partition_reports.records import Report
+from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step
 from partita.runtime.process.live_child import ChildLostError, LiveChild
 
@@ -33,16 +36,27 @@ REPORTS = TypeAdapter(ReportRequest)
 OPENED = TypeAdapter(Opened)
 BEGUN = TypeAdapter(Begun)
 STEPS = TypeAdapter(Step)
+DURING = {"begin": "generation", "step": "generation", "report": "the report", "verify": "verification"}
+"""What goes on in the child, by what it was asked."""
+LOAD_AGAIN = Remedy("load the package again")
+WITHOUT = Remedy("leave {provider} out of the chain")
 
 
 class RemoteEngine:
     """A loaded package in a process of its own. See `engine.Engine`."""
 
     def __init__(self, folder: Path, where: ChainOptions, *, observe: bool) -> None:
-        """Start the child and open the package there. Raises what `LocalEngine` does, and ProviderError for a crash."""
+        """Start the child and open the package there. Raises what `LocalEngine` does, and ProviderError for a crash, as
+        everything here does.
+        """
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
-        self._names = where.provider
+        self._names = where.provider or ""
+        self._lost: ProviderError | None = None
+        """How the child ended, once it has."""
+        self._begun = 0
+        self._reported: tuple[int, Report] | None = None
+        """The last report, and the generation that it is about."""
         self._folder = temporary_directory()
         try:
             folder_of_child = Path(self._folder.name) / "child"
@@ -59,7 +73,9 @@ class RemoteEngine:
 
     def begin(self, request: GenerateRequest) -> Begun:
         """Begin a generation there."""
-        return BEGUN.validate_python(self._ask("begin", REQUESTS.dump_python(request, mode="json")))
+        begun = BEGUN.validate_python(self._ask("begin", REQUESTS.dump_python(request, mode="json")))
+        self._begun = begun.number
+        return begun
 
     def step(self, number: int) -> Step | None:
         """The next step; None when there is none."""
@@ -67,8 +83,12 @@ class RemoteEngine:
         return None if answer is None else STEPS.validate_python(answer)
 
     def report(self, request: ReportRequest) -> Report:
-        """The report of the last generation."""
-        return Report.model_validate(self._ask("report", REPORTS.dump_python(request, mode="json")))
+        """The report of the last generation; when the child is gone, the one that was made of it before."""
+        if self._lost is not None and self._reported is not None and self._reported[0] == self._begun:
+            return self._reported[1]
+        report = Report.model_validate(self._ask("report", REPORTS.dump_python(request, mode="json")))
+        self._reported = (self._begun, report)
+        return report
 
     def verify(self) -> Verification:
         """Replay the known answer there."""
@@ -81,18 +101,33 @@ class RemoteEngine:
 
     def _ask(self, what: str, given: dict[str, Any]) -> Any:
         with self._lock:
+            if self._lost is not None:
+                raise ProviderError(self._lost.said, remedy=LOAD_AGAIN) from self._lost
             number = next(self._numbers)
             try:
                 answer = self._child.ask({"number": number, "what": what, "given": given}, PATIENCE_SECONDS)
                 while answer["number"] != number:
                     answer = self._next()
             except ChildLostError as lost:
-                raise ProviderError(
-                    f"{self._names}: initialisation_failed: native code ended the process of the package: it {lost}; "
-                    "partita.providers() says which provider starts at all"
-                ) from lost
+                self._lost = self._without_child(what, lost)
+                raise self._lost from lost
         raise_told(answer.get("error"))
         return answer["result"]
+
+    def _without_child(self, what: str, lost: ChildLostError) -> ProviderError:
+        """The error for a child that gave no answer: a provider that does not start, or one that fails at work."""
+        if what not in DURING:
+            return ProviderError(
+                f"{self._names}: initialisation_failed: native code ended the process of the package: it {lost}; "
+                "partita.providers() says which provider starts at all"
+            )
+        ended = "crashed" if -(self._child.process.returncode or 0) in CRASHES else "ended"
+        others = [name for name in self._names.split(",") if name != CPU]
+        otherwise = WITHOUT.filled(provider=" or ".join(others)) if others else None
+        return ProviderError(
+            f"{self._names}: the child process {ended} during {DURING[what]}: it {lost}",
+            remedy=replace(LOAD_AGAIN, otherwise=otherwise),
+        )
 
     def _next(self) -> dict[str, Any]:
         """Another line of the child."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from partita.observations.records import Record, RemedyRecord
+from partita.observations.text_format import plural
 
 SCHEMA = "partita.providers/1"
 
@@ -123,6 +124,13 @@ class MachineReport(Record):
     """What a run without --provider uses."""
     default_reason: str
     seconds: float
+
+    def __repr__(self) -> str:
+        usable = ", ".join(entry.name for entry in self.providers if entry.status == "usable") or "none"
+        findings = f"; {plural(len(self.findings), 'finding')}" if self.findings else ""
+        return f"<MachineReport: ONNX Runtime {self.onnxruntime.version}; usable: {usable}{findings}>"
+
+    __str__ = __repr__
 
 
 def json_schema() -> dict[str, Any]:

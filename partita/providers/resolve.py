@@ -24,9 +24,11 @@ from partita.providers.generic import SUFFIX, generic_provider
 from partita.providers.plugins import find_plugin
 from partita.providers.start import Failure, failure
 from partita.remedies import Remedy
-from partita.spelling import spelled
+from partita.spelling import flag_of, spelled
 
 ORT_NAME = re.compile(rf"[A-Za-z0-9_]+{SUFFIX}")
+MEANT = Remedy("with that one", options=("{option}", "{chain}"))
+WHICH = Remedy("see which of them run here", ("partita", "providers"))
 INSTALL = Remedy("in an environment without another ONNX Runtime", ("pip", "install", "{wheel}"))
 PACKAGE = __name__.rpartition(".")[0]
 NEAR = 0.8
@@ -129,7 +131,7 @@ def parse_chain(text: str, extra: Sequence[Provider] = (), *, argument: str = "p
     for word in words:
         provider = by_name.get(word.lower()) or _other_provider(word, by_name.values())
         if provider is None:
-            raise UsageError(_unknown_provider(word, tuple(by_name), listed, argument))
+            raise _unknown_provider(word, words, tuple(by_name), listed, argument)
         if provider.ort_name in {entry.ort_name for entry in chain}:
             raise UsageError(
                 f"{spelled(argument, text)}: {provider.name} is in the chain twice; name each provider once"
@@ -148,13 +150,23 @@ def _other_provider(word: str, known: Collection[Provider]) -> Provider | None:
     return generic_provider(word)
 
 
-def _unknown_provider(word: str, names: Collection[str], listed: Collection[str], argument: str) -> str:
-    """The message for a name that nobody answers to, with the nearest one that exists."""
+def _unknown_provider(
+    word: str, words: Sequence[str], names: Collection[str], listed: Collection[str], argument: str
+) -> UsageError:
+    """The error for a name that nobody answers to, with the nearest one that exists. `words`: the whole chain."""
     if not word:
-        return f"{spelled(argument)} has an empty place between commas; name providers out of: {', '.join(listed)}"
+        return UsageError(
+            f"{spelled(argument)} has an empty place between commas; name providers out of: {', '.join(listed)}"
+        )
+    said = f"{spelled(argument)}: unknown provider {word!r}"
     near = difflib.get_close_matches(word.lower(), names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{spelled(argument)}: unknown provider {word!r}; {hint}known providers: {', '.join(listed)}"
+    if not near:
+        return UsageError(f"{said}; known providers: {', '.join(listed)}", remedy=WHICH)
+    chain = ",".join(near[0] if entry == word else entry for entry in words)
+    return UsageError(
+        f"{said}; did you mean {near[0]!r}? known providers: {', '.join(listed)}",
+        remedy=MEANT.filled(option=flag_of(argument), chain=chain),
+    )
 
 
 def resolve(

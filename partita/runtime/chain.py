@@ -43,6 +43,7 @@ from partita.runtime.settling import (
     settle,
     settle_one,
     to_blame,
+    what_helps,
     without_backend,
 )
 from partita.spelling import spelled
@@ -94,9 +95,9 @@ def open_session(
     while True:
         active = active_of(chain)
         if not active and any(entry.reason == "initialisation_failed" for entry in chain):
-            raise ChainError(nothing_left(chain), path=path, chain=chain)  # experiments may tell over what
+            raise _start_refused(path, chain)  # experiments may tell over what
         if not active:
-            raise ProviderError(nothing_left(chain))
+            raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
         try:
             session = _open_quiet(path, active, replace(opening, strict=CPU not in ort_names(active)))
         except NativeFailureError as failure:
@@ -109,7 +110,7 @@ def open_session(
                 raise _pins_rejected(path, blamed, pins, said(failure)[0]) from failure.error
             chain = left_out(chain, blamed, by_experiment(blamed, explain(blamed.provider, said(failure))))
             if not active_of(chain):
-                raise ChainError(nothing_left(chain), path=path, chain=chain) from failure.error
+                raise _start_refused(path, chain) from failure.error
             continue
         try:
             session.resolutions = settle(chain, session)
@@ -122,6 +123,11 @@ def open_session(
             session.close()
             raise
         return session
+
+
+def _start_refused(path: Path, chain: tuple[Resolution, ...]) -> ChainError:
+    """The refusal of a chain of which no provider starts."""
+    return ChainError(nothing_left(chain), path=path, chain=chain, remedy=what_helps(chain))
 
 
 def _check_order(chain: Sequence[Resolution]) -> None:
@@ -161,7 +167,7 @@ def _check_pinned_providers(chain: Sequence[Resolution], pins: Sequence[Pin]) ->
     for pin in pins:
         for entry in chain:
             if entry.provider.name == pin.provider.name and entry.status != "active":
-                raise ProviderError(f"{spelled('pins', pin.text)}: {nothing_left([entry])}")
+                raise ProviderError(f"{spelled('pins', pin.text)}: {nothing_left([entry])}", remedy=what_helps([entry]))
 
 
 def _entries(chain: Sequence[Resolution]) -> tuple[ChainEntry, ...]:
@@ -245,7 +251,9 @@ def _refusal(path: Path, chain: Sequence[Resolution], opening: Opening, failure:
         # A provider that started and was dropped for this model is worth a table; one that did not start takes no node.
         rows = refused_nodes(facts, _entries(settled))
         dropped = any(name in session.registered for name in ort_names(settled))
-        return ProviderError(nothing_left(settled), where=path, nodes=rows_of(rows, ()) if dropped else ())
+        return ProviderError(
+            nothing_left(settled), where=path, remedy=what_helps(settled), nodes=rows_of(rows, ()) if dropped else ()
+        )
     return not_all_on(path, settled, facts)
 
 

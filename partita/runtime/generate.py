@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Sequence
 
-from partita.runtime.engine import loop
+from partita.runtime.engine import checks, loop
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS
 from partita.runtime.engine.recorder import Step
 from partita.runtime.runner import Runner
@@ -15,7 +15,7 @@ __all__ = ["PREFILL_CHUNK_TOKENS", "Step", "check_prompts", "generate"]
 
 def check_prompts(runner: Runner, prompts: Sequence[Sequence[int]]) -> None:
     """Raise GenerationError for prompts that this package cannot take."""
-    loop.check_prompts(runner.executor, prompts)
+    checks.check_prompts(runner.executor, prompts)
 
 
 def generate(

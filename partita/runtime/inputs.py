@@ -272,7 +272,7 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
 
 
 def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divides: bool = False) -> npt.NDArray[Any]:
-    """Values for one input; bfloat16 as the uint16 that stores it. Raises UsageError when they would fill no memory.
+    """Values for one input; in the type that stores them. Raises UsageError when they would fill no memory.
 
     `divides`: something is divided by it, or goes in steps of it, so it is ones.
     """
@@ -290,6 +290,6 @@ def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divi
     block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)
     if divides:
         block = np.ones_like(block)
-    if port.dtype == "bfloat16":  # the upper half of a float32
-        return np.resize((block.view(np.uint32) >> 16).astype(np.uint16), shape)
+    if dtypes.named(port.dtype).upper_half:
+        return np.resize((block.view(np.uint32) >> 16).astype(dtypes.storage(port.dtype)), shape)
     return np.resize(block.astype(port.dtype), shape)

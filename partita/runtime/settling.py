@@ -16,7 +16,7 @@ from partita.observations.names import CPU
 from partita.providers.patterns import DROPPED
 from partita.providers.resolve import Resolution, known_providers
 from partita.providers.start import Failure, explain
-from partita.remedies import Remedy
+from partita.remedies import Remedy, any_of
 from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, blames_provider, one_line
 from partita.runtime.ort.native_log import complaints, headless
@@ -97,7 +97,7 @@ def settle(chain: Sequence[Resolution], session: Session) -> tuple[Resolution, .
     settled = tuple(without_backend(resolution, session) for resolution in settled)
     active = ort_names(active_of(settled))
     if not active:
-        raise ProviderError(nothing_left(settled))
+        raise ProviderError(nothing_left(settled), remedy=what_helps(settled))
     strangers = [name for name in session.registered if name not in (*ort_names(chain), CPU)]
     if strangers:
         raise ProviderError(f"ONNX Runtime registered {', '.join(strangers)}, which the provider chain does not name")
@@ -133,5 +133,10 @@ def without_backend(resolution: Resolution, session: Session) -> Resolution:
 
 
 def nothing_left(chain: Sequence[Resolution]) -> str:
-    """One line on why no provider of the chain can run."""
-    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}; {r.remedy}" for r in chain)
+    """One line on why no provider of the chain can run; `what_helps` has what to do."""
+    return "; ".join(f"{r.provider.name}: {r.reason}: {r.evidence}" for r in chain)
+
+
+def what_helps(chain: Sequence[Resolution]) -> Remedy | None:
+    """What to do about providers that cannot run, those of the chain's first one first."""
+    return any_of(r.remedy for r in chain if r.remedy is not None)

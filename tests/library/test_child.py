@@ -128,11 +128,46 @@ def test_whatever_ends_a_program_ends_its_child_and_leaves_no_folder(package, tm
     assert not child.is_running() and not list(tmp_path.glob("partita-*"))
 
 
-def test_a_process_that_dies_later_is_a_provider_error(model):
+def test_a_crash_in_a_generation_says_so_and_the_model_that_it_must_be_loaded_again(model):
+    generation = model.generate(PROMPT, max_new_tokens=4)
+    next(generation)
+    engine_of(model)._child.process.send_signal(signal.SIGSEGV)
+    with pytest.raises(partita.ProviderError) as caught:
+        next(generation)
+    said = str(caught.value)
+    assert "the child process crashed during generation" in said and "SIGSEGV" in said
+    assert "initialisation_failed" not in said and said.endswith("load the package again")
+    assert caught.value.remedy is not None
+    assert list(generation) == [] and generation.finish_reason == "error"
+    for call in (lambda: model.generate(PROMPT), model.verify, model.report):
+        with pytest.raises(partita.ProviderError, match="crashed during generation.*SIGSEGV.*; load the package again"):
+            call()
+
+
+def test_a_report_that_was_made_outlives_a_crash(model):
+    model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()).run()
+    report = model.report()
+    engine_of(model)._child.process.send_signal(signal.SIGSEGV)
+    with pytest.raises(partita.ProviderError, match="crashed during verification"):
+        model.verify()
+    assert model.report() == report
+
+
+def test_a_process_that_is_killed_did_not_crash(model):
     generation = model.generate(PROMPT, max_new_tokens=4)
     next(generation)
     engine_of(model)._child.process.kill()
-    with pytest.raises(partita.ProviderError, match="SIGKILL"):
+    with pytest.raises(partita.ProviderError, match="ended during generation: it was killed by SIGKILL"):
         next(generation)
     with pytest.raises(partita.ProviderError):
         model.report()
+
+
+def test_words_of_a_crash_name_the_provider_to_leave_out(model):
+    engine = engine_of(model)
+    engine._names = "WebGpuExecutionProvider,CPUExecutionProvider"
+    engine._child.process.send_signal(signal.SIGABRT)
+    with pytest.raises(
+        partita.ProviderError, match="load the package again, or leave WebGpuExecutionProvider out of the chain"
+    ):
+        model.verify()

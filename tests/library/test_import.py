@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
+import pydoc
 import resource
 import subprocess
 import sys
@@ -43,7 +45,9 @@ def test_importing_loads_nothing_heavy():
     assert json.loads(run(script)) == []
 
 
-@pytest.mark.parametrize("name", ["load", "place", "providers", "Report", "PartitaError", "Sampling"])
+@pytest.mark.parametrize(
+    "name", ["load", "place", "providers", "support", "export", "Report", "PartitaError", "Sampling"]
+)
 def test_what_is_offered_loads_neither_torch_nor_the_command_line(name):
     script = (
         f"import json, sys, partita; partita.{name}; "
@@ -71,14 +75,33 @@ def test_a_name_that_is_not_offered_is_an_attribute_error():
         partita.generate  # noqa: B018
 
 
-def test_a_function_that_shares_its_name_with_a_folder_is_both():
-    import partita.export.progress  # from now on the folder is an attribute
-    import partita.providers.cpu
+SHARED = ("export", "providers", "support")
+"""Functions with the name of a folder."""
 
-    for room in (partita.export, partita.providers):
-        assert callable(room)
+
+@pytest.mark.parametrize("name", SHARED)
+def test_help_of_a_function_that_shares_its_name_with_a_folder_is_the_functions(name):
+    import partita.export.progress
+    import partita.providers.cpu
+    import partita.support.build  # from now on Python would have the folders as attributes
+
+    function = getattr(partita, name)
+    page = pydoc.plain(pydoc.render_doc(function))
+    assert page.startswith(f"Python Library Documentation: function {name} in module partita.library")
+    told = inspect.getdoc(function)
+    assert told and told.splitlines()[0] in page and "PACKAGE CONTENTS" not in page
+    assert pydoc.plain(pydoc.render_doc(f"partita.{name}")).count(told.splitlines()[0]) == 1
+    assert str(inspect.signature(function)).startswith("(") and inspect.isfunction(function)
+
+
+def test_modules_below_a_function_of_that_name_are_still_there():
     assert "precision" in inspect.signature(partita.export).parameters
     assert "provider_libraries" in inspect.signature(partita.providers).parameters
+    hooks = importlib.import_module("partita.export.hooks")
+    import partita.providers.cpu as cpu
+
+    assert hooks is sys.modules["partita.export.hooks"] is vars(partita.export)["hooks"]
+    assert vars(partita.providers)["cpu"] is cpu is sys.modules["partita.providers.cpu"]
 
 
 def test_every_public_error_is_of_the_one_tree():

@@ -273,6 +273,23 @@ def test_an_error_of_the_run_is_in_the_report(model, monkeypatch):
     assert report.totals.finish_reason == "error" and "not finite" in report.totals.finish_detail
 
 
+@pytest.mark.parametrize("ids", [[-5], [3, 10**9]])
+def test_token_ids_to_stop_at_are_of_the_vocabulary(model, ids):
+    with pytest.raises(partita.ArgumentError, match=rf"stop_token_ids has {ids[-1]}; the vocabulary has ids 0 to"):
+        model.generate(PROMPT, stop_token_ids=ids)
+    assert model.generate(PROMPT, max_new_tokens=1, stop_token_ids=[model.vocab_size - 1]).run().tokens
+
+
+def test_what_a_program_prints_of_a_generation_and_its_report_is_one_line(model):
+    generation = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
+    assert repr(generation) == "<partita.Generation: 0 new tokens, going on>"
+    assert repr(generation.run()) == "<partita.Generation: 3 new tokens, length>"
+    report = model.report()
+    nodes = len(report.phases[0].nodes)
+    told = f"of generate {model.folder}: prefill {nodes} nodes ({nodes} CPU); "
+    assert told in repr(report) and repr(report) == str(report) and len(repr(report)) < 200 + len(str(model.folder))
+
+
 def test_nothing_generated_is_nothing_to_report(model):
     with pytest.raises(partita.ReportError, match="nothing has been generated"):
         model.report()
@@ -391,7 +408,12 @@ def test_wrong_messages_are_a_sentence(model, messages, says):
 
 
 def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
-    for prompt, says in (("", "empty"), ([], "0 prompts"), ([1] * 65, "the cache holds 64"), ([9999], "vocabulary")):
+    for prompt, says in (
+        ("", "empty"),
+        ([], "no prompt was given; give 1"),
+        ([1] * 65, "the cache holds 64"),
+        ([9999], "vocabulary"),
+    ):
         with pytest.raises(partita.GenerationError, match=says):
             model.generate(prompt)
 

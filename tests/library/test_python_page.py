@@ -12,7 +12,7 @@ import pytest
 from onnx import parser
 
 import partita
-from tests.conftest import REPOSITORY, TinyCheckpoint
+from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, TinyCheckpoint
 from tests.test_examples import VISION
 
 PAGE = REPOSITORY / "docs" / "python.md"
@@ -32,10 +32,16 @@ def test_the_script_that_gates_on_its_placement_fits_in_ten_lines():
     assert "report.check(" in BLOCKS[0] and len(BLOCKS[0].splitlines()) <= LINES
 
 
+@pytest.mark.parametrize("checkpoint", ["llama", "demo"])
 def test_the_examples_work(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkpoint: str,
+    tiny_checkpoint: TinyCheckpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shutil.copytree(tiny_checkpoint("llama"), tmp_path / "my-checkpoint")
+    theirs = DEMO_CHECKPOINT if checkpoint == "demo" else tiny_checkpoint(checkpoint)
+    shutil.copytree(theirs, tmp_path / "my-checkpoint")
     onnx.save(parser.parse_model(VISION), tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -156,6 +156,12 @@ def test_two_reports_are_compared(report, model, tmp_path):
         report.diff(partita.place(tmp_path / "other.onnx", "cpu"))
 
 
+def test_a_device_that_is_not_known_is_named_by_its_argument(model):
+    with pytest.raises(partita.ArgumentError, match="^device: unknown device 'h10'; did you mean 'h100'") as caught:
+        partita.place(model, "cuda,cpu", dry_run=True, device="h10")
+    assert caught.value.remedy is not None and caught.value.remedy.options == ("--device", "h100")
+
+
 # --- the rest --------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +169,7 @@ def test_providers_are_tried_and_told():
     machine = partita.providers()
     status = {entry.name: entry.status for entry in machine.providers}
     assert status["cpu"] == "usable" and machine.default_chain
+    assert "usable: " in repr(machine) and "cpu" in repr(machine) and len(repr(machine)) < 200
     with pytest.raises(partita.ArgumentError, match="does not exist"):
         partita.providers(provider_libraries={"webgpu": "nowhere.so"})
 
@@ -170,6 +177,7 @@ def test_providers_are_tried_and_told():
 def test_an_export_is_written_and_loads(tiny_checkpoint, tmp_path, capfd):
     done = partita.export(tiny_checkpoint("llama"), tmp_path / "package", attention="gqa", max_length=32)
     assert done.path == tmp_path / "package" and done.manifest.verification.status == "verified"
+    assert repr(done) == f"<partita.Exported {done.path}: fp32, attention gqa, verified>"
     assert json.loads((done.path / "manifest.json").read_text())["graph"]["max_length"] == 32
     with partita.load(done.path, "cpu") as model:
         assert model.max_length == 32

@@ -15,6 +15,8 @@ from onnx import parser
 
 import partita
 from partita.cli import run
+from partita.remedies import Remedy
+from tests.remedy_of import alternatives
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 MODEL = """<ir_version: 10, opset_import: ["": 21]>
@@ -130,8 +132,8 @@ CASES: dict[str, tuple[Call, Words, str, str]] = {
     "there": (
         lambda place: partita.export(place.folder / "none", place.folder / "taken", attention="gqa"),
         lambda place: ["export", "none", str(place.folder / "taken"), "--attention", "gqa"],
-        "replace the package with force=True",
-        "replace the package with --force",
+        "replace the package: force=True",
+        "replace the package: --force",
     ),
     "runs": (placing("cpu", runs=0), place_words("--provider", "cpu", "--runs", "0"), "runs is 0", "--runs is 0"),
     "seconds": (
@@ -247,8 +249,8 @@ CASES: dict[str, tuple[Call, Words, str, str]] = {
     "too many": (
         generating(list(range(1, 66)) * 1),
         lambda place: ["generate", str(place.package), "--token-ids", " ".join(["1"] * 65), "--provider", "cpu"],
-        "a larger max_length than 64",
-        "a larger --max-length than 64",
+        "partita.export('CHECKPOINT', 'PACKAGE', max_length=128)",
+        "partita export CHECKPOINT PACKAGE --max-length 128",
     ),
     "stop": (generating(stop=""), generate_words("--stop", ""), "stop is empty", "--stop is empty"),
 }
@@ -281,7 +283,7 @@ def test_a_command_line_reads_names_of_options(case: str, place: Place, capsys: 
 def test_in_a_child_process_as_well(place: Place) -> None:
     with partita.load(place.package, "cpu", process="child") as model, pytest.raises(partita.PartitaError) as caught:
         model.generate([1] * 65)
-    assert "a larger max_length than 64" in str(caught.value)
+    assert "max_length=128" in str(caught.value)
     with pytest.raises(partita.PartitaError) as caught:
         partita.place(place.model, "cpu", process="child")
     assert f"partita.place({str(place.model)!r}, providers='CPUExecutionProvider', shapes={{'N': 1}})" in str(
@@ -296,6 +298,36 @@ def test_a_remedy_is_a_call(place: Place) -> None:
     with pytest.raises(partita.ArgumentError) as wrong:
         partita.place(place.model, "cpu")
     assert f"partita.place({str(place.model)!r}, providers='cpu', shapes={{'N': 1}})" in str(wrong.value)
+
+
+def what_helps(call: Call, place: Place) -> list[Remedy]:
+    with pytest.raises(partita.PartitaError) as caught:
+        call(place)
+    assert caught.value.remedy is not None and str(caught.value).endswith(f"; {caught.value.remedy}")
+    return list(alternatives(caught.value.remedy))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (generating([1] * 65), ["", "export CHECKPOINT PACKAGE --max-length 128"]),
+        (generating([[1], [2]]), ["", "export CHECKPOINT PACKAGE --batch-size 2"]),
+        (generating([]), [""]),
+        (generating([9999]), [""]),
+        (placing("cpx,cpu"), ["--provider cpu,cpu"]),
+        (placing("quantum"), ["providers"]),
+        (CASES["there"][0], ["", "--force"]),
+        (lambda place: place.load(providers="cuda"), None),
+        (lambda place: partita.load(place.folder / "none"), None),
+    ],
+    ids=["prompt too long", "batch size", "no prompt", "token id", "provider", "no provider", "taken", "cuda", "none"],
+)
+def test_what_to_do_is_data_of_the_common_errors(call: Call, words: list[str] | None, place: Place) -> None:
+    """`words`: those of the command or the options of each thing that helps; None: there are some."""
+    found = what_helps(call, place)
+    if words is not None:
+        assert [" ".join(each.command[1:] or each.options) for each in found] == words
+    assert all(each.text or each.command or each.options for each in found)
 
 
 def test_a_report_has_the_words_of_the_command_line_whoever_wrote_it(place: Place) -> None:

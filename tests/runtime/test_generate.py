@@ -127,7 +127,7 @@ def test_a_row_whose_cache_is_full_does_not_disturb_the_others(open_runner, refe
 @pytest.mark.parametrize(
     ("prompts", "says"),
     [
-        ([], "0 prompts for a package of batch size 1"),
+        ([], "no prompt was given; give 1$"),
         ([[5], [6]], "2 prompts for a package of batch size 1.*--batch-size 2"),
         ([[]], "empty"),
         ([[5, 6, -1]], "token id -1 at position 2"),

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from partita.errors import UsageError
+from partita.remedies import Remedy
+from partita.spelling import spelled
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -94,12 +96,19 @@ DEVICES: tuple[Device, ...] = (
 )
 
 
+MEANT = Remedy("with that one", options=("--device", "{device}"))
+
+
 def device(name: str = DEFAULT_DEVICE) -> Device:
     """The profile called `name`, in any case. Raises UsageError, with the nearest name and the list, for any other."""
     by_key = {profile.key: profile for profile in DEVICES}
     found = by_key.get(name.strip().lower())
     if found is None:
+        said = f"{spelled('device')}: unknown device {name!r}"
         near = difflib.get_close_matches(name.strip().lower(), by_key, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UsageError(f"unknown device {name!r}; {hint}known devices: {', '.join(by_key)}")
+        if not near:
+            raise UsageError(f"{said}; known devices: {', '.join(by_key)}")
+        raise UsageError(
+            f"{said}; did you mean {near[0]!r}? known devices: {', '.join(by_key)}", remedy=MEANT.filled(device=near[0])
+        )
     return found

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partita import dtypes
 from partita.contract import Contract, GraphFile, PhaseName, Port
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
@@ -86,6 +87,7 @@ class BoundGraph:
         outputs = bound(graph.outputs, shapes, self.binding.bind_output)
         self.tokens = _required(inputs, "tokens", graph.file).host
         self._logits = _required(outputs, "logits", graph.file)
+        self._upper_half = dtypes.named(self._logits.dtype).upper_half
         self._wide = np.empty((contract.batch_size, contract.vocab_size), np.float32)
         self._chosen = inputs["logits_rows"].host if "logits_rows" in inputs else None
         self._columns = {position: position for position in range(rows)}
@@ -138,7 +140,7 @@ class BoundGraph:
         if self._logits.dtype == "float32":
             return values  # no copy when they are float32
         wide: npt.NDArray[np.float32] = self._wide[row]
-        if self._logits.dtype == "bfloat16":  # the upper half of a float32
+        if self._upper_half:
             np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
         else:
             np.copyto(wide, values)

@@ -14,8 +14,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from partita.errors import GenerationError, UsageError
+from partita.errors import GenerationError
 from partita.observations.text_format import plural
+from partita.runtime.engine.checks import check_prompt, check_requests, not_apart
 from partita.runtime.engine.executor import BoundGraph, Executor
 from partita.runtime.engine.planner import RowView, StepPlan, plan_step
 from partita.runtime.engine.recorder import Step
@@ -68,9 +69,7 @@ class Engine:
 
         Raises GenerationError when there is none, for a bad prompt, and where a row cannot begin beside the others.
         """
-        _check_prompt(
-            request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt"
-        )
+        check_prompt(request.prompt, self.executor.contract.max_length, self.executor.contract.vocab_size, "the prompt")
         if None not in self.rows:
             raise GenerationError(
                 f"no row of the batch is free; wait for one to finish, or export with a larger {spelled('batch_size')}"
@@ -80,7 +79,7 @@ class Engine:
         if not cache.begins_rows_apart and any(
             filled or other.known != len(request.prompt) for other, filled in others
         ):
-            raise _not_apart("a prompt that begins beside others")
+            raise not_apart("a prompt that begins beside others")
         cache.release_row(row)
         self.rows[row] = Row.of(request, self.executor.contract.max_length)
         return row
@@ -95,7 +94,7 @@ class Engine:
         budget, also when it had finished. Raises GenerationError for tokens that it cannot take.
         """
         entry, contract = self.row(row), self.executor.contract
-        _check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
+        check_prompt(tokens, contract.max_length, contract.vocab_size, "what follows")
         if entry.known + len(tokens) > contract.max_length:
             raise GenerationError(
                 f"{plural(len(tokens), 'token')} after {entry.known}, and the cache holds {contract.max_length}; begin "
@@ -316,14 +315,11 @@ def generate(
     a prompt. The iterator raises GenerationError when logits are not finite, ProviderError or ResourceError when a run
     fails. Closing it is always safe.
     """
-    for name, value in (("max_new_tokens", max_new_tokens), ("prefill_chunk", prefill_chunk)):
-        if value < 1:
-            raise UsageError(f"{spelled(name)} is {value}; it must be at least 1")
-    check_prompts(executor, prompts)
     stops = frozenset(stop_ids)
     requests = [
         Request(prompt, sampler, max_new_tokens, stops) for prompt, sampler in zip(prompts, samplers, strict=True)
     ]
+    check_requests(executor, requests, prefill_chunk)
     return serve(executor, requests, prefill_chunk=prefill_chunk, observers=observers)
 
 
@@ -335,51 +331,21 @@ def serve(
     observers: Sequence[Observer] = (),
     policy: Policy = prompts_first,
 ) -> Generator[Step, None, None]:
-    """The steps of requests that all begin now, one per row of the batch, until every one has finished."""
+    """The steps of requests that all begin now, one per row of the batch, until every one has finished.
+
+    Observers hear of the prompts before the first step is asked for.
+    """
     engine = Engine(executor, prefill_chunk, observers, policy)
     wanted = list(requests)
     for observer in observers:
         observer.on_prompts(tuple(len(request.prompt) for request in wanted))
     for request in wanted:
         engine.join(request)
+    return _steps(engine)
+
+
+def _steps(engine: Engine) -> Generator[Step, None, None]:
+    """Steps until there is nothing to do."""
+    engine.mark = time.perf_counter()  # what was done before the first one was asked for is none of its overhead
     while (step := engine.step()) is not None:
         yield step
-
-
-def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
-    """Raise GenerationError for prompts that this package cannot take."""
-    batch, limit = executor.contract.batch_size, executor.contract.max_length
-    if len(prompts) != batch:
-        raise GenerationError(
-            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}; give {batch}, or export with "
-            f"{spelled('batch_size', max(len(prompts), 1))}"
-        )
-    for row, prompt in enumerate(prompts):
-        _check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
-    if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
-        raise _not_apart("prompts of different lengths")
-
-
-def _not_apart(what: str) -> GenerationError:
-    """Rows that cannot begin at different steps."""
-    return GenerationError(
-        f"{what}: one row's part of a bfloat16 state on this device cannot be zeroed; give prompts of equal length "
-        f"together, or export with another {spelled('precision')}"
-    )
-
-
-def _check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
-    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it."""
-    if not len(prompt):
-        raise GenerationError(f"{where} is empty; give at least one token to begin with")
-    if len(prompt) > limit:
-        raise GenerationError(
-            f"{where} has {len(prompt)} tokens and the cache holds {limit}; shorten it, or export with a larger "
-            f"{spelled('max_length')} than {limit}"
-        )
-    for position, token in enumerate(prompt):
-        if not 0 <= token < vocab_size:
-            raise GenerationError(
-                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to "
-                f"{vocab_size - 1}; check that the tokenizer belongs to the model"
-            )

@@ -25,10 +25,10 @@ from partita.observations.facts import (
     SessionFacts,
 )
 from partita.observations.names import CPU, UNKNOWN
-from partita.observations.records import ChainEntry, Memory, Probing
+from partita.observations.records import ChainEntry, Memory, Probing, remedy_of
 from partita.observations.text_format import plural
 from partita.providers.resolve import Resolution
-from partita.remedies import Remedy
+from partita.remedies import Remedy, any_of
 from partita.runtime.advice import export_anew
 from partita.runtime.chain import ChainError, chain_entry, not_all_on
 from partita.runtime.model_file import all_nodes, bodies
@@ -191,14 +191,15 @@ def _refused(error: ChainError, answers: Sequence[Refusal]) -> ProviderError:
     """The refusal in other words, provider by provider. How a package can be made anew, for the first one of which
     experiments told something and for which that helps, takes the place of its general remedy.
     """
-    told, anew = [], None
+    helps: list[Remedy | None] = []
+    anew = None
     for answer in answers:
-        said = f"{answer.name}: {answer.entry.reason}: {answer.evidence}"
-        helps = None
+        found = None
         if anew is None and answer.news:
-            anew = helps = export_anew(error.path, (answer.code, answer.entry.reason or ""), answer.entry.provider)
-        told.append(said if helps is not None else f"{said}; {answer.entry.remedy}")
-    return ProviderError("; ".join(told), where=error.path, remedy=anew)
+            anew = found = export_anew(error.path, (answer.code, answer.entry.reason or ""), answer.entry.provider)
+        helps.append(found or remedy_of(answer.entry.remedies))
+    told = "; ".join(f"{answer.name}: {answer.entry.reason}: {answer.evidence}" for answer in answers)
+    return ProviderError(told, where=error.path, remedy=any_of(filter(None, helps)))
 
 
 def probe_missing_kernel(

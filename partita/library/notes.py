@@ -1,0 +1,37 @@
+"""What is worth knowing of a loaded package and is no error, in sentences: for a log, a terminal, or a table."""
+
+from __future__ import annotations
+
+from partita.library.engine import Begun
+from partita.observations.records import ChainEntry, remedy_of
+from partita.package import Verification
+from partita.providers.resolve import Resolution
+from partita.spelling import spelled
+
+
+def not_used(name: str, entry: ChainEntry | Resolution, *, with_remedy: bool = True) -> str:
+    """A provider of the chain that is not active, and why. `name`: what it is called."""
+    said = f"{name} is not used: {entry.reason}: {entry.evidence}"
+    remedy = remedy_of(entry.remedies) if isinstance(entry, ChainEntry) else entry.remedy
+    return f"{said}; {remedy}" if with_remedy and remedy is not None else said
+
+
+def idle(name: str) -> str:
+    """A provider of the chain that started and took no node."""
+    return f"{name} is in the chain but was assigned no nodes; place shows why"
+
+
+def unverified(verification: Verification, package: str = "this package") -> tuple[str, ...]:
+    """A package whose answer nobody compared with its model's; nothing for any other."""
+    return () if verification.status == "verified" else (f"{package} is unverified: {verification.detail}",)
+
+
+def chunk_ignored(asked: int | None, begun: Begun) -> tuple[str, ...]:
+    """A length of prefill chunks that the package does not take; nothing where it takes what was asked."""
+    if asked is None or asked == begun.chunk_tokens:
+        return ()
+    why = (
+        "its prefill graph has a fixed size" if begun.chunk_is_fixed else "its attention reads a batch's prompts whole"
+    )
+    given = spelled("prefill_chunk", asked)
+    return (f"{given} is ignored: a run of this package takes {begun.chunk_tokens}, for {why}",)

@@ -1,0 +1,77 @@
+"""What requests have to be so that a package can take them, and what to do about those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from partita.errors import GenerationError, UsageError
+from partita.observations.text_format import plural
+from partita.remedies import Remedy
+from partita.runtime.engine.executor import Executor
+from partita.runtime.engine.request import Request
+from partita.spelling import spelled
+
+_ANEW = ("partita", "export", "{checkpoint}", "{out}")
+PLACEHOLDERS = {"checkpoint": "CHECKPOINT", "out": "PACKAGE"}
+"""What only the user knows."""
+AS_MANY = Remedy("give {count}")
+AS_MANY_OR_ANEW = replace(
+    AS_MANY, otherwise=Remedy("export the checkpoint for as many", (*_ANEW, "--batch-size", "{batch_size}"))
+)
+SHORTEN = Remedy(
+    "shorten it",
+    otherwise=Remedy("export the checkpoint with a longer cache", (*_ANEW, "--max-length", "{max_length}")),
+)
+BEGIN = Remedy("give at least one token to begin with")
+OTHER_TOKENS = Remedy("check that the tokenizer belongs to the model")
+
+
+def check_requests(executor: Executor, requests: Sequence[Request], prefill_chunk: int) -> None:
+    """Raise GenerationError for prompts that this package cannot take, UsageError for an option that makes no sense."""
+    check_prompts(executor, [request.prompt for request in requests])
+    least = min(request.max_new_tokens for request in requests)
+    for name, value in (("max_new_tokens", least), ("prefill_chunk", prefill_chunk)):
+        if value < 1:
+            raise UsageError(f"{spelled(name)} is {value}; it must be at least 1")
+
+
+def check_prompts(executor: Executor, prompts: Sequence[Sequence[int]]) -> None:
+    """Raise GenerationError for prompts that this package cannot take."""
+    batch, limit = executor.contract.batch_size, executor.contract.max_length
+    if not prompts:
+        raise GenerationError("no prompt was given", remedy=AS_MANY.filled(count=batch))
+    if len(prompts) != batch:
+        raise GenerationError(
+            f"{plural(len(prompts), 'prompt')} for a package of batch size {batch}",
+            remedy=AS_MANY_OR_ANEW.filled(count=batch, batch_size=len(prompts), **PLACEHOLDERS),
+        )
+    for row, prompt in enumerate(prompts):
+        check_prompt(prompt, limit, executor.contract.vocab_size, f"prompt {row + 1}" if batch > 1 else "the prompt")
+    if not executor.cache.begins_rows_apart and len({len(prompt) for prompt in prompts}) > 1:
+        raise not_apart("prompts of different lengths")
+
+
+def not_apart(what: str) -> GenerationError:
+    """Rows that cannot begin at different steps."""
+    return GenerationError(
+        f"{what}: one row's part of a bfloat16 state on this device cannot be zeroed; give prompts of equal length "
+        f"together, or export with another {spelled('precision')}"
+    )
+
+
+def check_prompt(prompt: Sequence[int], limit: int, vocab_size: int, where: str) -> None:
+    """Raise GenerationError for token ids that a row cannot take. `where`: how the message calls it."""
+    if not len(prompt):
+        raise GenerationError(f"{where} is empty", remedy=BEGIN)
+    if len(prompt) > limit:
+        raise GenerationError(
+            f"{where} has {len(prompt)} tokens and the cache holds {limit}",
+            remedy=SHORTEN.filled(max_length=1 << len(prompt).bit_length(), **PLACEHOLDERS),
+        )
+    for position, token in enumerate(prompt):
+        if not 0 <= token < vocab_size:
+            raise GenerationError(
+                f"{where} has token id {token} at position {position}; the vocabulary has ids 0 to {vocab_size - 1}",
+                remedy=OTHER_TOKENS,
+            )
