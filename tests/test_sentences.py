@@ -26,7 +26,7 @@ QUOTED = {
     ("runtime/settling.py", "STRICT"): "ONNX Runtime",
     ("runtime/chain.py", "STRICT"): "ONNX Runtime",
     ("runtime/provider_check.py", "STRICT"): "ONNX Runtime",
-    ("runtime/place.py", "'graph capture'"): "ONNX Runtime",
+    ("runtime/capture.py", "'graph capture'"): "ONNX Runtime",
     ("runtime/probes/child.py", "f' node name: {NODE}'"): "ONNX Runtime",
     ("runtime/probes/child.py", "f' for node `{NODE}` of type'"): "ONNX Runtime",
     ("runtime/support/asking.py", "f'Node ({name}) '"): "ONNX Runtime",

@@ -26,6 +26,7 @@ class Group:
     replaced: tuple[str, ...]
     """What the whole group took the place of, in the order of the file."""
     members: tuple[str, ...]
+    """Those that are not what the file has under their name."""
 
 
 def find_groups(
@@ -34,8 +35,11 @@ def find_groups(
     graph: OptimisedGraph | None,
     inputs: Collection[str],
     known: Collection[str],
+    told: Collection[str] = (),
 ) -> tuple[Group, ...]:
-    """The groups whose work in the file is clear; `inputs` are the graph's, `known` are nodes that need no group."""
+    """The groups whose work in the file is clear; `inputs` are the graph's, `known` are nodes that need no group, and
+    `told` exported nodes whose work such a node does.
+    """
     if graph is None:
         return ()
     new = {
@@ -51,15 +55,27 @@ def find_groups(
     found = []
     for names in _connected(new, graph, of_file):
         members = [new[name] for name in order if name in names]
-        replaced = _followed_back(members, graph, exported, makers, order, inputs)
+        if not any(_is_other(node, exported) for node in members):
+            continue  # what is beside them was fused or moved; they are what they were
+        followed = _followed_back(members, graph, exported, makers, order, inputs)
+        replaced = tuple(name for name in followed if name not in told)
         if replaced:
             weights = {tensor for node in members for tensor in node.inputs if tensor and tensor not in graph.makers}
             weights |= {tensor for name in replaced for tensor in exported[name].inputs if tensor not in makers}
             weights -= {"", *inputs}
             gone = tuple(name for name in replaced if name not in new)
-            found.append(Group(_shared_out(members, replaced, exported, makers, weights), gone, tuple(names)))
+            others = tuple(name for name in names if _is_other(new[name], exported))
+            shares = _shared_out(members, replaced, exported, makers, weights)
+            if len(others) == len(names) or set(gone) <= {each for share in shares.values() for each in share}:
+                found.append(Group(shares, gone, others))
     counts = [each for group in found for each in group.replaced]
     return tuple(group for group in found if all(counts.count(each) == 1 for each in group.replaced))
+
+
+def _is_other(node: GraphNode, exported: Mapping[str, GraphNode]) -> bool:
+    """Whether a node is none of the file, or another operator than the file has under this name."""
+    known = exported.get(node.name)
+    return known is None or (known.op_type, known.domain) != (node.op_type, node.domain)
 
 
 def _connected(new: Mapping[str, GraphNode], graph: OptimisedGraph, of_file: Collection[str]) -> list[list[str]]:
@@ -124,21 +140,26 @@ def _shared_out(
     a member, else with what reads it, else it is the work of the first member of no operator's own.
     """
     home = _paired(members, [exported[name] for name in replaced], weights)
+    others = [node.name for node in members if _is_other(node, exported)]  # one that is what it was does no more
     for name in replaced:
         before = [home[makers[tensor]] for tensor in exported[name].inputs if makers.get(tensor) in home]
+        before = [each for each in before if each in others]
         if name not in home and before:
             home[name] = before[-1]
     for name in reversed(replaced):
         after = [
-            home[each] for each in replaced if each in home and set(exported[name].outputs) & set(exported[each].inputs)
+            home[each]
+            for each in replaced
+            if home.get(each) in others and set(exported[name].outputs) & set(exported[each].inputs)
         ]
         if name not in home and after:
             home[name] = after[0]
-    free = [node.name for node in members if node.name not in home.values()] or [members[0].name]
-    for name in replaced:
-        home.setdefault(name, free[len(free) // 2])
+    if len(others) == len(members):  # beside nodes of the file, it may be the work of none of them
+        free = [name for name in others if name not in home.values()] or others
+        for name in replaced:
+            home.setdefault(name, free[len(free) // 2])
     return {
-        node.name: tuple(name for name in replaced if home[name] == node.name != name)
+        node.name: tuple(name for name in replaced if home.get(name) == node.name != name)
         for node in members
         if node.name in home.values()
     }

@@ -137,9 +137,10 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
     clear = {*stands_for, *compiled, *parts}
-    groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear)
+    told = {each for behind in stands_for.values() for each in behind}
+    groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear, told)
     if optimised is None:
-        joined = {*clear, *(each for behind in stands_for.values() for each in behind)}
+        joined = {*clear, *told}
         groups = renamed.find_renamed(
             _as_they_ran(order, events, claims),
             exported,
