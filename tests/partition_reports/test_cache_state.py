@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from partita.check.gate import Gate, check
@@ -13,7 +15,7 @@ from partita.partition_reports.verdict import describe_cache
 from tests.partition_reports.samples import recorded_facts, report_of
 
 REPORT = report_of(recorded_facts())
-CHANGES = {
+CHANGES: dict[str, tuple[dict[str, Any], bool | None, str]] = {
     "in_place": ({}, True, "in place"),
     "not_checked": ({"checked_steps": 0}, None, "not checked"),
     "copied": ({"in_place_states": 0}, False, "NOT in place"),
