@@ -59,14 +59,14 @@ def _wanted_other(both: Beside) -> Found | None:
     """1 when another provider is preferred now. A baseline that wanted the same has nothing to be said of that."""
     if both.same_wanted:
         return None
-    return Found(1, "", f"{wanted_of(both.report)} is wanted here, {wanted_of(both.baseline)} in the baseline")
+    return Found(1, "", f"{wanted_of(both.report)} is preferred here, {wanted_of(both.baseline)} in the baseline")
 
 
 def _count_lost_phases(both: Beside) -> Found:
     """Phases of the baseline that were not run."""
     known = {phase.name for phase in both.report.phases}
     lost = [phase.name for phase in both.baseline.phases if phase.name not in known]
-    return Found(len(lost), "the same" if not lost else f"{listing(lost)} only in the baseline")
+    return Found(len(lost), "the same" if not lost else f"{listing(lost)} missing here")
 
 
 def _count_nodes_left(both: Beside) -> Found | None:
@@ -78,7 +78,7 @@ def _count_nodes_left(both: Beside) -> Found | None:
         if both.is_lower(change.before, change.after):
             left.setdefault(change.before, []).append(change)
     if not left:
-        return Found(0, "none left its provider for one that is preferred less")
+        return Found(0, "none moved to a less preferred provider")
     told = []
     for name, changes in left.items():
         named = _per_node(
@@ -89,7 +89,7 @@ def _count_nodes_left(both: Beside) -> Found | None:
             )
             for change in changes
         )
-        told.append(f"{plural(len({change.node for change in changes}), 'node')} left {name}: {name_some(named)}")
+        told.append(f"{plural(len({change.node for change in changes}), 'node')} moved off {name}: {name_some(named)}")
     return Found(len({change.node for changes in left.values() for change in changes}), "; ".join(told))
 
 

@@ -101,7 +101,7 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
     chosen = Chosen.of(requirement, phase, report)
     value = chosen.measure(measure.field) if measure.field in COUNTED else _measure_phase(measure.field, phase)
     if value is None and phase.folded is not None and measure.field in COUNTED:
-        return Finding(True, f"{measure.field} not asked, for no node is left to run")
+        return Finding(True, f"{measure.field} not asked: ONNX Runtime folded the whole graph at load time")
     if value is None:
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure)}")
     holds = COMPARE[measure.sign](value, measure.value)

@@ -17,7 +17,7 @@ from partita.partition_reports.records import Report
 from partita.spelling import spelled
 
 KEPT = {
-    "wanted_other": "wanted provider",
+    "wanted_other": "preferred provider",
     "lost_phases": "phases",
     "nodes_left": "nodes",
     "new_reasons": "reasons",

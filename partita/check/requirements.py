@@ -53,11 +53,11 @@ STATED = {
 LOST = {
     "wanted_other": "1 when another provider is preferred",
     "lost_phases": "phases of the baseline that were not run",
-    "nodes_left": "nodes that moved to a provider that is preferred less",
-    "new_reasons": "nodes off a preferred provider that were on it or on a better one",
+    "nodes_left": "nodes that moved to a less preferred provider",
+    "new_reasons": "nodes off a preferred provider that were on it or on a more preferred one",
     "more_copies": "copies more than in the baseline, in the phase where they are most",
     "more_copy_bytes": "bytes more per run, in the phase where they are most",
-    "lost_cache": "1 when the cache stayed in place in the baseline and does no more",
+    "lost_cache": "1 when the cache was in place in the baseline and no longer is",
     "slowdown": "extra time per token relative to the baseline: 0.1 is 10 % more",
 }
 """Fields that measure what was lost since a baseline; nothing selects beside them."""

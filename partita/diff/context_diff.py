@@ -26,7 +26,7 @@ LABELS = {
     "max_new_tokens": "max new tokens",
     "prefill_chunk_tokens": "prefill chunk tokens",
     "provider_library": "provider library",
-    "cuda_version": "CUDA played",
+    "cuda_version": "simulated CUDA",
     "checks_failed": "checks failed",
     "limits_exceeded": "limits exceeded",
     "disagreements": "sources disagree on",

@@ -151,7 +151,7 @@ def _phases_alike(changes: Iterable[NodeChange]) -> list[tuple[str, list[NodeCha
 
 
 def _other_names(diff: ReportDiff) -> Section | None:
-    """Nodes that stayed where they were under another name, or in other company."""
+    """Nodes that stayed where they were under another name, or beside other nodes."""
     renamed = [change for change in diff.renamed if change.before == change.after]
     if not (renamed or diff.fused_otherwise):
         return None

@@ -21,8 +21,8 @@ def say_no_single(found: Matches) -> str:
         return "the name of the node is empty; give one, or a part of it"
     near = f"; did you mean {' or '.join(found.suggestions)}?" if found.suggestions else ""
     return (
-        f"no node has {found.query!r} in its name, and none was fused from one that had: it was never there, or ONNX "
-        f"Runtime folded it away{near}"
+        f"no node has {found.query!r} in its name, and none was fused from one that had: it does not exist, or "
+        f"ONNX Runtime folded it away{near}"
     )
 
 

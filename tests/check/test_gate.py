@@ -275,14 +275,14 @@ def test_the_same_run_is_not_behind_itself():
 
 def test_a_node_that_left_its_provider_is_behind():
     found = failures(Gate(), moved(QUERY), mixed())
-    assert found["--baseline: nodes"] == f"1 node left {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
+    assert found["--baseline: nodes"] == f"1 node moved off {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
     assert "--baseline: reasons" in found and "--baseline: copies" not in found
 
 
 def test_a_node_that_left_a_provider_in_the_middle_of_the_chain_is_behind():
     now = moved(QUERY, chain=MISSING_FIRST_CHAIN)
     found = failures(Gate(), now, mixed(MISSING_FIRST_CHAIN))
-    assert found["--baseline: nodes"] == f"1 node left {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
+    assert found["--baseline: nodes"] == f"1 node moved off {GPU}: {QUERY} (prefill and decode: to CPU: unexplained)"
     assert found["--baseline: reasons"] == (
         f"1 node with a new reason: {QUERY} (prefill and decode: not on WebGpu: unexplained)"
     )
@@ -352,7 +352,7 @@ def test_a_cache_that_no_longer_stays_is_behind():
 
 def test_a_phase_that_is_not_run_any_more_is_behind():
     found = failures(Gate(), mixed().model_copy(update={"phases": mixed().phases[:1]}), mixed())
-    assert found == {"--baseline: phases": "decode only in the baseline"}
+    assert found == {"--baseline: phases": "decode missing here"}
 
 
 def test_time_is_compared_only_when_a_tolerance_is_given():
@@ -366,7 +366,7 @@ def test_time_is_compared_only_when_a_tolerance_is_given():
 
 def test_a_baseline_that_wanted_another_provider_is_none():
     baseline = mixed().model_copy(update={"chain": tuple(reversed(GPU_CHAIN))})
-    assert f"{GPU} is wanted here, {CPU}" in failures(Gate(), mixed(), baseline)["--baseline: wanted provider"]
+    assert f"{GPU} is preferred here, {CPU}" in failures(Gate(), mixed(), baseline)["--baseline: preferred provider"]
 
 
 def test_a_baseline_of_another_model_is_an_error():
