@@ -126,6 +126,13 @@ def exporters(typed: str) -> list[str]:
     return _beginning(typed, exporter_names())
 
 
+def quantisers(typed: str) -> list[str]:
+    """What rounds weights."""
+    from partita.export.quantisers import names as quantiser_names
+
+    return _beginning(typed, quantiser_names())
+
+
 def views(typed: str) -> list[str]:
     """Completions of `--view`."""
     from partita.partition_reports.render.view import view_names

@@ -94,7 +94,7 @@ def run_all(
     Raises TargetParityError and NotRunningError.
     """
     twin = work.options.computing.twin is not None
-    verified = manifest.verification.status == "verified"
+    verified = manifest.verification.status == "verified" and manifest.verification.twin is None
     same = target is not None and target.provider == CPU and not twin
     first = () if same and not verified else (_on_cpu(work, manifest, smoke),)
     if target is None:
@@ -111,7 +111,8 @@ def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     answer counts as one. Raises NotRunningError.
     """
     twin = work.options.computing.twin is not None
-    if manifest.verification.status == "verified":
+    packed = work.options.computing.bits is not None  # then another graph was replayed, which this provider runs, too
+    if manifest.verification.status == "verified" and not packed:
         detail = f"{BY_REPLAY}, with its twin in float32" if twin else BY_REPLAY
         return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
     if smoke is None:
@@ -124,7 +125,7 @@ def _on_twin(smoke: Smoke) -> Smoke:
     """A smoke run of the float32 twin of a bfloat16 package."""
 
     def run(folder: Path, manifest: Manifest) -> SmokeRecord:
-        record = bf16_twin.beside(folder, manifest, [graph.file for graph in manifest.graph.files], smoke)
+        record = bf16_twin.beside(folder, manifest, smoke)
         return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
 
     return run

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from partita.export.operators import CONTRIB
+from partita.export.quantisation.operators import Kernels
 from partita.export.ways import AUTO, Way, every_way, usual
 from partita.export.weight_sources import stored
 from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
@@ -74,6 +75,8 @@ class Target:
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
     """Nobody asked for this provider."""
+    kernels: Kernels = Kernels()
+    """How packed weights are written for it, as far as that is known without asking."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

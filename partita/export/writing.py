@@ -21,6 +21,7 @@ from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
+from partita.export.quantisation import exact_twin
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
@@ -171,7 +172,9 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
         if work.options.computing.twin is not None:
-            result = bf16_twin.replay(work.folder, manifest, [file.file for file in manifest.graph.files], replay)
+            result = bf16_twin.replay(work.folder, manifest, replay)
+        elif work.options.computing.bits is not None:
+            result = exact_twin.replay(work.folder, manifest, replay)
         else:
             result = replay(work.folder, manifest)
     if result.status != "verified":

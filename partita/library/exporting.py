@@ -69,6 +69,10 @@ def export(
     force: bool = False,
     opset: int | None = None,
     exporter: str = "native",
+    block_size: int | None = None,
+    quantiser: str = "refit",
+    keep: Mapping[str, str] | None = None,
+    quality_text: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -94,6 +98,10 @@ def export(
             force=force,
             opset=opset,
             exporter=exporter,
+            block_size=block_size,
+            quantiser=quantiser,
+            keep=tuple((keep or {}).items()),
+            quality_text=None if quality_text is None else Path(quality_text),
         )
         if target_options and target is None:
             raise UsageError(
