@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "library": {
+        "demo",
         "dtypes",
         "export",
         "package",

@@ -19,7 +19,8 @@ from partita.export.passes.base import PassContext
 from partita.export.progress import stage
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import movable, round_weights
-from partita.export.quantisation.rewrite import Outcome, check_blocks, left_notes, quantise
+from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
+from partita.export.quantisation.summary import notes as packing_notes
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
@@ -223,7 +224,7 @@ def _rewrite(graphs: Graphs) -> None:
             name_nodes(item.model)
     if draft.plan is not None:
         check_blocks(draft.plan, graphs.packing)
-        for note in left_notes(draft.plan, graphs.packing):
+        for note in packing_notes(draft.plan, graphs.packing):
             tell(work, note)
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:

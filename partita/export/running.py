@@ -16,6 +16,7 @@ from partita.errors import GenerationError, ParityError, PartitaError, ProviderE
 from partita.export import bf16_twin, known_answer
 from partita.export.companions import Reader
 from partita.export.progress import stage
+from partita.export.quality import OpenScorer
 from partita.export.target import Smoke, Target
 from partita.export.work import Work, tell
 from partita.package import Manifest, SmokeRecord, Verification
@@ -38,6 +39,8 @@ class Runtime:
     """None: nothing is run but the known answer."""
     reader: Reader | None = None
     """None: what only generate reads is not looked at."""
+    scorer: OpenScorer | None = None
+    """None: no quality is measured."""
 
 
 class NotRunningError(GenerationError):

@@ -18,6 +18,7 @@ from partita.export.fake_model import build_fake_model
 from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation.plan import make_plan
+from partita.export.quantisation.summary import summary
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
@@ -117,6 +118,7 @@ def _exported(graphs: Graphs) -> Exported:
         answer=lambda: draft.known_answer(graphs),
         unused=tuple(graphs.unused),
         passes=graphs.passes,
+        packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
         caution=_caution(graphs),
     )
 

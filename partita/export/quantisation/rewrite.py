@@ -12,7 +12,6 @@ counted, and told.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,7 +26,6 @@ from partita.export.quantisation.operators import DOMAIN, GATHER, MATMUL, gather
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
 from partita.export.weight_sources import Plain, StoredPart, initializers, stored
-from partita.observations.text_format import human_bytes, plural
 from partita.spelling import spelled
 
 SMALL_ELEMENTS = 1 << 12
@@ -59,10 +57,6 @@ class Outcome:
     stayed: dict[str, dict[str, int]] = field(default_factory=dict)
     """The same of others, by what reads them."""
 
-    def by_packing(self) -> Counter[Packing]:
-        """How many weights are packed how."""
-        return Counter(each.packed.packing for each in self.placed.values())
-
 
 def quantise(
     model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, movable: Callable[[Plain], bool]
@@ -88,20 +82,6 @@ def check_blocks(plan: Plan, outcome: Outcome) -> None:
         raise UsageError(
             f"{spelled('block_size', size)} divides nothing: the weights have rows of {shown}; choose a smaller one"
         )
-
-
-def left_notes(plan: Plan, outcome: Outcome) -> list[str]:
-    """What stays as it is without having been asked to, a sentence for each operator that reads it."""
-    notes = []
-    if not outcome.placed:
-        notes.append(f"no weight of this model can be packed as int{plan.bits}")
-    for operator, weights in sorted(outcome.stayed.items()):
-        size = human_bytes(4 * sum(weights.values()))
-        first = sorted(weights)[0]
-        notes.append(
-            f"not packed: {plural(len(weights), 'weight')} ({size} in float32) that {operator} reads, as {first}"
-        )
-    return notes
 
 
 @dataclass(slots=True)
