@@ -111,11 +111,11 @@ def test_experts_and_their_router_stay(tiny_checkpoint: TinyCheckpoint, exported
 
 
 def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
-    keep = (("lm_head", "int8"), ("layers.0", "fp32"), ("layers.0.mlp", "int8"))
+    keep = (("lm_head", "int8"), ("layers.0", "fp32"), ("layers.0.mlp", "int8"), ("embed_tokens", "fp32"))
     package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
     manifest = checked(package)
     bits = {name.rpartition("/")[0]: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
-    assert bits["lm_head"] == 8
+    assert bits["lm_head"] == 8 and "GatherBlockQuantized" not in operators(package), "head and embedding are apart"
     assert {bits.get(f"model.layers.0.self_attn.{name}") for name in LINEAR[:4]} == {None}
     assert {bits[f"model.layers.0.mlp.{name}"] for name in LINEAR[4:]} == {8}
     assert bits["model.layers.1.self_attn.q_proj"] == 4
