@@ -12,13 +12,15 @@ from partita.errors import UsageError
 from partita.export import quantisers
 from partita.export.attention import lowering
 from partita.export.checkpoint import Checkpoint
-from partita.export.quantisation.plan import BLOCK_SIZES, read_keep
+from partita.export.quantisation.keep import read_keep
 from partita.spelling import spelled
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
 RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
+BLOCK_SIZES = (32, 64, 128)
+"""Weights that may share a scale."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.errors import PartitaError, ProviderError, UsageError
-from partita.export.quantisation.operators import Kernels
+from partita.export.quantisation.kernels import Kernels
 from partita.export.target import Answer, Ask, ReplayTarget, Smoke, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
@@ -66,6 +66,7 @@ def find_target(
             _asker(resolution),
             _as_verified(provider),
             _smoker(provider, {}),
+            unpacks=_unpacks,
         )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
@@ -80,6 +81,13 @@ def find_target(
     else:
         target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
     return replace(target, by_default=name is None, kernels=_kernels(provider))
+
+
+def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the CPU provider has no kernel for packed weights on this machine, and says so when it runs."""
+    from partita.runtime.ort.run_log import unpacks_weights
+
+    return unpacks_weights(model, sizes)
 
 
 def _kernels(provider: Provider) -> Kernels:

@@ -10,8 +10,8 @@ refused at once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,47 +19,43 @@ from onnx import helper, numpy_helper
 
 from partita import dtypes
 from partita.errors import ProviderError
+from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.packed import Packing
+from partita.export.target import Target
 from partita.spelling import spelled
-
-if TYPE_CHECKING:
-    from partita.export.target import Ask
 
 DOMAIN = "com.microsoft"
 MATMUL, GATHER = "MatMulNBits", "GatherBlockQuantized"
 ASKED_WIDTH = 256
 """K and N of the nodes that are asked about: a multiple of every block size."""
+SIZES: Mapping[str, tuple[int, ...]] = {"x": (1, 1, ASKED_WIDTH), "ids": (1, 1)}
+"""Of the inputs of what is asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """What a provider takes; the defaults are those of the CPU provider, where every package is verified."""
+def settled(target: Target, packings: Sequence[Packing], dtype: str) -> Kernels:
+    """What `target` takes of `packings`, computing in `dtype`.
 
-    symmetric: bool = False
-    accuracy_level: int = 4
-    bias: bool = True
-    gather: bool = True
-    block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
-    """The default, by bits."""
-
-
-def settled(kernels: Kernels, packings: Sequence[Packing], dtype: str, provider: str, ask: Ask | None) -> Kernels:
-    """`kernels` as the provider has them for `packings`, computing in `dtype`.
-
-    Each form is asked about with and without zero points, that of its record first. `ask`: None where
-    nobody can be asked. Raises ProviderError, which names the operator, when there is no kernel for either.
+    Each form is asked about with and without zero points, that of its record first. Where nobody can be asked, the
+    record decides. Raises ProviderError, which names the operator, when there is no kernel for either form, or none
+    that computes with packed weights.
     """
-    if ask is None:
+    kernels = target.kernels
+    if target.ask is None:
         return kernels
+    said = ""
     for tried in (kernels, replace(kernels, symmetric=not kernels.symmetric)):
-        answer = ask(_question(tried, packings, dtype), {"x": (1, 1, ASKED_WIDTH), "ids": (1, 1)})
-        if not answer.left.get(MATMUL) and not answer.fails:
+        question = _question(tried, packings, dtype)
+        answer = target.ask(question, SIZES)
+        if answer.left.get(MATMUL) or answer.fails:
+            said = answer.fails or "leaves it to another provider"
+        elif target.unpacks is not None and target.unpacks(question, SIZES):
+            said = "restores the whole matrix in every run on this machine, which is slower than fp32"
+        else:
             return replace(tried, gather=not answer.left.get(GATHER))
-        said = answer.fails or "leaves it to another provider"
-    names = " and ".join(dict.fromkeys(packing.name for packing in packings))
+    names = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in packings))
     raise ProviderError(
-        f"{spelled('precision', packings[0].name)}: {provider} has no kernel for {MATMUL} ({DOMAIN}) with {names} "
-        f"weights and {dtype} activations, with or without zero points: {said}; nothing was written; name another "
+        f"{spelled('precision', packings[0].name)}: {target.provider} has no kernel for {MATMUL} ({DOMAIN}) with "
+        f"{names} and {dtype} activations, with or without zero points: {said}; nothing was written; name another "
         f"{spelled('target')}, as cpu, or a {spelled('precision')} that it computes in, as fp16"
     )
 

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from partita.errors import CheckpointError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.quantisation import packed as packed_module
-from partita.export.quantisation.operators import GATHER, MATMUL, Kernels, gather_attributes, matmul_attributes
+from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.operators import GATHER, MATMUL, gather_attributes, matmul_attributes
 from partita.export.quantisation.packed import Packed, Packing, pack, unpack
 from partita.export.quantisers import Grid
 from partita.export.weight_sources import Plain, StoredPart, checkpoint_weight

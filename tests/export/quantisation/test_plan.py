@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -10,8 +11,10 @@ import pytest
 
 from partita.errors import ProviderError, UsageError
 from partita.export.options import ExportOptions
-from partita.export.quantisation.operators import GATHER, MATMUL, Kernels
-from partita.export.quantisation.plan import Keep, check_modules, make_plan
+from partita.export.quantisation.keep import Keep, check_modules
+from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.operators import GATHER, MATMUL
+from partita.export.quantisation.plan import make_plan
 from partita.export.target import Answer, Target
 
 MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.layers.10", "lm_head"]
@@ -93,11 +96,19 @@ def test_the_form_is_the_one_that_the_target_takes() -> None:
 
 
 def test_a_precision_without_a_kernel_is_refused_by_operator_and_provider() -> None:
-    said = (
-        r"--precision int4: npu has no kernel for MatMulNBits \(com\.microsoft\) with int4 and int8 weights and float32"
-    )
+    said = r"--precision int4: npu has no kernel for MatMulNBits \(com\.microsoft\) with int4 weights in blocks of 64"
     with pytest.raises(ProviderError, match=said):
         make_plan(options(), target(Asked(frozenset({MATMUL}))), MODULES)
+
+
+def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
+    """What the CPU provider does with 8 bits at level 0, and says nowhere but in its log."""
+    from partita.library.target import find_target
+
+    found = find_target("cpu", (), default_allowed=False)
+    slow = replace(found, kernels=Kernels(accuracy_level=0))
+    with pytest.raises(ProviderError, match=r"cpu has no kernel for MatMulNBits .* restores the whole matrix"):
+        make_plan(options("int8"), slow, MODULES)
 
 
 def test_where_nobody_can_be_asked_the_record_decides() -> None:
