@@ -164,6 +164,10 @@ class Precision:
     """The type that a twin of the package computes in where the CPU provider is to run it: it has no kernels for
     `dtype`. None when it runs the package itself.
     """
+    bits: int | None = None
+    """Of the integers that weights are packed into; the arithmetic between them stays in `dtype`. None: weights are in
+    `dtype`, too.
+    """
 
     @property
     def on_cpu(self) -> str:
@@ -177,6 +181,10 @@ PRECISIONS = {
         Precision("fp32", "float32", 1e-4),
         Precision("fp16", "float16", 2e-2),
         Precision("bf16", "bfloat16", 5e-2, twin="float32"),
+        # The reference has the very weights that were packed. What differs are activations, which the fast kernels
+        # round to 8 bits; without that rounding the graph has to agree within the tolerance of `dtype`.
+        Precision("int8", "float32", 1e-1, bits=8),
+        Precision("int4", "float32", 1e-1, bits=4),
     )
 }
 """By their names."""

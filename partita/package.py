@@ -39,6 +39,7 @@ EXPORT_LIKE = replace(
     ),
 )
 KNOWN_ANSWER = "known_answer.safetensors"
+QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 
 TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
@@ -121,6 +122,59 @@ class Verification(Record):
     steps: tuple[StepError, ...] = ()
 
 
+class PackedKind(Record):
+    """Weights that are packed in one way."""
+
+    precision: str
+    """int4 or int8."""
+    block_size: int
+    """Weights of a row that share a scale, and a zero point where there are any."""
+    zero_points: bool
+    """Each block has an integer zero point of its own; False: it is the middle of the range everywhere."""
+    quantiser: str
+    weights: int
+    parameters: int
+    size_bytes: int
+    """With scales and zero points."""
+
+
+class PackedWeights(Record):
+    """What became of the weights of an int8 or int4 package."""
+
+    kinds: tuple[PackedKind, ...]
+    accuracy_level: int
+    """Of the products, as the graph asks for it: 4 lets them be computed with 8-bit activations."""
+    kept: tuple[str, ...] = ()
+    """What was asked for of single modules, as MODULE=PRECISION."""
+    not_packed: tuple[str, ...] = ()
+    """What stayed in the type of the activations without having been asked to, and what reads it."""
+
+
+class Quality(Record):
+    """What the precision costs: the package beside the original model, on the same text."""
+
+    text: str
+    """Name of the file."""
+    text_sha256: str
+    tokens: int
+    """Tokens that were predicted."""
+    window_tokens: int
+    """Tokens that are read at a time, each window from the beginning of an empty cache."""
+    provider: str
+    """What the package ran on."""
+    original_perplexity: float
+    """Of the original model in float32."""
+    perplexity: float
+    perplexity_ratio: float
+    """perplexity / original_perplexity; 1 is no loss."""
+    top1_agreement: float
+    """Share of the positions at which both think the same token most likely."""
+    kl_mean: float
+    """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
+    kl_p99: float
+    """Its 99th percentile."""
+
+
 class AskedLowering(Record):
     """What a provider said of the graph in one lowering, before its weights were written."""
 
@@ -187,6 +241,10 @@ class Manifest(Record):
     """Null for a package of an earlier Partita, and when no provider was to be asked."""
     smoke: tuple[SmokeRecord, ...] = ()
     """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
+    packed: PackedWeights | None = None
+    """Null where no weights are packed."""
+    quality: Quality | None = None
+    """Null for a precision of 16 bits or more: there the known answer says it all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

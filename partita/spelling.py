@@ -25,6 +25,8 @@ SEVERAL = {
     "requirements": "--require",
 }
 """Arguments that hold several values -> the option that is given once for each."""
+PAIRS = frozenset({"keep"})
+"""Arguments that are a dictionary, and on the command line one option with NAME=VALUE,NAME=VALUE."""
 OTHER = {"providers": "--provider", "cache_in_place": "--require-cache-in-place", **SEVERAL}
 """Arguments whose option has another name than they."""
 ARGUMENTS = {flag: name for name, flag in reversed(OTHER.items())}
@@ -78,13 +80,15 @@ def spelled(name: str, value: object = NOT_GIVEN) -> str:
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     if name == "requirements":  # they have no name in a call
         return either(f"{flag} {shown}", f"requirement {shown!r}")
-    if name in SEVERAL:
+    if name in SEVERAL or name in PAIRS:
         return either(f"{flag} {shown}", f"{name}={_literal(name, shown)!r}")
     return either(f"{flag} {shown}", f"{name}={value!r}" if isinstance(value, str) else f"{name}={shown}")
 
 
 def _literal(name: str, text: str) -> Any:
     """The value of an argument in Python that the command line writes as `text`; the text, where it is malformed."""
+    if name in PAIRS and "=" in text:
+        return {key: value for key, _, value in (pair.partition("=") for pair in text.split(","))}
     left, equals, right = text.rpartition("=") if name in ("shapes", "inputs") else text.partition("=")
     if name == "pins":
         return [text]

@@ -276,14 +276,17 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 
     def factory(checkpoint: Path, **options: Any) -> Path:
         require("torch")
+        from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
-        from partita.library.exporting import replay
+        from partita.library.exporting import replay, scorer
 
         options = {"max_length": 64, **options}
-        key = json.dumps([str(checkpoint), options], sort_keys=True)
+        if options.get("precision") in ("int8", "int4"):
+            options.setdefault("quality_text", heldout_path())
+        key = json.dumps([str(checkpoint), options], sort_keys=True, default=str)
         if key not in made:
             out = tmp_path_factory.mktemp("package-") / "package"
-            export(ExportOptions(str(checkpoint), out, **options), replay=replay)
+            export(ExportOptions(str(checkpoint), out, **options), replay=replay, scorer=scorer)
             made[key] = out
         return made[key]
 

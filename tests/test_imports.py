@@ -89,6 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "library": {
+        "demo",
         "dtypes",
         "export",
         "package",

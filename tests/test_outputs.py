@@ -46,6 +46,8 @@ WRITTEN = {
 READ = {
     "generate package",
     "verify package",
+    "evaluate package",
+    "export quality_text",
     "place model",
     "bench package",
     "bench against",

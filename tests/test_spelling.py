@@ -47,6 +47,7 @@ STORED = {
         ),
         ("target_options", "qnn.a=b", "--provider-option qnn.a=b", "target_options={'a': 'b'}"),
         ("provider_libraries", "a=/x", "--provider-library a=/x", "provider_libraries={'a': '/x'}"),
+        ("keep", "lm_head=int8", "--keep lm_head=int8", "keep={'lm_head': 'int8'}"),
         ("shapes", "x=1,3", "--shape x=1,3", "shapes={'x': (1, 3)}"),
         ("shapes", "b=1", "--shape b=1", "shapes={'b': 1}"),
         ("shapes", "x=", "--shape x=", "shapes={'x': ''}"),

@@ -49,6 +49,17 @@ def read_pair(text: str) -> str:
     return text
 
 
+def read_pairs(text: str | None) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE,NAME=VALUE as pairs; none of nothing. Raises BadParameter for what is no pair."""
+    pairs = []
+    for part in (text or "").split(",") if text is not None else ():
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not (name and equals and value):
+            raise typer.BadParameter(f"{part.strip() or 'nothing'!r} is not NAME=VALUE", param_hint="--keep")
+        pairs.append((name, value))
+    return tuple(pairs)
+
+
 def complete(kind: str) -> Callable[[str], list[Any]]:
     """A function that completes values, by its name in `partita.commands.completion`."""
 

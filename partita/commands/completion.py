@@ -126,6 +126,13 @@ def exporters(typed: str) -> list[str]:
     return _beginning(typed, exporter_names())
 
 
+def quantisers(typed: str) -> list[str]:
+    """Values of `--quantiser`."""
+    from partita.export.quantisers import names as quantiser_names
+
+    return _beginning(typed, quantiser_names())
+
+
 def samplings(typed: str) -> list[str]:
     """Values of `--sampling`."""
     return _beginning(typed, ("checkpoint",))

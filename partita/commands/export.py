@@ -10,7 +10,7 @@ from partita.commands.results import ExportResult
 from partita.commands.terminal import Bars, fold, note, print_record, write_stdout
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
-from partita.observations.text_format import human_bytes
+from partita.observations.text_format import human_bytes, plural
 from partita.package import Manifest, Verification
 
 LABEL = 14
@@ -78,8 +78,10 @@ def describe(summary: Summary) -> list[str]:
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
         f"  weights     {human_bytes(graph.weight_bytes)}",
+        *_packed(manifest),
         f"  cache       {_cache(manifest)}",
         f"  verified    {_verification(manifest.verification)}",
+        *_quality(manifest),
         *_smoke(manifest),
         *_target(manifest),
         f"  peak RSS    {human_bytes(summary.peak_rss_bytes)}",
@@ -104,6 +106,33 @@ def _target(manifest: Manifest) -> list[str]:
         return []
     told = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
     return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told[target.verification]}"]
+
+
+def _packed(manifest: Manifest) -> list[str]:
+    """A line for each way in which weights are packed."""
+    if manifest.packed is None:
+        return []
+    kinds = manifest.packed.kinds
+    told = [
+        f"{plural(kind.weights, 'weight')} in {kind.precision}, blocks of {kind.block_size}, "
+        f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}: {human_bytes(kind.size_bytes)}, "
+        f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
+        for kind in kinds
+    ]
+    return [f"  packed      {line}" for line in told]
+
+
+def _quality(manifest: Manifest) -> list[str]:
+    """What the precision costs; no line where it was not measured, because the known answer says it all."""
+    found = manifest.quality
+    if found is None:
+        return []
+    return [
+        f"  quality     perplexity {found.perplexity:.3f}, the original's {found.original_perplexity:.3f}: ratio "
+        f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
+        f"{found.kl_mean:.4f}, 99th percentile {found.kl_p99:.3f} ({found.tokens:,} tokens of {found.text}, on "
+        f"{found.provider})"
+    ]
 
 
 def _by_twin(manifest: Manifest) -> str:

@@ -22,7 +22,7 @@ from partita.diff.records import ReportDiff
 from partita.errors import PartitaError, ProviderError, public_type
 from partita.explain.node_explanation import Explanation, Matches
 from partita.observations.records import Record, RemedyRecord, remedy_records
-from partita.package import Manifest
+from partita.package import Manifest, Quality
 from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
 
@@ -208,6 +208,25 @@ class VerifyResult(Record):
     steps: tuple[StepResult, ...]
 
 
+class EvaluateResult(Record):
+    """What `evaluate --json` prints: the package read its text on a provider."""
+
+    schema_id: Literal["partita.evaluate/1"] = Field(default="partita.evaluate/1", alias="schema")
+    partita_version: str = partita.__version__
+    package: str
+    precision: str
+    provider: str
+    tokens: int
+    """Tokens that were predicted."""
+    perplexity: float | None
+    original_perplexity: float | None
+    """Of the original model in float32, from the package."""
+    perplexity_ratio: float | None
+    top1_agreement: float | None
+    at_export: Quality | None
+    """What the export had measured, on the CPU provider."""
+
+
 class ExportResult(Record):
     """Output of `export --json`: the manifest, why attention is written as it is, and what the export took."""
 
@@ -228,6 +247,7 @@ class ExportResult(Record):
 PUBLISHED: dict[str, Any] = {
     "generate": GenerateResult,
     "verify": VerifyResult,
+    "evaluate": EvaluateResult,
     "export": ExportResult,
     "error": ErrorResult,
     "bench": Bench,

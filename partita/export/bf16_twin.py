@@ -8,8 +8,6 @@ graph and the rounded weights; it cannot prove the arithmetic of a bfloat16 kern
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,32 +15,23 @@ from typing import TypeVar
 import numpy as np
 import onnx_ir as ir
 
-from partita.package import KNOWN_ANSWER, WEIGHTS, FileRecord, Manifest, Verification, record_file
+from partita.export import twins
+from partita.package import Manifest, Verification
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"
 Result = TypeVar("Result")
 
 
-def replay(
-    folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Verification]
-) -> Verification:
+def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Verification]) -> Verification:
     """Replay the known answer on the twin with `run`."""
-    result = beside(folder, manifest, files, run)
+    result = beside(folder, manifest, run)
     return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}", "twin": DETAIL})
 
 
-def beside(folder: Path, manifest: Manifest, files: list[str], run: Callable[[Path, Manifest], Result]) -> Result:
+def beside(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Result]) -> Result:
     """Build the twin of every graph beside the package, and give it to `run`."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
-        twin_folder = Path(name)
-        for shared in (WEIGHTS, KNOWN_ANSWER):
-            if (folder / shared).is_file():  # without --verify there is no known answer
-                os.link(folder / shared, twin_folder / shared)
-        for file in files:
-            ir.save(_widen(ir.load(folder / file)), twin_folder / file)
-        graphs = tuple(record_file(twin_folder, file) for file in files)
-        return run(twin_folder, _widen_manifest(manifest, graphs))
+    return twins.beside(folder, manifest, _widen, lambda twin, changed: run(twin, _widen_manifest(changed)))
 
 
 def _widen(model: ir.Model) -> ir.Model:
@@ -88,17 +77,11 @@ def _widen_attributes(node: ir.Node) -> None:
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.as_tensor().numpy().astype(np.float32)))
 
 
-def _widen_manifest(manifest: Manifest, graphs: tuple[FileRecord, ...]) -> Manifest:
-    """The manifest of the twin, whose graph files are `graphs`: states and logits are float32."""
+def _widen_manifest(manifest: Manifest) -> Manifest:
+    """The manifest of the twin: states and logits are float32."""
     states = tuple(s.model_copy(update={"dtype": "float32"}) for s in manifest.graph.states)
     files = tuple(
         f.model_copy(update={"outputs": tuple(o.model_copy(update={"dtype": "float32"}) for o in f.outputs)})
         for f in manifest.graph.files
     )
-    shared = tuple(f for f in manifest.files if f.name in (WEIGHTS, KNOWN_ANSWER))
-    return manifest.model_copy(
-        update={
-            "files": (*shared, *graphs),
-            "graph": manifest.graph.model_copy(update={"states": states, "files": files}),
-        }
-    )
+    return manifest.model_copy(update={"graph": manifest.graph.model_copy(update={"states": states, "files": files})})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
@@ -17,6 +17,10 @@ from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUN
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.progress import stage
+from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.reference import movable, round_weights
+from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
+from partita.export.quantisation.summary import notes as packing_notes
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
@@ -43,6 +47,8 @@ class Graphs:
     passes: dict[str, int]
     unused: list[str] = field(default_factory=list)
     """Tensors of the checkpoint that no graph uses, by module."""
+    packing: Outcome = field(default_factory=Outcome)
+    """What became of the weights, where the precision packs them."""
 
 
 @dataclass(slots=True)
@@ -55,9 +61,11 @@ class Draft:
     max_length: int
     target: Target | None = None
     """The provider that the package is for; None when nobody is asked."""
+    plan: Plan | None = None
+    """How weights are packed; None when they are not."""
     known: dict[Way, Graphs] = field(default_factory=dict)
-    answers: dict[int, known_answer.KnownAnswer] = field(default_factory=dict)
-    """By the length of the prompt."""
+    answers: dict[tuple[int, frozenset[object]], known_answer.KnownAnswer] = field(default_factory=dict)
+    """By the length of the prompt, and the weights that are packed."""
 
     def graphs(self, way: Way) -> Graphs:
         """The graphs written in one way; made once. Raises UnsupportedModelError when the model does not fit it."""
@@ -65,13 +73,24 @@ class Draft:
             self.known[way] = self._trace(way)
         return self.known[way]
 
-    def known_answer(self, wanted: list[Phase]) -> known_answer.KnownAnswer:
-        """What the original model computes; run once. Long enough that a graph which takes no padding is run twice."""
-        chunk = max((length or 0 for _, phase, length in wanted if phase == "prefill"), default=0)
+    def known_answer(self, graphs: Graphs) -> known_answer.KnownAnswer:
+        """What the original model computes; run once. Long enough that a graph which takes no padding is run twice.
+
+        Where weights are packed it is given the rounded ones, which have to be written by then.
+        """
+        chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
-        if tokens not in self.answers:
-            self.answers[tokens] = known_answer.compute(self.checkpoint, self.fake.vocab_size, self.max_length, tokens)
-        return self.answers[tokens]
+        placed = graphs.packing.placed
+        key = tokens, frozenset(placed)
+        if key not in self.answers:
+
+            def rounded(model: Any) -> None:
+                round_weights(model, placed.values(), match_names(self.fake.module, self.checkpoint.tensors))
+
+            self.answers[key] = known_answer.compute(
+                self.checkpoint, self.fake.vocab_size, self.max_length, tokens, prepare=rounded if placed else None
+            )
+        return self.answers[key]
 
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
@@ -198,6 +217,15 @@ def _rewrite(graphs: Graphs) -> None:
         for name, count in run_all(item.model, context).items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         name_nodes(item.model)
+        if draft.plan is not None:  # by module, so nodes need their names first
+            packed = quantise(item.model, context, draft.plan, graphs.packing, movable(sources))
+            for name, count in packed.items():
+                graphs.passes[name] = graphs.passes.get(name, 0) + count
+            name_nodes(item.model)
+    if draft.plan is not None:
+        check_blocks(draft.plan, graphs.packing)
+        for note in packing_notes(draft.plan, graphs.packing):
+            tell(work, note)
     graphs.unused = unused = weights.unused_tensors([t.model for t in graphs.traced], checkpoint, sources)
     if unused:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""

@@ -7,6 +7,7 @@ it does is shared with the exported graph. Any execution provider can replay the
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,15 +126,25 @@ def load(checkpoint: Checkpoint) -> Any:
     return model
 
 
-def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: int = PROMPT_TOKENS) -> KnownAnswer:
+def compute(
+    checkpoint: Checkpoint,
+    vocab_size: int,
+    max_length: int,
+    tokens: int = PROMPT_TOKENS,
+    *,
+    prepare: Callable[[Any], object] | None = None,
+) -> KnownAnswer:
     """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
 
-    `tokens`: how long the prompt is to be, where the cache has room for it.
+    `tokens`: how long the prompt is to be, where the cache has room for it. `prepare` is given the loaded model, to put
+    rounded weights into it.
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
     prompt = _prompt(checkpoint, vocab_size, max(1, min(tokens, max_length - steps)))
     model = load(checkpoint)
+    if prepare is not None:
+        prepare(model)
     sequence = torch.from_numpy(prompt)[None]
     with quiet(), torch.no_grad(), translated("running the original model"):
         for _ in range(steps):
@@ -148,7 +159,8 @@ def compute(checkpoint: Checkpoint, vocab_size: int, max_length: int, tokens: in
         tokens=sequence[0, count:].numpy(),
         prefill_logits=np.ascontiguousarray(logits[:count]),
         decode_logits=np.ascontiguousarray(logits[count:]),
-        reference=f"transformers {transformers.__version__}, torch {torch.__version__}: eager attention, float32",
+        reference=f"transformers {transformers.__version__}, torch {torch.__version__}: eager attention, float32"
+        + (", with the package's rounded weights" if prepare is not None else ""),
     )
 
 

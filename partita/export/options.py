@@ -9,14 +9,18 @@ from transformers import PreTrainedConfig
 
 from partita.dtypes import PRECISIONS, Precision
 from partita.errors import UsageError
+from partita.export import quantisers
 from partita.export.attention import lowering
 from partita.export.checkpoint import Checkpoint
+from partita.export.quantisation.keep import read_keep
 from partita.spelling import spelled
 
 DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
 RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
+BLOCK_SIZES = (32, 64, 128)
+"""Weights that may share a scale."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
@@ -39,6 +43,14 @@ class ExportOptions:
     opset: int | None = None
     exporter: str = "native"
     """Name of a file in `export/exporters/`."""
+    block_size: int | None = None
+    """Weights that share a scale, where they are packed; None for the target's default."""
+    quantiser: str = quantisers.DEFAULT
+    """Name of a file in `export/quantisers/`."""
+    keep: tuple[tuple[str, str], ...] = ()
+    """Modules whose weights have another precision, and which."""
+    quality_text: Path | None = None
+    """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
 
     @property
     def computing(self) -> Precision:
@@ -62,6 +74,7 @@ def check_options(options: ExportOptions) -> None:
         raise UsageError(
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
         )
+    _check_packing(options)
     if options.attention != "auto":
         chosen = lowering(options.attention)
         if options.opset is not None and options.opset < chosen.min_opset:
@@ -71,6 +84,27 @@ def check_options(options: ExportOptions) -> None:
             )
     if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
         raise UsageError(f"{spelled('opset', options.opset)}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
+
+
+def _check_packing(options: ExportOptions) -> None:
+    """Check what is said of packed weights. Raises UsageError."""
+    quantisers.check_name(options.quantiser)
+    read_keep(options.keep, options.precision)
+    if options.computing.bits is None:
+        for name, value in (("block_size", options.block_size), ("quality_text", options.quality_text)):
+            if value is not None:
+                raise UsageError(
+                    f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
+                )
+        return
+    if options.block_size is not None and options.block_size not in BLOCK_SIZES:
+        sizes = ", ".join(map(str, BLOCK_SIZES))
+        raise UsageError(f"{spelled('block_size', options.block_size)}: choose one of {sizes}")
+    if not options.verify:
+        raise UsageError(
+            f"{spelled('precision', options.precision)} is written with its quality, which takes the original model: "
+            f"leave {spelled('verify', False)} out"
+        )
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:

@@ -17,6 +17,7 @@ from partita.export.exporters import Attempts, exporter
 from partita.export.options import ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
+from partita.export.quality import OpenScorer
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
 from partita.export.target import Smoke, Target
 from partita.export.weights import translate_space
@@ -33,12 +34,14 @@ def export(
     replay: Replay,
     smoke: Smoke | None = None,
     reader: Reader | None = None,
+    scorer: OpenScorer | None = None,
     target: Target | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
-    `replay` and `smoke` run what was written on the CPU provider, `reader` reads what only generate reads. Raises a
+    `replay`, `smoke` and `scorer` run what was written on the CPU provider, `reader` reads what only generate reads.
+    `scorer` is for packed weights, whose quality is measured on `options.quality_text`. Raises a
     PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
     check_options(options)
@@ -49,7 +52,7 @@ def export(
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes)
-            summary = _run(work, Runtime(replay, smoke, reader), target)
+            summary = _run(work, Runtime(replay, smoke, reader, scorer), target)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error

@@ -16,6 +16,7 @@ from partita.errors import GenerationError, ParityError, PartitaError, ProviderE
 from partita.export import bf16_twin, known_answer
 from partita.export.companions import Reader
 from partita.export.progress import stage
+from partita.export.quality import OpenScorer
 from partita.export.target import Smoke, Target
 from partita.export.work import Work, tell
 from partita.package import Manifest, SmokeRecord, Verification
@@ -38,6 +39,8 @@ class Runtime:
     """None: nothing is run but the known answer."""
     reader: Reader | None = None
     """None: what only generate reads is not looked at."""
+    scorer: OpenScorer | None = None
+    """None: no quality is measured."""
 
 
 class NotRunningError(GenerationError):
@@ -94,7 +97,7 @@ def run_all(
     Raises TargetParityError and NotRunningError.
     """
     twin = work.options.computing.twin is not None
-    verified = manifest.verification.status == "verified"
+    verified = manifest.verification.status == "verified" and manifest.verification.twin is None
     same = target is not None and target.provider == CPU and not twin
     first = () if same and not verified else (_on_cpu(work, manifest, smoke),)
     if target is None:
@@ -111,7 +114,8 @@ def _on_cpu(work: Work, manifest: Manifest, smoke: Smoke | None) -> SmokeRecord:
     answer counts as one. Raises NotRunningError.
     """
     twin = work.options.computing.twin is not None
-    if manifest.verification.status == "verified":
+    packed = work.options.computing.bits is not None  # then another graph was replayed, which this provider runs, too
+    if manifest.verification.status == "verified" and not packed:
         detail = f"{BY_REPLAY}, with its twin in float32" if twin else BY_REPLAY
         return SmokeRecord(chain=CPU, status="ran", detail=detail, replayed=not twin)
     if smoke is None:
@@ -124,7 +128,7 @@ def _on_twin(smoke: Smoke) -> Smoke:
     """A smoke run of the float32 twin of a bfloat16 package."""
 
     def run(folder: Path, manifest: Manifest) -> SmokeRecord:
-        record = bf16_twin.beside(folder, manifest, [graph.file for graph in manifest.graph.files], smoke)
+        record = bf16_twin.beside(folder, manifest, smoke)
         return record.model_copy(update={"detail": f"{TWIN}: {record.detail}"})
 
     return run

@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from partita.export.operators import CONTRIB
+from partita.export.quantisation.kernels import Kernels
 from partita.export.ways import AUTO, Way, every_way, usual
 from partita.export.weight_sources import stored
 from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
@@ -53,6 +54,10 @@ Smoke = Callable[[Path, Manifest], SmokeRecord]
 """Opens an unpublished package and runs a chunk and a token. Raises a PartitaError when that fails."""
 
 
+Unpacks = Callable[[bytes, Mapping[str, tuple[int, ...]]], bool]
+"""Whether a model of packed weights, given the sizes of its inputs, has them restored in every run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The provider that a package is for."""
@@ -74,6 +79,10 @@ class Target:
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
     """Nobody asked for this provider."""
+    kernels: Kernels = Kernels()
+    """How packed weights are written for it, as far as that is known without asking."""
+    unpacks: Unpacks | None = None
+    """Whether it only seems to compute with packed weights; None when that cannot be found out."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

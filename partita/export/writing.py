@@ -15,12 +15,14 @@ import partita
 from partita import dtypes
 from partita.contract import Contract
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
-from partita.export import bf16_twin, known_answer, self_check, weights
+from partita.export import bf16_twin, known_answer, quality, self_check, weights
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
+from partita.export.quality import Text
+from partita.export.quantisation import exact_twin
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
@@ -28,6 +30,7 @@ from partita.export.work import Work
 from partita.observations.text_format import human_bytes
 from partita.package import (
     KNOWN_ANSWER,
+    QUALITY,
     WEIGHTS,
     FileRecord,
     Graph,
@@ -63,6 +66,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     Raises ParityError; TargetParityError when only the target disagrees; NotRunningError when it does not open or run.
     """
     checkpoint, contract, options = exported.checkpoint, exported.contract, work.options
+    text = _quality_text(exported, work, runtime)
     if options.verify:
         twin = options.computing.twin  # which keeps all of its cache in its own type
         known_answer.check_memory(exported.original_parameters, _cache_bytes(contract, twin))
@@ -79,9 +83,10 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
-    manifest = _manifest(work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
+    manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     manifest = _verify(exported, work, manifest, runtime.replay)
     result, smoke = run_all(work, manifest, runtime.smoke, attempts.target)
+    manifest = _measured(exported, work, manifest, text, runtime)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
     write_manifest(work.folder, manifest)
     return Summary(
@@ -93,6 +98,27 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
+
+
+def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:
+    """The text that quality is measured on, which is read before anything is written; None where none is measured."""
+    path, contract = work.options.quality_text, exported.contract
+    if runtime.scorer is None or exported.packed is None or path is None:
+        return None
+    parameters = exported.original_parameters
+    return quality.read_text(path, exported.checkpoint, contract.vocab_size, contract.max_length, parameters)
+
+
+def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
+    """The manifest with what the precision costs, where weights are packed."""
+    if text is None or runtime.scorer is None:
+        return manifest
+    needed = exported.original_parameters + exported.contract.weight_bytes // 2  # both are in memory, packed twice
+    known_answer.check_memory(needed, manifest.graph.cache_bytes)
+    with stage(work.progress, "quality", work.seconds) as current:
+        found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current)
+    files = (*manifest.files, record_file(work.folder, QUALITY))
+    return manifest.model_copy(update={"files": files, "quality": found})
 
 
 def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:
@@ -136,7 +162,9 @@ def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Gra
     )
 
 
-def _manifest(work: Work, source: Source, graph: Graph, data: weights.DataFile, tokenizer: TokenizerKind) -> Manifest:
+def _manifest(
+    exported: Exported, work: Work, source: Source, graph: Graph, data: weights.DataFile, tokenizer: TokenizerKind
+) -> Manifest:
     files = [FileRecord(name=WEIGHTS, size_bytes=data.size_bytes, sha256=data.sha256)]
     files += [record_file(work.folder, p.name) for p in sorted(work.folder.iterdir()) if p.name != WEIGHTS]
     return Manifest(
@@ -147,6 +175,7 @@ def _manifest(work: Work, source: Source, graph: Graph, data: weights.DataFile, 
         tokenizer=tokenizer,
         toolchain=_toolchain(),
         verification=Verification(status="unverified", detail="exported with --no-verify"),
+        packed=exported.packed,
     )
 
 
@@ -170,7 +199,9 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
         manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
         if work.options.computing.twin is not None:
-            result = bf16_twin.replay(work.folder, manifest, [file.file for file in manifest.graph.files], replay)
+            result = bf16_twin.replay(work.folder, manifest, replay)
+        elif work.options.computing.bits is not None:
+            result = exact_twin.replay(work.folder, manifest, replay)
         else:
             result = replay(work.folder, manifest)
     if result.status != "verified":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partita.demo import heldout_path
 from partita.errors import UsageError
 from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import public
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from partita.export.companions import Reader
     from partita.export.options import ExportOptions
     from partita.export.progress import Progress
+    from partita.export.quality import Scorer
     from partita.export.target import Target
     from partita.export.writing import Summary
 
@@ -74,6 +77,10 @@ def export(
     force: bool = False,
     opset: int | None = None,
     exporter: str = "native",
+    block_size: int | None = None,
+    quantiser: str = "refit",
+    keep: Mapping[str, str] | None = None,
+    quality_text: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -99,6 +106,10 @@ def export(
             force=force,
             opset=opset,
             exporter=exporter,
+            block_size=block_size,
+            quantiser=quantiser,
+            keep=tuple((keep or {}).items()),
+            quality_text=None if quality_text is None else Path(quality_text),
         )
         if target_options and target is None:
             raise UsageError(
@@ -135,9 +146,11 @@ def run_export(
     shown = progress or Silent()
     check_options(options)
     check_name(options.exporter)
+    if options.computing.bits is not None and options.quality_text is None:
+        options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)
-    return write(options, replay=replay, smoke=smoke, reader=_reader(), target=target, progress=shown)
+    return write(options, replay=replay, smoke=smoke, reader=_reader(), scorer=scorer, target=target, progress=shown)
 
 
 def _choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:
@@ -177,6 +190,14 @@ def smoke(folder: Path, manifest: Manifest) -> SmokeRecord:
     from partita.runtime.smoke import smoke as smoke_on
 
     return smoke_on(folder, parse_chain("cpu"), manifest=manifest)
+
+
+def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
+    """The package opened on the CPU provider, to read a text."""
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.scoring import open_scorer
+
+    return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
 
 
 def _reader() -> Reader:

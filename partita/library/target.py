@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from partita.errors import PartitaError, ProviderError, UsageError
+from partita.export.quantisation.kernels import Kernels
 from partita.export.target import Answer, Ask, ReplayTarget, Smoke, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
@@ -65,6 +66,7 @@ def find_target(
             _asker(resolution),
             _as_verified(provider),
             _smoker(provider, {}),
+            unpacks=_unpacks,
         )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
@@ -78,7 +80,20 @@ def find_target(
         )
     else:
         target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
-    return replace(target, by_default=name is None)
+    return replace(target, by_default=name is None, kernels=_kernels(provider))
+
+
+def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the CPU provider has no kernel for packed weights on this machine, and says so when it runs."""
+    from partita.runtime.ort.run_log import unpacks_weights
+
+    return unpacks_weights(model, sizes)
+
+
+def _kernels(provider: Provider) -> Kernels:
+    """What is known of how a provider takes packed weights, as the exporter has it."""
+    known = provider.packed_weights
+    return Kernels(known.symmetric, known.accuracy_level, known.bias, known.gather, known.block_sizes)
 
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:

@@ -88,6 +88,22 @@ class Plugin:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """How integer weights are written for a provider, as far as it is known without asking it."""
+
+    symmetric: bool = True
+    """All blocks have the middle of the range as their zero point; False: each has an integer one of its own."""
+    accuracy_level: int = 0
+    """Of MatMulNBits: 4 lets it compute with 8-bit activations, 0 with those of the graph."""
+    bias: bool = False
+    """MatMulNBits takes the bias; False: an Add does."""
+    gather: bool = False
+    """It has GatherBlockQuantized, for embeddings; taken for granted only where it cannot be asked."""
+    block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 32, 8: 32})
+    """Weights that share a scale, by bits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Provider:
     """What Partita knows about one execution provider."""
 
@@ -102,6 +118,8 @@ class Provider:
     """Name of the memory info of its tensors, as ONNX Runtime prints it."""
     preferred_attention: str
     """Attention lowering that `--attention auto` picks for it when it cannot be asked."""
+    packed_weights: PackedWeights = PackedWeights()
+    """How int8 and int4 packages are written for it."""
     variables: tuple[str, ...] = ()
     """Variables of the environment that choose its driver or its device."""
     budget_option: str = ""

@@ -108,6 +108,14 @@ def verified() -> str:
     return on_a_page(lambda console: show(Path("package"), recordings.verified(), console))
 
 
+def evaluated() -> str:
+    """What `partita evaluate` prints."""
+    from partita.commands.evaluate import show
+
+    manifest = recordings.exported("export_int4").manifest
+    return on_a_page(lambda console: show(Path("build/demo/int4"), manifest, recordings.evaluated(), console))
+
+
 def bench() -> str:
     """What `partita bench` prints."""
     from partita.bench.views.text import render
@@ -130,6 +138,8 @@ def error_as_json() -> str:
 
 OUTPUTS: dict[str, Callable[[], str]] = {
     "export-demo": lambda: exported("export_demo"),
+    "export-int4": lambda: exported("export_int4"),
+    "evaluate-demo": evaluated,
     "export-cuda": lambda: exported("export_cuda"),
     "export-webgpu": lambda: exported("export_webgpu"),
     "not-used": not_used,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -37,11 +37,13 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, parse_chain
 from partita.providers.start import Failure, failure
 from partita.runtime.chain import ChainError, not_all_on
+from partita.runtime.evaluate import Evaluation
 from partita.runtime.probes.variations import kind_of
 
 RECORDED = Path(__file__).parent / "recorded"
 NAMES = {
     *("fp32", "fp16", "webgpu", "refused", "providers", "verify", "bench"),
+    *("evaluate", "export_int4"),
     *("export_demo", "export_onnx24", "export_cuda", "export_webgpu"),
 }
 """Every recording."""
@@ -127,6 +129,12 @@ def verified() -> Verification:
     """The known answer of the embedded checkpoint, replayed on the CPU."""
     found = raw("verify")
     return Verification.model_validate({name: found[name] for name in Verification.model_fields if name in found})
+
+
+def evaluated() -> Evaluation:
+    """The embedded checkpoint in int4 beside its original, on the CPU."""
+    found = raw("evaluate")
+    return Evaluation(**{each.name: found[each.name] for each in fields(Evaluation)})
 
 
 def bench() -> Bench:

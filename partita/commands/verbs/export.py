@@ -13,13 +13,17 @@ from partita.commands.arguments import (
     ProviderOptionsOption,
     complete,
     not_empty,
+    read_pairs,
     read_path,
 )
 from partita.export.attention import names as attention_names
 from partita.export.exporters import names as exporter_names
+from partita.export.quantisers import DEFAULT as DEFAULT_QUANTISER
+from partita.export.quantisers import names as quantiser_names
 
 LOWERINGS = ", ".join(attention_names())
 EXPORTERS = ", ".join(exporter_names())
+QUANTISERS = ", ".join(quantiser_names())
 app = typer.Typer()
 
 
@@ -43,9 +47,36 @@ def export(
         str,
         typer.Option(
             autocompletion=complete("precisions"),
-            help="Data type of weights, cache and arithmetic: fp32, fp16 or bf16.",
+            help="Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights packed in "
+            "blocks, computed in fp32.",
         ),
     ] = "fp32",
+    block_size: Annotated[
+        int | None,
+        typer.Option(
+            help="int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE=PRECISION,...",
+            help="int8, int4: modules with another precision of weights, as lm_head=int8,layers.0=fp32.",
+        ),
+    ] = None,
+    quantiser: Annotated[
+        str,
+        typer.Option(autocompletion=complete("quantisers"), help=f"int8, int4: what rounds the weights: {QUANTISERS}."),
+    ] = DEFAULT_QUANTISER,
+    quality_text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=read_path,
+            help="int8, int4: UTF-8 text on which the package is compared with the original model. Default: the text "
+            "that ships with Partita.",
+        ),
+    ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
@@ -128,6 +159,10 @@ def export(
             force=force,
             opset=opset,
             exporter=exporter,
+            block_size=block_size,
+            quantiser=quantiser,
+            keep=read_pairs(keep),
+            quality_text=quality_text,
         ),
         TargetOptions(
             target,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from partita.export.known_answer import KnownAnswer
     from partita.export.target import Target
     from partita.export.work import Work
-    from partita.package import TargetRecord, Verification
+    from partita.package import PackedWeights, TargetRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Exported:
     """What the checkpoint holds and no graph uses, by module."""
     passes: Mapping[str, int]
     """How many places each pass has changed."""
+    packed: PackedWeights | None
+    """What became of the weights, where the precision packs them."""
     caution: str
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence on that."""
 

@@ -17,6 +17,8 @@ from partita.export.exporters.base import Exported, Exporter
 from partita.export.fake_model import build_fake_model
 from partita.export.options import max_length
 from partita.export.progress import stage
+from partita.export.quantisation.plan import make_plan
+from partita.export.quantisation.summary import summary
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
@@ -83,7 +85,10 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
         work.notes += untie(fake, checkpoint)
-    draft = Draft(work, checkpoint, fake, length, target)
+    with stage(work.progress, "ask target", work.seconds, of=options.precision):
+        modules = [name for name, _ in fake.module.named_modules() if name]
+        plan = make_plan(options, target, modules, work.notes.append)
+    draft = Draft(work, checkpoint, fake, length, target, plan)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -110,9 +115,10 @@ def _exported(graphs: Graphs) -> Exported:
         ),
         parameters=weights.parameter_count(models),
         original_parameters=draft.fake.parameters,
-        answer=lambda: draft.known_answer(graphs.phases),
+        answer=lambda: draft.known_answer(graphs),
         unused=tuple(graphs.unused),
         passes=graphs.passes,
+        packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
         caution=_caution(graphs),
     )
 

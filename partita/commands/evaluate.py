@@ -1,0 +1,94 @@
+"""`partita evaluate`: a package reads its text on a provider, and its perplexity stands beside the original model's."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from partita.commands.audience import TERMINAL, say_chain
+from partita.commands.results import EvaluateResult
+from partita.commands.supervise import supervised
+from partita.commands.terminal import Bars, finite, print_record, stdout_console
+from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.package import Manifest, Quality, check_files, read_manifest
+from partita.partition_reports.render.terminal import Page
+from partita.partition_reports.sections.model import Column, words
+from partita.runtime.evaluate import Evaluation
+
+
+def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
+    """Check the package's hashes, read its text, print the result."""
+    target = read_chain_options(where)
+    manifest = read_manifest(package)
+    check_files(package, manifest, hashes=True)
+    return supervised(lambda: _measure(package, manifest, target, where.threads, as_json=as_json), target)
+
+
+def _measure(package: Path, manifest: Manifest, target: Target, threads: int | None, *, as_json: bool) -> int:
+    """Measure and print."""
+    from partita.library.evaluating import evaluate
+
+    with Bars() as bars:
+        result = evaluate(
+            package,
+            manifest,
+            target,
+            threads,
+            told=partial(say_chain, target),
+            progress=bars,
+            audience=TERMINAL,
+        )
+    if as_json:
+        print_record(_as_record(package, manifest, result))
+    else:
+        show(package, manifest, result, stdout_console())
+    return 0
+
+
+def _as_record(package: Path, manifest: Manifest, result: Evaluation) -> EvaluateResult:
+    """The result for `--json`."""
+    return EvaluateResult(
+        package=str(package),
+        precision=manifest.graph.precision,
+        at_export=manifest.quality,
+        **finite(
+            {
+                "provider": result.provider,
+                "tokens": result.tokens,
+                "perplexity": result.perplexity,
+                "original_perplexity": result.original_perplexity,
+                "perplexity_ratio": result.perplexity_ratio,
+                "top1_agreement": result.top1_agreement,
+            }
+        ),
+    )
+
+
+def show(package: Path, manifest: Manifest, result: Evaluation, console: Console) -> None:
+    """The result for people: what was measured now, beside what the export had measured."""
+    page = Page(console)
+    page.put(page.harmless(f"{package}: {manifest.graph.precision} on {result.provider}"))
+    stored = manifest.quality
+    if stored is not None:
+        page.pairs([("text", f"{stored.text}, {result.tokens:,} tokens predicted, {stored.window_tokens} at a time")])
+    columns = (words("figure"), Column("here"), Column("at export"))
+    page.table(columns, list(_rows(result, stored)))
+
+
+def _rows(now: Evaluation, stored: Quality | None) -> list[tuple[str, ...]]:
+    """Figures measured now and at export; what takes the original model is of the export alone."""
+    here = (
+        ("perplexity", f"{now.perplexity:.3f}"),
+        ("perplexity of the original", f"{now.original_perplexity:.3f}"),
+        ("ratio", f"{now.perplexity_ratio:.4f}"),
+        ("same best token", f"{now.top1_agreement:.1%}"),
+        ("KL divergence, mean", ""),
+        ("KL divergence, 99th percentile", ""),
+    )
+    before = [""] * len(here)
+    if stored is not None:
+        before = [f"{stored.perplexity:.3f}", f"{stored.original_perplexity:.3f}", f"{stored.perplexity_ratio:.4f}"]
+        before += [f"{stored.top1_agreement:.1%}", f"{stored.kl_mean:.4f}", f"{stored.kl_p99:.3f}"]
+    return [(name, figure, old) for (name, figure), old in zip(here, before, strict=True)]

@@ -1,0 +1,206 @@
+"""What a precision costs: the package that was written beside the original model, token by token, on the same text.
+
+Both read the text in windows, each from the beginning. Perplexity is exp of the mean loss; the divergence is that of
+the package's distribution from the original's. What the original made of the text is kept in the package, so that any
+provider can be measured against it later without torch.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save as serialised
+from transformers import AutoTokenizer
+
+from partita.errors import PartitaError, UnsupportedModelError, UsageError
+from partita.export.checkpoint import Checkpoint
+from partita.export.fake_model import quiet, translated
+from partita.export.known_answer import load
+from partita.export.progress import Stage
+from partita.package import QUALITY, Manifest, Quality
+from partita.spelling import spelled
+
+SCHEMA = "partita.quality/1"
+WINDOW_TOKENS = 512
+MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
+TOKENS_TIMES_PARAMETERS = 4e12
+"""Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU."""
+SHORTEST_TEXT = 256
+"""Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""
+
+Logits = npt.NDArray[np.float32]
+
+
+class Scorer(Protocol):
+    """A package that is open, and reads windows of tokens."""
+
+    @property
+    def rows(self) -> int:
+        """Windows that are read side by side."""
+
+    @property
+    def provider(self) -> str:
+        """What it runs on."""
+
+    def score(self, windows: Sequence[Sequence[int]], hear: Callable[[int, int, Logits], object]) -> None:
+        """Read windows of one length; `hear` gets the row, a position, and the logits [vocab] of what follows."""
+
+
+OpenScorer = Callable[[Path, Manifest], AbstractContextManager[Scorer]]
+"""Opens an unpublished package on the CPU provider."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text in the tokens of a checkpoint."""
+
+    name: str
+    sha256: str
+    windows: npt.NDArray[np.int64]
+    """[W, L]."""
+
+
+def read_text(path: Path, checkpoint: Checkpoint, vocab_size: int, max_length: int, parameters: int) -> Text:
+    """The beginning of the text in `path`, as windows. Raises UsageError when it cannot be read or is too short.
+
+    Every window begins with the token that the tokenizer puts first, where it puts one.
+    """
+    try:
+        raw = path.read_bytes()
+        text = raw.decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{spelled('quality_text', path)}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{spelled('quality_text', path)}: not UTF-8 text ({error.reason})") from error
+    first, ids = _tokens(text, checkpoint, vocab_size)
+    wanted = int(min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
+    ids = ids[:wanted]
+    if len(ids) < SHORTEST_TEXT:
+        raise UsageError(
+            f"{spelled('quality_text', path)}: too short: {len(ids)} tokens, and at least {SHORTEST_TEXT} are needed"
+        )
+    body = min(WINDOW_TOKENS, max_length) - len(first)
+    count = max(1, len(ids) // body)
+    windows = [[*first, *ids[start * body : (start + 1) * body]] for start in range(count)]
+    return Text(path.name, hashlib.sha256(raw).hexdigest(), np.array(windows, np.int64))
+
+
+def _tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before every text, and the tokens of this one."""
+    try:
+        with quiet(), translated("loading the tokenizer"):
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(checkpoint.folder), local_files_only=True, trust_remote_code=False
+            )
+            first = tokenizer.bos_token_id
+            ids = tokenizer(text, verbose=False)["input_ids"]
+    except PartitaError as error:
+        raise UnsupportedModelError(
+            f"{checkpoint.folder}: its tokenizer does not load, so the quality of packed weights cannot be measured on "
+            f"a text: {error}; {spelled('precision', 'fp16')} needs none"
+        ) from error
+    begins = first is not None and bool(ids) and ids[0] == first
+    return [first] if begins else [], [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size]
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What both made of the text; positions that were not heard are NaN."""
+
+    losses: npt.NDArray[np.float64]
+    """[W, L - 1] nats."""
+    original: npt.NDArray[np.float64]
+    best: npt.NDArray[np.int64]
+    divergence: npt.NDArray[np.float64]
+    agrees: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, shape: tuple[int, int]) -> _Measured:
+        return cls(
+            np.full(shape, np.nan),
+            np.full(shape, np.nan),
+            np.zeros(shape, np.int64),
+            np.full(shape, np.nan),
+            np.zeros(shape, np.bool_),
+        )
+
+    def hear(self, window: int, position: int, ours: torch.Tensor, theirs: torch.Tensor, token: int) -> None:
+        """Note what `ours` and `theirs`, logits [vocab], say of what follows a position: `token`."""
+        mine, other = ours.log_softmax(-1), theirs.log_softmax(-1)
+        at = window, position
+        self.losses[at], self.original[at] = -float(mine[token]), -float(other[token])
+        self.best[at] = int(other.argmax())
+        self.agrees[at] = int(mine.argmax()) == self.best[at]
+        shares = other.exp()
+        self.divergence[at] = float((shares * (other - mine)).masked_fill_(shares == 0, 0.0).sum())
+
+
+def measure(
+    checkpoint: Checkpoint, text: Text, folder: Path, manifest: Manifest, open_scorer: OpenScorer, stage: Stage
+) -> Quality:
+    """Run the original and the package in `folder` over the text, and keep what the original made of it there.
+
+    Raises what loading or running either does.
+    """
+    windows = text.windows
+    found = _Measured.of((len(windows), windows.shape[1] - 1))
+    model = load(checkpoint)
+    with open_scorer(folder, manifest) as scorer:
+        for first in range(0, len(windows), scorer.rows):
+            taken = windows[first : first + scorer.rows]
+            with quiet(), torch.no_grad(), translated("running the original model"):
+                # The last token has nothing after it: neither of the two is given it.
+                theirs = model(input_ids=torch.from_numpy(taken[:, :-1]), use_cache=False).logits.float()
+
+            def hear(
+                row: int, position: int, logits: Logits, first: int = first, theirs: torch.Tensor = theirs
+            ) -> None:
+                token = int(windows[first + row, position + 1])
+                found.hear(first + row, position, torch.from_numpy(np.array(logits)), theirs[row, position], token)
+
+            scorer.score(taken[:, :-1].tolist(), hear)
+            stage.advance(len(taken))
+        provider = scorer.provider
+    del model
+    gc.collect()
+    _save(text, found, folder)
+    return _quality(text, found, provider)
+
+
+def _quality(text: Text, found: _Measured, provider: str) -> Quality:
+    """The figures."""
+    heard = ~np.isnan(found.losses)
+    ours, theirs = (math.exp(losses[heard].mean()) for losses in (found.losses, found.original))
+    return Quality(
+        text=text.name,
+        text_sha256=text.sha256,
+        tokens=int(heard.sum()),
+        window_tokens=text.windows.shape[1],
+        provider=provider,
+        original_perplexity=theirs,
+        perplexity=ours,
+        perplexity_ratio=ours / theirs,
+        top1_agreement=float(found.agrees[heard].mean()),
+        kl_mean=float(found.divergence[heard].mean()),
+        kl_p99=float(np.quantile(found.divergence[heard], 0.99)),
+    )
+
+
+def _save(text: Text, found: _Measured, folder: Path) -> None:
+    """Write quality.safetensors: what an evaluation on another provider needs of text and original."""
+    tensors = {
+        "windows": text.windows.astype(np.int32),
+        "losses": found.original.astype(np.float32),
+        "best": found.best.astype(np.int32),
+    }
+    (folder / QUALITY).write_bytes(serialised(tensors, metadata={"schema": SCHEMA}))

@@ -1,0 +1,54 @@
+"""Modules whose weights are to have another precision than the package: what may be said, and of which modules."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from partita.dtypes import PRECISIONS
+from partita.errors import UsageError
+from partita.spelling import spelled
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What was said of some modules."""
+
+    pattern: str
+    """Names that follow one another in a module's path: `lm_head`, `layers.0`, `mlp.down_proj`."""
+    precision: str
+
+    @property
+    def bits(self) -> int | None:
+        """None: their weights are not packed."""
+        return PRECISIONS[self.precision].bits
+
+    def fits(self, module: str) -> bool:
+        """Whether it is said of `module`, or of one that it is in. `layers.1` is not said of `layers.10`."""
+        return f".{self.pattern}." in f".{module}."
+
+
+def read_keep(pairs: Sequence[tuple[str, str]], precision: str) -> tuple[Keep, ...]:
+    """Check what was said of modules as far as that needs no model. Raises UsageError."""
+    if pairs and PRECISIONS[precision].bits is None:
+        raise UsageError(
+            f"{spelled('keep')} is about packed weights: it needs {spelled('precision', 'int4')} or int8, and this is "
+            f"{precision}"
+        )
+    names = [name for name, each in PRECISIONS.items() if each.bits is not None or each.dtype == "float32"]
+    for pattern, wanted in pairs:
+        if wanted not in names:
+            raise UsageError(f"{spelled('keep', f'{pattern}={wanted}')}: choose one of {', '.join(names)}")
+    return tuple(Keep(pattern, wanted) for pattern, wanted in pairs)
+
+
+def check_modules(keep: Sequence[Keep], modules: Collection[str]) -> None:
+    """Raise UsageError for a pattern that fits none of the model's modules, with the name that is most like it."""
+    for each in keep:
+        if any(each.fits(module) for module in modules):
+            continue
+        tails = {".".join(parts[i:]) for m in modules if (parts := m.split(".")) for i in range(len(parts))}
+        near = difflib.get_close_matches(each.pattern, sorted(tails), n=1, cutoff=0.5)
+        hint = f"; {near[0]} is one" if near else ""
+        raise UsageError(f"{spelled('keep', f'{each.pattern}={each.precision}')}: the model has no such module{hint}")

@@ -1,0 +1,18 @@
+"""How packed weights are written for a provider: what is known of it, and what asking it has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a provider takes; the defaults are those of the CPU provider, where every package is verified."""
+
+    symmetric: bool = False
+    accuracy_level: int = 4
+    bias: bool = True
+    gather: bool = True
+    block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
+    """The default, by bits."""

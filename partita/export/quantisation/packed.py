@@ -1,0 +1,167 @@
+"""A quantised weight on its way from the checkpoint to the package: packed integers, scales and zero points.
+
+It is read, quantised and packed a few rows at a time, whatever its size. The layout is that of MatMulNBits and of
+GatherBlockQuantized, which are the same bytes under two shapes (ONNX Runtime, docs/ContribOperators.md): integers of a
+row one after the other, the first of two in the low four bits; zero points packed like them; scales in the type that
+the graph computes in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+import torch
+
+from partita.errors import CheckpointError
+from partita.export.checkpoint import Checkpoint
+from partita.export.element_types import of_ir, to_torch
+from partita.export.origins import Origin, blocks
+from partita.export.quantisers import Grid, Quantised, quantiser
+from partita.export.weight_files import OpenFiles
+from partita.export.weight_sources import SLICE_BYTES, Part, Plain
+
+WORKING_ELEMENTS = 1 << 16
+"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache. Four
+times as many took a third longer.
+"""
+SCALES, ZEROS = "scales", "zero_points"
+"""Labels of the parts beside the integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How weights are quantised, and with which quantiser."""
+
+    grid: Grid
+    block_size: int
+    """Weights of a row that share a scale and a zero point."""
+    quantiser: str
+
+    @property
+    def name(self) -> str:
+        """What it is called where there is room for a word: int4."""
+        return f"int{self.grid.bits}"
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A weight [N, K] in blocks along K: MatMulNBits multiplies by its transpose."""
+
+    checkpoint: Checkpoint
+    origin: Origin
+    dtype: ir.DataType
+    """Of the scales, and of what the graph computes."""
+    name: str
+    packing: Packing
+
+    @classmethod
+    def of(cls, plain: Plain, packing: Packing) -> Packed:
+        """The weight [N, K] that `plain` is, quantised."""
+        return cls(plain.checkpoint, plain.origin, plain.dtype, plain.name, packing)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        """The checkpoint tensors that are read."""
+        return frozenset(info.name for info in self.origin.tensors())
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.origin.shape[0]
+
+    @property
+    def width(self) -> int:
+        """K."""
+        return self.origin.shape[1]
+
+    @property
+    def elements(self) -> int:
+        """Numbers of the model that it holds, without what fills up the last block of a row."""
+        return self.rows * self.width
+
+    @property
+    def blocks_per_row(self) -> int:
+        """Blocks of a row; the last one may be filled up with zeros."""
+        return -(-self.width // self.packing.block_size)
+
+    @property
+    def key(self) -> Hashable:
+        """Where the values come from, and what they become."""
+        return self.origin, int(self.dtype), self.packing
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Integers [N, M, B * bits / 8], scales [N, M], and zero points [N, packed M] unless they are the middle."""
+        rows, count, bits = self.rows, self.blocks_per_row, self.packing.grid.bits
+        byte = ir.DataType.UINT8
+        parts = (
+            Part((rows, count, self.packing.block_size * bits // 8), byte),
+            Part((rows, count), self.dtype, SCALES),
+        )
+        return parts if self.packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
+
+    def permuted(self, order: tuple[int, ...]) -> Packed | None:
+        """None but for the order that it has: blocks lie along the last axis."""
+        return self if order == (0, 1) else None
+
+    def interleaved(self, axis: int) -> None:
+        """None: it is asked for before weights are quantised."""
+
+    def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """Integers as they come; scales and zero points are kept until all are through.
+
+        Raises CheckpointError when a weight is NaN or infinite, or a scale does not fit the type of the graph.
+        """
+        grid, scales, zeros = self.packing.grid, [], []
+        for _, rows in self.rows_quantised():
+            yield 0, pack(rows.integers.flatten(1), grid.bits)
+            scales.append(self._fitting(rows.scales))
+            zeros.append(pack(rows.zeros, grid.bits))
+        yield 1, torch.cat(scales)
+        if not grid.symmetric:
+            yield 2, torch.cat(zeros)
+
+    def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
+        """The number of the first row and some rows from there on, all rows in order."""
+        with OpenFiles(self.checkpoint.folder) as files:
+            for region in blocks(self.origin.shape, SLICE_BYTES // 4):
+                rows = self.origin.read(region, files).to(torch.float32)
+                if not torch.isfinite(rows).all():
+                    raise CheckpointError(
+                        f"{self.checkpoint.folder}: tensor {self.name} holds NaN or infinite values and cannot be "
+                        "quantised; the checkpoint is broken"
+                    )
+                step = max(1, WORKING_ELEMENTS // self.width)
+                for start in range(0, len(rows), step):
+                    yield region[0][0] + start, self._quantised(rows[start : start + step])
+
+    def _quantised(self, rows: torch.Tensor) -> Quantised:
+        """Rows [R, K] in blocks; zeros fill up the last block."""
+        size, count = self.packing.block_size, self.blocks_per_row
+        if rows.shape[1] < count * size:
+            rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
+        return quantiser(self.packing.quantiser).quantise(rows.reshape(-1, count, size), self.packing.grid)
+
+    def _fitting(self, scales: torch.Tensor) -> torch.Tensor:
+        cast = scales.to(to_torch(of_ir(self.dtype)))
+        if not torch.isfinite(cast).all():
+            raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
+        return cast
+
+
+def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
+    """Integers [R, C] uint8 as bytes [R, ceil(C * bits / 8)]; of two in a byte the first has the low bits."""
+    if bits == 8:
+        return integers.contiguous()
+    if integers.shape[1] % 2:
+        integers = torch.nn.functional.pad(integers, (0, 1))
+    return integers[:, 0::2] | (integers[:, 1::2] << 4)
+
+
+def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Bytes [R, C] uint8 as the first `count` integers of each row."""
+    if bits == 8:
+        return packed[:, :count]
+    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, :count]

@@ -1,0 +1,259 @@
+"""Put packed weights into a graph whose passes are done.
+
+    x ─ MatMul(W [K, N]) ─ y              x ─ MatMulNBits(W packed, scales, zero points) ─ y
+    x ─ Gemm(W [N, K], transB=1, c) ─ y   x ─ MatMulNBits(W packed, scales, zero points, c) ─ y
+    ids ─ Gather(E [V, H]) ─ e            ids ─ GatherBlockQuantized(E packed, scales, zero points) ─ e
+
+A tied embedding and head are the same bytes, under two shapes. Routers stay as they are: they are small, and rounding
+them sends tokens to other experts. So do weights that no such node reads, stacks of experts among them; what stays is
+counted, and told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from partita.errors import UsageError
+from partita.export.node_names import MODULE
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.manager import run as run_passes
+from partita.export.passes.rewriting import drop_unused_initializers, replace, take_names
+from partita.export.quantisation.operators import DOMAIN, GATHER, MATMUL, gather_attributes, matmul_attributes
+from partita.export.quantisation.packed import Packed, Packing
+from partita.export.quantisation.plan import Plan
+from partita.export.weight_sources import Plain, StoredPart, initializers, stored
+from partita.spelling import spelled
+
+SMALL_ELEMENTS = 1 << 12
+"""Weights with fewer numbers are not worth a mention when they stay as they are."""
+ROUTER_STEPS = 6
+"""Nodes between a router's product and what chooses experts by it."""
+CHOOSING = frozenset({"TopK", "MoE", "QMoE"})
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A packed weight in the graphs."""
+
+    packed: Packed
+    modules: tuple[str, ...]
+    """Of the nodes that read it."""
+    values: tuple[ir.Value, ...]
+    """Integers, scales and zero points."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was done to the weights of all graphs of a package."""
+
+    placed: dict[object, Placed] = field(default_factory=dict)
+    """By the key of the weight."""
+    asked_to_stay: dict[str, int] = field(default_factory=dict)
+    """Weights of modules that were to keep their type, and how many numbers they have."""
+    stayed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """The same of others, by what reads them."""
+
+
+def quantise(
+    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, movable: Callable[[Plain], bool]
+) -> dict[str, int]:
+    """Pack what `plan` says of `model`, in place; returns how many nodes were replaced, by the name of the pass.
+
+    `movable`: whether the original model can be given the same rounded weight, without which there is nothing to check
+    the graph against. Raises PassError.
+    """
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        return _Rewriter(model.graph, context, plan, outcome, movable).run()
+
+    return run_passes(model, (Pass("packed_weights", run),), context)
+
+
+def check_blocks(plan: Plan, outcome: Outcome) -> None:
+    """Raise UsageError when the block size that was asked for divides no row of any weight."""
+    size = plan.block_size
+    widths = sorted({each.packed.width for each in outcome.placed.values()})
+    if size is not None and widths and all(width % size for width in widths):
+        shown = ", ".join(map(str, widths[:5]))
+        raise UsageError(
+            f"{spelled('block_size', size)} divides nothing: the weights have rows of {shown}; choose a smaller one"
+        )
+
+
+@dataclass(slots=True)
+class _Rewriter:
+    """One graph on the way."""
+
+    graph: ir.Graph
+    context: PassContext
+    plan: Plan
+    outcome: Outcome
+    movable: Callable[[Plain], bool]
+    values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
+    """Of the weights that this graph has already."""
+
+    def run(self) -> int:
+        """Replace every node that reads a weight to be packed; returns how many."""
+        tokens = self.context.input(self.graph, "tokens")
+        heads: dict[str, Packing] = {}
+        count = 0
+        for node in list(self.graph):
+            with over(node):
+                plain = _weight_of_product(node)
+                if plain is not None and not _routes(node):
+                    packing = self._packing(node, plain)
+                    if packing is not None:
+                        heads[_tensor(plain)] = packing
+                        count += self._product(node, Packed.of(plain, packing))
+        for node in list(self.graph):
+            with over(node):
+                count += self._looked_up(node, tokens, heads)
+        drop_unused_initializers(self.graph)
+        self._note_others()
+        return count
+
+    def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Packing | None:
+        """How the weight of `node` is packed; None where it stays."""
+        if not self.movable(plain):
+            return None
+        module = node.metadata_props.get(MODULE, "")
+        where = [module, *sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)]
+        packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
+        if packing is None:
+            self.outcome.asked_to_stay[plain.name] = plain.elements
+        return packing
+
+    def _product(self, node: ir.Node, packed: Packed) -> bool:
+        """Put MatMulNBits in the place of a MatMul or Gemm."""
+        hidden, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
+        assert hidden is not None
+        inputs: list[ir.Value | None] = [hidden, *self._parts(packed, node)]
+        if bias is not None and self.plan.kernels.bias:
+            inputs += [None] * (5 - len(inputs)) + [bias]
+        attributes = matmul_attributes(packed.rows, packed.width, packed.packing, self.plan.kernels)
+        new = ir.node(MATMUL, inputs=inputs, domain=DOMAIN, attributes=attributes)
+        take_names(new, node)
+        if bias is not None and not self.plan.kernels.bias:
+            self.graph.insert_before(node, new)
+            new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
+            new = ir.node("Add", inputs=[new.outputs[0], bias])
+            take_names(new, node)
+        replace(self.graph, node, new)
+        return True
+
+    def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
+        """Put GatherBlockQuantized in the place of the Gather of an embedding; False where it is not one."""
+        if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
+            return False
+        weight = stored(node.inputs[0])
+        if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
+            return False
+        packing = self._packing(node, weight.source, embedding=True)
+        if packing is not None and not _is_kept(self.plan, node):
+            packing = heads.get(_tensor(weight.source), packing)  # tied: the bytes of the head
+        if packing is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % packing.block_size:
+            return False
+        packed = Packed.of(weight.source, packing)
+        data, *rest = self._parts(packed, node)
+        rows = stored(data)
+        assert rows is not None
+        flat = rows.reshaped((packed.rows, math.prod(rows.part.shape[1:])))
+        name = f"{data.name}.rows"
+        value = ir.Value(name=name, shape=flat.shape, type=ir.TensorType(flat.dtype), const_value=flat)
+        self.graph.initializers[name] = value
+        new = ir.node(
+            GATHER, inputs=[value, tokens, *rest], domain=DOMAIN, attributes=gather_attributes(packed.packing)
+        )
+        take_names(new, node)
+        replace(self.graph, node, new)
+        return True
+
+    def _parts(self, packed: Packed, node: ir.Node) -> tuple[ir.Value, ...]:
+        """The initializers of a weight, made once for a graph."""
+        key, module = packed.key, node.metadata_props.get(MODULE, "")
+        if key not in self.values:
+            name = f"{packed.name}.{packed.packing.name}"
+            self.values[key] = initializers(packed, name)
+            for value in self.values[key]:
+                assert value.name is not None
+                self.graph.initializers[value.name] = value
+        known = self.outcome.placed.get(key)
+        modules = () if known is None else known.modules
+        values = self.values[key] if known is None else known.values
+        self.outcome.placed[key] = Placed(packed, tuple(dict.fromkeys([*modules, module])), values)
+        return self.values[key]
+
+    def _note_others(self) -> None:
+        """Count the weights that stay as they are, by what reads them."""
+        for value in self.graph.initializers.values():
+            weight = stored(value)
+            if weight is None or not isinstance(weight.source, Plain) or weight.shape.rank() < 2:
+                continue
+            name = weight.source.name
+            if weight.source.elements < SMALL_ELEMENTS or name in self.outcome.asked_to_stay:
+                continue
+            operator = next((use.node.op_type for use in value.uses()), "nothing")
+            self.outcome.stayed.setdefault(operator, {})[name] = weight.source.elements
+
+
+def _is_kept(plan: Plan, node: ir.Node) -> bool:
+    """Whether something was said of the module of `node`."""
+    return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
+
+
+def _tensor(plain: Plain) -> str:
+    """The checkpoint tensors of a weight, as one name."""
+    return " ".join(sorted(plain.tensors))
+
+
+def _weight_of_product(node: ir.Node) -> Plain | None:
+    """The weight [N, K] of a product x W^T; None for any other node."""
+    if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    weight = stored(node.inputs[1])
+    if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
+        return None
+    turned = False
+    if node.op_type == "Gemm":
+        numbers = [node.attributes.get_float(name, 1.0) for name in ("alpha", "beta")]
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        fits = bias is None or (bias.shape is not None and bias.shape.rank() == 1)
+        if numbers != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0 or not fits:
+            return None
+        turned = bool(node.attributes.get_int("transB", 0))
+    return weight.source if turned else _other_way(weight)
+
+
+def _other_way(weight: StoredPart) -> Plain | None:
+    """A weight [K, N] as [N, K]."""
+    found = weight.source.permuted((1, 0))
+    return found if isinstance(found, Plain) else None
+
+
+def _routes(node: ir.Node) -> bool:
+    """Whether experts are chosen by what `node` gives: a TopK or an operator on experts is a few nodes after it."""
+    near = {node}
+    for _ in range(ROUTER_STEPS):
+        uses = (use for each in near for output in each.outputs for use in output.uses())
+        near = {use.node for use in uses if _leads_to_choice(use.node, use.idx)}
+        if any(each.op_type in CHOOSING for each in near):
+            return True
+        near = {each for each in near if each.op_type in SCORING}
+    return False
+
+
+SCORING = frozenset(
+    {"Softmax", "Sigmoid", "Cast", "Add", "Mul", "Div", "Sub", "Reshape", "Identity", "Softplus", "Tanh", "Squeeze"}
+)
+"""What is done to a router's scores before the best are chosen."""
+
+
+def _leads_to_choice(node: ir.Node, index: int) -> bool:
+    """Whether what `node` reads as input `index` may decide which experts are taken: of an operator on experts, only
+    its scores.
+    """
+    return node.op_type in SCORING or node.op_type == "TopK" or (node.op_type in CHOOSING and index == 1)

@@ -1,0 +1,50 @@
+"""What became of the weights of a package, as its manifest and the notes of its export say it."""
+
+from __future__ import annotations
+
+from partita.export.quantisation.packed import Packed, Packing
+from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.rewrite import Outcome
+from partita.observations.text_format import human_bytes, plural
+from partita.package import PackedKind, PackedWeights
+
+
+def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
+    """The record of the manifest."""
+    kinds: dict[Packing, list[Packed]] = {}
+    for each in outcome.placed.values():
+        kinds.setdefault(each.packed.packing, []).append(each.packed)
+    return PackedWeights(
+        kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
+        accuracy_level=plan.kernels.accuracy_level,
+        kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
+        not_packed=tuple(not_packed(outcome)),
+    )
+
+
+def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
+    """Weights that are packed in one way."""
+    return PackedKind(
+        precision=packing.name,
+        block_size=packing.block_size,
+        zero_points=not packing.grid.symmetric,
+        quantiser=packing.quantiser,
+        weights=len(weights),
+        parameters=sum(weight.elements for weight in weights),
+        size_bytes=sum(part.size_bytes for weight in weights for part in weight.parts),
+    )
+
+
+def not_packed(outcome: Outcome) -> list[str]:
+    """What stays as it is without having been asked to, a phrase for each operator that reads it."""
+    told = []
+    for operator, weights in sorted(outcome.stayed.items()):
+        size = human_bytes(4 * sum(weights.values()))
+        told.append(f"{plural(len(weights), 'weight')} that {operator} reads, {size} in float32, as {min(weights)}")
+    return told
+
+
+def notes(plan: Plan, outcome: Outcome) -> list[str]:
+    """What a user should know of it, in sentences."""
+    nothing = [] if outcome.placed else [f"no weight of this model can be packed as int{plan.bits}"]
+    return nothing + [f"not packed: {phrase}" for phrase in not_packed(outcome)]

@@ -1,0 +1,35 @@
+"""Quantisers, one file each: blocks of a weight -> small integers, a scale and a zero point for each block.
+
+They see a few rows at a time and know nothing of graphs, files or how the integers are packed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from partita.errors import UsageError
+from partita.export.quantisers.base import Grid, Quantised, Quantiser
+from partita.spelling import spelled
+
+__all__ = ["DEFAULT", "Grid", "Quantised", "Quantiser", "check_name", "names", "quantiser"]
+DEFAULT = "refit"
+
+
+def names() -> tuple[str, ...]:
+    """Names of all quantisers, sorted. Loads none of them."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "base"))
+
+
+def check_name(name: str) -> None:
+    """Raise UsageError, which lists the names, when there is no quantiser called `name`. Loads none of them."""
+    if name not in names():
+        raise UsageError(f"{spelled('quantiser', name)}: no such quantiser; choose one of {', '.join(names())}")
+
+
+def quantiser(name: str) -> Quantiser:
+    """The quantiser called `name`. Raises UsageError when there is none."""
+    check_name(name)
+    found = importlib.import_module(f"{__name__}.{name}").QUANTISER
+    assert isinstance(found, Quantiser)
+    return found

@@ -1,0 +1,39 @@
+"""A twin of a package: its graphs with something changed, over the very weight file of the package.
+
+It is made for the length of a run, beside the package, and says of the package what the package itself cannot be made
+to show.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import onnx_ir as ir
+
+from partita.package import KNOWN_ANSWER, WEIGHTS, Manifest, record_file
+
+Result = TypeVar("Result")
+
+
+def beside(
+    folder: Path,
+    manifest: Manifest,
+    change: Callable[[ir.Model], ir.Model],
+    run: Callable[[Path, Manifest], Result],
+) -> Result:
+    """Give `run` a folder in which every graph of the package is what `change` makes of it, and its manifest."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
+        twin = Path(name)
+        for shared in (WEIGHTS, KNOWN_ANSWER):
+            if (folder / shared).is_file():  # without --verify there is no known answer
+                os.link(folder / shared, twin / shared)
+        files = [graph.file for graph in manifest.graph.files]
+        for file in files:
+            ir.save(change(ir.load(folder / file)), twin / file)
+        kept = tuple(record for record in manifest.files if record.name in (WEIGHTS, KNOWN_ANSWER))
+        changed = tuple(record_file(twin, file) for file in files)
+        return run(twin, manifest.model_copy(update={"files": (*kept, *changed)}))

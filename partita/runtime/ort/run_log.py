@@ -1,0 +1,47 @@
+"""What ONNX Runtime logs while it runs a model: some kernels say only then that they take a slow way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from partita.observations.names import CPU
+from partita.runtime.ort.native_log import captured_output
+
+INFO, WARNING = 1, 2
+UNPACKED = "unpacked compute mode"
+"""MatMulNBits on the CPU provider: it has no kernel for this form on this processor, and restores the whole matrix in
+every call (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`).
+"""
+
+
+def unpacks_weights(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the CPU provider restores packed weights in every run of `model`, which is run once on inputs of 0.
+
+    `sizes`: of its inputs. Raises what ONNX Runtime does when the model does not open or run.
+    """
+    return any(UNPACKED in line for line in _lines_of_run(model, sizes))
+
+
+def _lines_of_run(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The log at INFO of opening and running `model`."""
+    options: Any = ort.SessionOptions()
+    options.log_severity_level = INFO
+    with captured_output() as captured:
+        ort.set_default_logger_severity(INFO)
+        try:
+            session = ort.InferenceSession(model, options, providers=[CPU])
+            session.run(None, {port.name: _zeros(port, sizes[port.name]) for port in session.get_inputs()})
+        finally:
+            ort.set_default_logger_severity(WARNING)
+    return captured.lines
+
+
+def _zeros(port: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """An input of 0."""
+    kinds = {"tensor(int64)": np.int64, "tensor(float16)": np.float16}
+    return np.zeros(shape, kinds.get(port.type, np.float32))

@@ -1,0 +1,100 @@
+"""Logits of a text: windows of tokens are read into an empty cache, and whoever asks hears what follows each token.
+
+Knows tokens and logits only: what a figure of quality is made of is up to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from partita.errors import GenerationError
+from partita.package import Manifest
+from partita.providers.base import Provider
+from partita.providers.resolve import Resolution
+from partita.runtime.chain import idle_providers
+from partita.runtime.engine.loop import serve
+from partita.runtime.engine.request import Listener, Request
+from partita.runtime.pins import Pin
+from partita.runtime.runner import Runner, load_runner
+
+SCORE_CHUNK_TOKENS = 128
+"""Read at a time: the logits of a chunk are in memory, vocabulary by vocabulary."""
+
+Logits = npt.NDArray[np.float32]
+Hear = Callable[[int, int, Logits], object]
+"""Hears the number of a window, a 0-based position in it, and the logits [vocab] of what follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """An open package that reads windows of tokens."""
+
+    runner: Runner
+
+    @property
+    def rows(self) -> int:
+        """Windows that are read side by side."""
+        return self.runner.contract.batch_size
+
+    @property
+    def provider(self) -> str:
+        """The providers that take part."""
+        idle = {name for entry in self.runner.graphs for name in idle_providers(entry.session, entry.model)}
+        active = [
+            r.provider.ort_name for r in self.runner.resolutions if r.status == "active" and r.provider.name not in idle
+        ]
+        return ", ".join(active)
+
+    def score(self, windows: Sequence[Sequence[int]], hear: Hear) -> None:
+        """Read windows [up to `rows`][L], all of one length, and tell the logits after each token.
+
+        A static graph that gives the logits of fewer tokens than it reads tells no others. Raises GenerationError,
+        ProviderError or ResourceError when a run fails, or a logit is no number.
+        """
+        runner = self.runner
+        runner.cache.clear()
+        requests = [
+            Request(list(windows[row]), listener=_listener(row, hear), any_logits=True, rope_length=len(windows[row]))
+            if row < len(windows)
+            else Request(list(windows[0]))
+            for row in range(self.rows)
+        ]
+        for _ in serve(runner.executor, requests, prefill_chunk=SCORE_CHUNK_TOKENS):
+            pass
+
+
+def _listener(row: int, hear: Hear) -> Listener:
+    """A listener of one row."""
+
+    def listen(position: int, logits: Logits) -> None:
+        if np.isnan(logits.max()):
+            raise GenerationError(f"the logits after token {position} of a window are not finite")
+        hear(row, position, logits)
+
+    return listen
+
+
+@contextmanager
+def open_scorer(
+    folder: Path,
+    chain: Sequence[Provider],
+    *,
+    threads: int | None = None,
+    manifest: Manifest | None = None,
+    options: Mapping[str, Mapping[str, str]] | None = None,
+    pins: Sequence[Pin] = (),
+    told: Callable[[Sequence[Resolution]], object] = len,
+) -> Iterator[Scorer]:
+    """A package opened on the providers of `chain`. `told` hears what became of them.
+
+    Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
+    """
+    with load_runner(folder, tuple(chain), threads=threads, manifest=manifest, options=options, pins=pins) as runner:
+        told(runner.resolutions)
+        yield Scorer(runner)

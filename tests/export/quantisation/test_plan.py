@@ -1,0 +1,126 @@
+"""Which weight is packed how, and what is asked of a provider before anything is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partita.errors import ProviderError, UsageError
+from partita.export.options import ExportOptions
+from partita.export.quantisation.keep import Keep, check_modules
+from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.operators import GATHER, MATMUL
+from partita.export.quantisation.plan import make_plan
+from partita.export.target import Answer, Target
+
+MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.layers.10", "lm_head"]
+
+
+class Asked:
+    """A provider by what it leaves."""
+
+    def __init__(self, leaves: frozenset[str], *, zero_points: bool = True) -> None:
+        self.leaves, self.zero_points = leaves, zero_points
+        self.models: list[onnx.ModelProto] = []
+
+    def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+        proto = onnx.ModelProto.FromString(model)
+        onnx.checker.check_model(proto, full_check=False)
+        self.models.append(proto)
+        with_zeros = any(len(node.input) > 3 for node in proto.graph.node if node.op_type == MATMUL)
+        left = dict.fromkeys(self.leaves, 1)
+        if with_zeros and not self.zero_points:
+            left[MATMUL] = 1
+        return Answer(len(proto.graph.node), left, "")
+
+
+def options(
+    precision: str = "int4", keep: tuple[tuple[str, str], ...] = (), block_size: int | None = None
+) -> ExportOptions:
+    return ExportOptions("checkpoint", Path("out"), precision, keep=keep, block_size=block_size)
+
+
+def target(asked: Asked | None, kernels: Kernels | None = None) -> Target:
+    ask = None if asked is None else asked.ask
+    return Target("npu", "--target", "gqa", "directly", ask, kernels=kernels or Kernels())
+
+
+def test_a_pattern_is_of_whole_names_in_a_path() -> None:
+    assert Keep("layers.1", "fp32").fits("model.layers.1.mlp.down_proj")
+    assert not Keep("layers.1", "fp32").fits("model.layers.10.mlp.down_proj")
+    assert Keep("mlp.down_proj", "fp32").fits("model.layers.10.mlp.down_proj")
+    assert not Keep("down", "fp32").fits("model.layers.10.mlp.down_proj")
+
+
+def test_a_module_that_is_not_there_is_named_with_one_that_is() -> None:
+    check_modules([Keep("lm_head", "int8"), Keep("layers.1.mlp", "fp32")], MODULES)
+    with pytest.raises(UsageError, match=r"--keep down_prj=int8: the model has no such module; down_proj is one"):
+        check_modules([Keep("down_prj", "int8")], MODULES)
+
+
+def test_what_was_said_last_counts() -> None:
+    keep = (("layers.1", "fp32"), ("layers.1.mlp.down_proj", "int8"))
+    plan = make_plan(options(keep=keep), None, MODULES)
+    assert plan is not None
+    packed = [plan.packing([name], 256) for name in ("model.layers.10.q", "model.layers.1.q", MODULES[2])]
+    assert [None if each is None else each.grid.bits for each in packed] == [4, None, 8]
+    embedding = plan.packing(["model.embed_tokens"], 256, embedding=True)
+    assert embedding is not None and embedding.grid.bits == 8
+
+
+@pytest.mark.parametrize(("width", "asked", "size"), [(256, None, 64), (96, None, 32), (100, None, 32), (96, 64, 64)])
+def test_blocks_divide_rows_where_that_can_be(width: int, asked: int | None, size: int) -> None:
+    plan = make_plan(options(block_size=asked), None, MODULES)
+    assert plan is not None
+    found = plan.packing(["lm_head"], width)
+    assert found is not None and found.block_size == size
+
+
+def test_nothing_is_packed_in_fp32() -> None:
+    asked = Asked(frozenset())
+    assert make_plan(options("fp32"), target(asked), MODULES) is None and not asked.models
+
+
+def test_the_form_is_the_one_that_the_target_takes() -> None:
+    asked = Asked(frozenset({GATHER}), zero_points=False)
+    told: list[str] = []
+    plan = make_plan(options(keep=(("lm_head", "int8"),)), target(asked), MODULES, told.append)
+    assert plan is not None and plan.kernels.symmetric and not plan.kernels.gather
+    assert told == ["npu takes packed weights without zero points only"]
+    bits = {a.i for n in asked.models[0].graph.node for a in n.attribute if a.name == "bits"}
+    assert bits == {4, 8} and len(asked.models) == 2
+
+
+def test_a_precision_without_a_kernel_is_refused_by_operator_and_provider() -> None:
+    said = r"--precision int4: npu has no kernel for MatMulNBits \(com\.microsoft\) with int4 weights in blocks of 64"
+    with pytest.raises(ProviderError, match=said):
+        make_plan(options(), target(Asked(frozenset({MATMUL}))), MODULES)
+
+
+def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
+    """What the CPU provider does with 8 bits at level 0, and says nowhere but in its log."""
+    from partita.library.target import find_target
+
+    found = find_target("cpu", (), default_allowed=False)
+    slow = replace(found, kernels=Kernels(accuracy_level=0))
+    with pytest.raises(ProviderError, match=r"cpu has no kernel for MatMulNBits .* restores the whole matrix"):
+        make_plan(options("int8"), slow, MODULES)
+
+
+def test_where_nobody_can_be_asked_the_record_decides() -> None:
+    kernels = Kernels(symmetric=True, accuracy_level=0, bias=False, gather=False, block_sizes={4: 32, 8: 32})
+    plan = make_plan(options(), target(None, kernels), MODULES)
+    assert plan is not None and plan.kernels == kernels
+    found = plan.packing(["lm_head"], 256)
+    assert found is not None and found.block_size == 32 and found.grid.symmetric
+
+
+def test_the_cpu_provider_takes_the_form_of_its_record() -> None:
+    from partita.library.target import find_target
+
+    plan = make_plan(options(), find_target("cpu", (), default_allowed=False), MODULES)
+    assert plan is not None and plan.kernels == Kernels()

@@ -1,0 +1,229 @@
+"""int8 and int4 packages: what is packed, that the graph computes what the model with those weights computes, and what
+the precision costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from partita.demo import heldout_path
+from partita.errors import CheckpointError, PartitaError, UsageError
+from partita.package import QUALITY, Manifest, check_files, read_manifest
+from partita.providers.resolve import parse_chain
+from tests.conftest import Exported, TinyCheckpoint
+
+pytestmark = pytest.mark.environment("beside")  # minutes of exports
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def operators(package: Path, file: str = "model.onnx") -> Counter[str]:
+    """Nodes by operator."""
+    return Counter(node.op_type for node in onnx.load(package / file, load_external_data=False).graph.node)
+
+
+def nodes(package: Path, operator: str) -> dict[str, onnx.NodeProto]:
+    """Nodes of an operator by name."""
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    return {node.name: node for node in model.graph.node if node.op_type == operator}
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, object]:
+    """As plain values."""
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
+def places(package: Path) -> dict[str, tuple[str, str]]:
+    """Offset and length of every initializer in the weight file."""
+    model = onnx.load(package / "model.onnx", load_external_data=False)
+    told = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data}
+    return {name: (entry["offset"], entry["length"]) for name, entry in told.items()}
+
+
+def checked(package: Path) -> Manifest:
+    """The manifest, after what holds of every packed package."""
+    manifest = read_manifest(package)
+    check_files(package, manifest, hashes=True)
+    assert manifest.verification.status == "verified" and manifest.verification.tolerance == 1e-4
+    assert max(step.max_rel_error for step in manifest.verification.steps) < 2e-5
+    assert "rounded weights" in str(manifest.verification.reference)
+    assert manifest.quality is not None and manifest.quality.tokens >= 256
+    assert manifest.packed is not None and manifest.file(QUALITY) is not None
+    return manifest
+
+
+def test_int4_of_a_tied_model(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    package, plain = exported(checkpoint, precision="int4"), exported(checkpoint)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.quality is not None
+    kinds = manifest.packed.kinds
+    assert {(kind.precision, kind.zero_points, kind.quantiser) for kind in kinds} == {("int4", True, "refit")}
+    assert {kind.block_size for kind in kinds} == {64, 32}, "rows of 64, and of 96 in down_proj"
+    layers = len([s for s in manifest.graph.states if s.kind == "key"])
+    found = operators(package)
+    # The embedding is the head, and counts once.
+    assert (
+        found["MatMulNBits"] == sum(kind.weights for kind in kinds) == 7 * layers + 1
+        and found["GatherBlockQuantized"] == 1
+    )
+    assert "Gemm" not in found
+    assert attributes(nodes(package, "MatMulNBits")["lm_head/MatMulNBits"])["accuracy_level"] == 4
+    where = places(package)
+    (name,) = [name for name in where if name.endswith(".rows")]
+    assert where[name] == where[name.removesuffix(".rows")], "head and embedding are the same bytes"
+    assert manifest.graph.weight_bytes < 0.35 * read_manifest(plain).graph.weight_bytes
+    assert manifest.source.parameters == read_manifest(plain).source.parameters
+    assert 0.9 < manifest.quality.perplexity_ratio < 1.2 and 0 < manifest.quality.kl_mean < manifest.quality.kl_p99
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "qwen2",  # biases, untied: the embedding is looked up in 8 bits
+        "gpt2",  # weights the other way round, learned positions
+        pytest.param("gemma3_text", marks=pytest.mark.heavy),
+        pytest.param("phi3", marks=pytest.mark.heavy),
+    ],
+)
+def test_int8(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str) -> None:
+    package = exported(tiny_checkpoint(model_type), precision="int8", block_size=32)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.quality is not None
+    assert {kind.precision for kind in manifest.packed.kinds} == {"int8"}
+    assert operators(package)["MatMul"] == 0 or model_type != "qwen2"
+    assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.9
+
+
+def test_experts_and_their_router_stay(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    package = exported(tiny_checkpoint("mixtral"), precision="int4")
+    manifest = checked(package)
+    assert manifest.packed is not None
+    assert any("MoE reads" in phrase for phrase in manifest.packed.not_packed), manifest.packed.not_packed
+    assert all("gate" not in name or "proj" in name for name in nodes(package, "MatMulNBits"))
+
+
+def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    keep = (("lm_head", "int8"), ("layers.0", "fp32"), ("layers.0.mlp", "int8"), ("embed_tokens", "fp32"))
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
+    manifest = checked(package)
+    bits = {name.rpartition("/")[0]: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
+    assert bits["lm_head"] == 8 and "GatherBlockQuantized" not in operators(package), "head and embedding are apart"
+    assert {bits.get(f"model.layers.0.self_attn.{name}") for name in LINEAR[:4]} == {None}
+    assert {bits[f"model.layers.0.mlp.{name}"] for name in LINEAR[4:]} == {8}
+    assert bits["model.layers.1.self_attn.q_proj"] == 4
+    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep)
+    assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
+
+
+def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6)
+    manifest = checked(package)
+    assert operators(package, "prefill.onnx")["MatMulNBits"] == operators(package, "decode.onnx")["MatMulNBits"] > 0
+    single = read_manifest(exported(checkpoint, precision="int4"))
+    assert manifest.graph.weight_bytes < 1.1 * single.graph.weight_bytes
+
+
+def test_evaluate_measures_the_same_without_the_original(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    from partita.runtime.evaluate import evaluate
+
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4")
+    stored, now = read_manifest(package).quality, evaluate(package, parse_chain("cpu"))
+    assert stored is not None
+    assert (now.tokens, now.provider) == (stored.tokens, stored.provider)
+    assert math.isclose(now.perplexity_ratio, stored.perplexity_ratio, rel_tol=1e-5)
+    assert math.isclose(now.top1_agreement, stored.top1_agreement, rel_tol=1e-6)
+    plain = exported(tiny_checkpoint("llama", tied=True))
+    with pytest.raises(PartitaError, match=r"has no quality\.safetensors: only int8 and int4 packages have one"):
+        evaluate(plain, parse_chain("cpu"))
+
+
+def test_other_weights_are_seen(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, own_copy: Callable[[Path], Path]
+) -> None:
+    """Quality is measured on the bytes of the package: scales that are off by a fifth show."""
+    from partita.runtime.evaluate import evaluate
+
+    package = own_copy(exported(tiny_checkpoint("llama", tied=True), precision="int4"))
+    before = evaluate(package, parse_chain("cpu"))
+    offset, length = places(package)["model.layers.0.mlp.down_proj.weight.int4"]
+    with (package / "model.onnx.data").open("r+b") as stream:
+        stream.seek(int(offset))
+        spoilt = np.frombuffer(stream.read(int(length)), np.uint8) ^ 0x88
+        stream.seek(int(offset))
+        stream.write(spoilt.tobytes())
+    assert evaluate(package, parse_chain("cpu")).top1_agreement < before.top1_agreement
+
+
+REFUSED = [
+    (
+        {"precision": "int4", "keep": (("lm_haed", "int8"),)},
+        UsageError,
+        r"--keep lm_haed=int8.*no such module; lm_head is",
+    ),
+    ({"precision": "int4", "keep": (("layers.99", "int8"),)}, UsageError, r"--keep layers\.99=int8.*no such module"),
+    ({"precision": "int4", "keep": (("lm_head", "fp16"),)}, UsageError, r"choose one of fp32, int8, int4"),
+    ({"keep": (("lm_head", "int8"),)}, UsageError, r"--keep is about packed weights: it needs --precision int4"),
+    ({"block_size": 32}, UsageError, r"--block-size 32 is about packed weights"),
+    ({"precision": "int4", "block_size": 48}, UsageError, r"--block-size 48: choose one of 32, 64, 128"),
+    ({"precision": "int4", "block_size": 128}, UsageError, r"--block-size 128 divides nothing: .*rows of 64, 96"),
+    ({"precision": "int4", "verify": False}, UsageError, r"leave --no-verify out"),
+    ({"precision": "int4", "quantiser": "magic"}, UsageError, r"--quantiser magic: no such quantiser"),
+    ({"precision": "int4", "quality_text": Path("absent.txt")}, UsageError, r"absent\.txt: cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "said"), REFUSED, ids=[said[:32] for *_, said in REFUSED])
+def test_what_makes_no_sense_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, options: dict[str, object], kind: type[PartitaError], said: str
+) -> None:
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(kind, match=said):
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def export_to(out: Path, checkpoint: Path, **options: object) -> None:
+    """As the command line does, without a target."""
+    from partita.export.pipeline import ExportOptions, export
+    from partita.library.exporting import replay, scorer
+
+    if options.get("precision") in ("int8", "int4"):
+        options.setdefault("quality_text", heldout_path())
+    export(ExportOptions(str(checkpoint), out, max_length=64, **options), replay=replay, scorer=scorer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"Too short a text.", r"too short: \d+ tokens, and at least 256"), (b"\xff\xfe", "not UTF-8")],
+)
+def test_a_text_that_measures_nothing_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, content: bytes, said: str
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"--quality-text .*text\.txt: {said}"):
+        export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quality_text=text)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_checkpoint_with_an_infinite_weight_is_refused(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, own_copy: Callable[[Path], Path]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = own_copy(tiny_checkpoint("llama"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight holds NaN or infinite values"):
+        export_to(tmp_path / "out" / "package", folder, precision="int4")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,53 @@
+"""A report of an int8 or int4 package says which nodes really compute with its packed weights."""
+
+from __future__ import annotations
+
+from partita.partition_reports.records import Report
+from partita.partition_reports.sections.model import Line, Table
+from partita.partition_reports.sections.packed import section
+from tests.partition_reports.samples import recorded_facts, report_of
+
+
+def of_precision(precision: str, operators: dict[str, str]) -> Report:
+    """The recorded run of a llama on the CPU, with other operators and another precision."""
+    report = report_of(recorded_facts())
+    assert report.package is not None
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "nodes": tuple(
+                    node.model_copy(update={"op_type": operators.get(node.op_type or "", node.op_type)})
+                    for node in phase.nodes
+                )
+            }
+        )
+        for phase in report.phases
+    )
+    package = report.package.model_copy(update={"precision": precision})
+    return report.model_copy(update={"phases": phases, "package": package})
+
+
+def test_a_package_of_floats_has_no_such_section() -> None:
+    assert section(of_precision("fp32", {})) is None
+
+
+def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> None:
+    report = of_precision("int4", {"MatMul": "MatMulNBits", "Gather": "GatherBlockQuantized"})
+    found = section(report)
+    assert found is not None and found.title == "Packed weights"
+    (table,) = [block for block in found.blocks if isinstance(block, Table)]
+    (line,) = [block for block in found.blocks if isinstance(block, Line)]
+    decode = next(phase for phase in report.phases if phase.name == "decode")
+    packed = [node for node in decode.nodes if node.op_type in ("MatMulNBits", "GatherBlockQuantized")]
+    products = sum(node.op_type == "MatMulNBits" for node in decode.nodes)
+    rows = {row.cells[0]: row.cells for row in table.rows}
+    assert rows["MatMulNBits"][1:3] == ("packed", "CPU") and rows["MatMulNBits"][-1] == str(products)
+    assert f"{len(packed)} nodes of decode read weights of an int4 package as they are packed" in str(line.text)
+
+
+def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
+    report = of_precision("int8", {"MatMul": "Mul", "Gemm": "Mul", "FusedMatMul": "Mul"})
+    found = section(report)
+    assert found is not None and [block.text for block in found.blocks if isinstance(block, Line)] == [
+        "No node computes with packed weights."
+    ]
