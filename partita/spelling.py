@@ -25,7 +25,14 @@ SEVERAL = {
     "requirements": "--require",
 }
 """Arguments that hold several values -> the option that is given once for each."""
-OTHER = {"providers": "--provider", "cache_in_place": "--require-cache-in-place", **SEVERAL}
+OTHER = {
+    "providers": "--provider",
+    "chains": "--provider",
+    "reports": "--report",
+    "timeout_seconds": "--timeout",
+    "cache_in_place": "--require-cache-in-place",
+    **SEVERAL,
+}
 """Arguments whose option has another name than they."""
 ARGUMENTS = {flag: name for name, flag in reversed(OTHER.items())}
 OF_EXPORT = {"provider_options": "target_options", "provider_libraries": "target_libraries"}

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita.commands.audience import TERMINAL
-from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by
+from partita.commands.outputs import STDOUT, Sink, claim_output, data_files
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, UsageError
 from partita.files import Output
+from partita.library.chain import read_by
 from partita.library.supporting import SupportOptions, measure_support
 from partita.partition_reports.render.view import load_view
 
