@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from partita.bench.records import Bench
 from partita.library import bench_rounds
 from partita.partition_reports import storage
 
-QUICK = {"rounds": 1, "max_new_tokens": 4}
+QUICK: dict[str, Any] = {"rounds": 1, "max_new_tokens": 4}
 NO_DEVICE = "cuda,cpu"
 """On a machine without CUDA this is the CPU, under another name."""
 
