@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
+    from partita.library.benching import BenchResult, bench
     from partita.library.edge import ArgumentError
     from partita.library.exporting import Exported, export
     from partita.library.generation import Answer, Generation, GenerationStep
@@ -50,6 +51,7 @@ _HOMES = {
         "CheckpointError GenerationError InstallationError PackageError ParityError PartitaError ProviderError "
         "ReportCheckError ReportError ResourceError UnsupportedModelError UsageError"
     ),
+    "library.benching": "BenchResult bench",
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",
     "library.generation": "Answer Generation GenerationStep",
@@ -66,6 +68,7 @@ _OFFERED = {name: home for home, names in _HOMES.items() for name in names.split
 __all__ = [
     "Answer",
     "ArgumentError",
+    "BenchResult",
     "CheckFailedError",
     "CheckpointError",
     "Exported",
@@ -88,6 +91,7 @@ __all__ = [
     "UsageError",
     "VerificationError",
     "__version__",
+    "bench",
     "errors",
     "export",
     "load",
@@ -119,7 +123,7 @@ def _join(function: Any, folder: ModuleType) -> None:
     function.__dict__ = vars(folder)
 
 
-_FOLDERS = ("export", "providers", "support")
+_FOLDERS = ("bench", "export", "providers", "support")
 """Folders of this package that have the name of a function."""
 
 # Python makes a submodule an attribute of its package once, when it is first imported. That is done here, and undone:

@@ -27,7 +27,14 @@ SEVERAL = {
 """Arguments that hold several values -> the option that is given once for each."""
 PAIRS = frozenset({"keep"})
 """Arguments that are a dictionary, and on the command line one option with NAME=VALUE,NAME=VALUE."""
-OTHER = {"providers": "--provider", "cache_in_place": "--require-cache-in-place", **SEVERAL}
+OTHER = {
+    "providers": "--provider",
+    "chains": "--provider",
+    "reports": "--report",
+    "timeout_seconds": "--timeout",
+    "cache_in_place": "--require-cache-in-place",
+    **SEVERAL,
+}
 """Arguments whose option has another name than they."""
 ARGUMENTS = {flag: name for name, flag in reversed(OTHER.items())}
 OF_EXPORT = {"provider_options": "target_options", "provider_libraries": "target_libraries"}

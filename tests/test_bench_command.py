@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from partita.bench.records import Bench
-from partita.commands import bench_rounds
-from partita.commands.bench_rounds import Race
+from partita.library import bench_rounds
+from partita.library.bench_rounds import Race
 from partita.partition_reports import storage
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment, fails, into_closed_pipe, succeeds
@@ -169,7 +169,7 @@ def test_a_provider_that_crashes_or_hangs_is_a_finding(
     from partita.cli import run
 
     named = f"mine={library(tmp_path, source)}"
-    fails(capsys, 2, "mine: in no chain", "bench", package, "--provider", "cpu", "--provider-library", named)
+    fails(capsys, 2, "mine is in no chain", "bench", package, "--provider", "cpu", "--provider-library", named)
     plugin = ("--provider-library", named, "--timeout", "3" if source is HANGS else "60")
     assert run(["bench", str(package), "--provider", "mine,cpu", "cpu", *QUICK, *plugin, "--json"]) == 3
     out, err = capsys.readouterr()

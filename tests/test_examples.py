@@ -19,7 +19,7 @@ from partita import cli
 from tests.conftest import DEMO_CHECKPOINT, REPOSITORY, require
 
 PREFIX = "Example: "
-PAGES = ("README.md", "docs/exporting.md", "docs/reports.md", "docs/running.md")
+PAGES = ("README.md", "docs/exporting.md", "docs/precisions.md", "docs/reports.md", "docs/running.md")
 OF_THE_PLACEMENT = {3, 5}
 """Exit codes that are right where an example asks for more than this machine has: a limit or a requirement."""
 REPORTS, KEPT = ("run.json", "last-week.json", "today.json", "main.json", "now.json"), "kept"

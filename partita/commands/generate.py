@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts, resolved
-from partita.commands.outputs import Sink, claim_output, read_by, refuse_two_on_stdout
+from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
-from partita.library.chain import Target, read_chain_options
+from partita.library.chain import Target, read_by, read_chain_options
 from partita.package import Manifest, read_manifest
 
 

@@ -111,6 +111,15 @@ def read_prompts(given: Sequence[str]) -> list[str]:
     return [_read_stdin() if prompt == "-" else argument_text(prompt, "the prompt") for prompt in given]
 
 
+def parse_ids(prompt: str) -> list[int]:
+    """Token ids as --token-ids has them. Raises UsageError."""
+    words = prompt.replace(",", " ").split()
+    try:
+        return [int(word) for word in words]
+    except ValueError as error:
+        raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7") from error
+
+
 def argument_text(text: str, what: str) -> str:
     """Text of the command line, which is UTF-8 whatever the locale says. Raises UsageError when it is not.
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partita.commands.audience import TERMINAL, say, say_chain
-from partita.commands.generate_options import GenerateOptions
+from partita.commands.generate_options import GenerateOptions, parse_ids
 from partita.commands.outputs import STDOUT, Sink, say_written
 from partita.commands.results import (
     ChainLink,
@@ -23,7 +23,7 @@ from partita.commands.results import (
     fact_of,
 )
 from partita.commands.terminal import fold, note, print_record, write_stderr, write_stdout
-from partita.errors import INTERRUPTED, GenerationError, PartitaError, UsageError
+from partita.errors import INTERRUPTED, GenerationError, PartitaError
 from partita.files import Output
 from partita.library.chain import Target
 from partita.library.engine import ReportRequest
@@ -129,20 +129,12 @@ def _check_placement(options: GenerateOptions, target: Target) -> None:
 
 def _encode(options: GenerateOptions, text: Text | None, prompt: str) -> list[int]:
     if text is None:
-        return _parse_ids(prompt)
+        return parse_ids(prompt)
     if options.chat:
         return text.encode_chat(prompt, options.system)
     if not prompt:
         raise GenerationError("the prompt is empty; give some text to continue")
     return text.encode(prompt)
-
-
-def _parse_ids(prompt: str) -> list[int]:
-    words = prompt.replace(",", " ").split()
-    try:
-        return [int(word) for word in words]
-    except ValueError as error:
-        raise UsageError(f"--token-ids: {prompt[:40]!r} is not a list of token ids such as 1,45,7") from error
 
 
 def _drive(options: GenerateOptions, generation: Generation) -> Outcome:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from partita.commands.terminal import note, write_stdout_bytes
 from partita.errors import PackageError, UsageError
-from partita.files import STDIN, Output, claim
-from partita.library.chain import ChainOptions
+from partita.files import Output, claim
 from partita.remedies import shell
 
 STDOUT = Path("-")
@@ -37,12 +36,6 @@ def claim_output(path: Path, what: str, reads: Iterable[Path], *, option: str) -
 def say_written(what: str, path: Path | str) -> None:
     """A note on where a report or result is, and the command that shows it, as a shell takes it."""
     note(f"{what}: {path} (see it with: {shell(('partita', 'report', 'show', str(path)))})")
-
-
-def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
-    """Files and folders that a verb reads: those `given`, what the chain's options name, and what stdin comes from."""
-    values = [option.partition("=")[2] for option in (*where.provider_options, *where.provider_libraries)]
-    return (*given, *(Path(value) for value in values if value and Path(value).exists()), STDIN)
 
 
 def refuse_two_on_stdout(report: Path | None, *, as_json: bool) -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.commands.audience import TERMINAL, say_target
-from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, read_by, refuse_two_on_stdout, say_written
+from partita.commands.outputs import STDOUT, Sink, claim_output, data_files, refuse_two_on_stdout, say_written
 from partita.commands.supervise import say_first_word, supervised
 from partita.commands.terminal import note, stdout_console, write_stdout
 from partita.errors import INTERRUPTED, PartitaError
 from partita.files import Output
-from partita.library.chain import Target, read_chain_options
+from partita.library.chain import Target, read_by, read_chain_options
 from partita.library.crashes import Crashed, despite_crashes
 from partita.library.notes import not_used
 from partita.library.place_dry import place_dry

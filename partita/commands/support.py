@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from partita.commands.audience import TERMINAL
-from partita.commands.outputs import STDOUT, claim_output, data_files, read_by
+from partita.commands.outputs import STDOUT, claim_output, data_files
 from partita.commands.showing import Asked, Showing, prepare
 from partita.errors import INTERRUPTED, UsageError
+from partita.library.chain import read_by
 from partita.library.supporting import SupportOptions, measure_support
 from partita.partition_reports.render.view import load_view
 

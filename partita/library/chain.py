@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from partita.errors import UsageError
+from partita.files import STDIN
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options, unchecked_notes
@@ -46,6 +48,12 @@ def chain_options(given: Mapping[str, Any]) -> ChainOptions:
     """The options as `dataclasses.asdict` and JSON have them."""
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     return ChainOptions(**values)
+
+
+def read_by(where: ChainOptions, *given: Path) -> tuple[Path, ...]:
+    """Files and folders that are read: those `given`, what the chain's options name, and what stdin comes from."""
+    values = [option.partition("=")[2] for option in (*where.provider_options, *where.provider_libraries)]
+    return (*given, *(Path(value) for value in values if value and Path(value).exists()), STDIN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ WORDS = {
     "Libraries | None": "a dict of a path for each provider",
     "TokenIds | None": "token ids",
     "Process": "'auto', 'this' or 'child'",
+    "Chains | None": "a chain, or a list of chains, each a text such as 'webgpu,cpu' or a list of names",
+    "Sequence[str | os.PathLike[str]]": "a list of paths",
     "records.Report | None": "a Report or None",
     "records.Report": "a Report",
 }

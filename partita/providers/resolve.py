@@ -162,7 +162,7 @@ def _unknown_provider(
     near = difflib.get_close_matches(word.lower(), names, n=1)
     if not near:
         return UsageError(f"{said}; known providers: {', '.join(listed)}", remedy=WHICH)
-    chain = ",".join(near[0] if entry == word else entry for entry in words)
+    chain = ",".join(dict.fromkeys(near[0] if entry == word else entry for entry in words))
     return UsageError(
         f"{said}; did you mean {near[0]!r}? known providers: {', '.join(listed)}",
         remedy=MEANT.filled(option=flag_of(argument), chain=chain),

@@ -75,12 +75,13 @@ def test_a_name_that_is_not_offered_is_an_attribute_error():
         partita.generate  # noqa: B018
 
 
-SHARED = ("export", "providers", "support")
+SHARED = ("bench", "export", "providers", "support")
 """Functions with the name of a folder."""
 
 
 @pytest.mark.parametrize("name", SHARED)
 def test_help_of_a_function_that_shares_its_name_with_a_folder_is_the_functions(name):
+    import partita.bench.records
     import partita.export.progress
     import partita.providers.cpu
     import partita.support.build  # from now on Python would have the folders as attributes

@@ -314,13 +314,25 @@ def what_helps(call: Call, place: Place) -> list[Remedy]:
         (generating([[1], [2]]), ["", "export CHECKPOINT PACKAGE --batch-size 2"]),
         (generating([]), [""]),
         (generating([9999]), [""]),
-        (placing("cpx,cpu"), ["--provider cpu,cpu"]),
+        (placing("webgp,cpx"), ["--provider webgpu,cpx"]),
+        (placing("cpx,cpu"), ["--provider cpu"]),
         (placing("quantum"), ["providers"]),
         (CASES["there"][0], ["", "--force"]),
         (lambda place: place.load(providers="cuda"), None),
         (lambda place: partita.load(place.folder / "none"), None),
     ],
-    ids=["prompt too long", "batch size", "no prompt", "token id", "provider", "no provider", "taken", "cuda", "none"],
+    ids=[
+        "prompt too long",
+        "batch size",
+        "no prompt",
+        "token id",
+        "chain",
+        "provider",
+        "no provider",
+        "taken",
+        "cuda",
+        "none",
+    ],
 )
 def test_what_to_do_is_data_of_the_common_errors(call: Call, words: list[str] | None, place: Place) -> None:
     """`words`: those of the command or the options of each thing that helps; None: there are some."""

@@ -106,7 +106,7 @@ def bench(
     where the time goes. Exit code 3 when a provider could not run; the others are measured all the same.
     """
     from partita.commands import bench as verb
-    from partita.commands.bench_options import BenchOptions
+    from partita.library.bench_options import BenchOptions
 
     raise Exit(
         verb.run(
@@ -115,8 +115,7 @@ def bench(
                 against=tuple(against or ()),
                 chains=(*(provider or ()), *(more or ())),
                 baseline=baseline,
-                prompt=prompt,
-                token_ids=token_ids,
+                prompt=verb.read_prompt(prompt, token_ids=token_ids),
                 prompt_tokens=prompt_tokens,
                 max_new_tokens=max_new_tokens,
                 prefill_chunk=prefill_chunk,
@@ -125,9 +124,9 @@ def bench(
                 provider_libraries=tuple(provider_library or ()),
                 threads=threads,
                 timeout_seconds=timeout,
-                report=report,
-                out=out,
-                as_json=as_json,
-            )
+                reports=report,
+            ),
+            out=out,
+            as_json=as_json,
         )
     )

@@ -87,7 +87,6 @@ class BoundGraph:
         outputs = bound(graph.outputs, shapes, self.binding.bind_output)
         self.tokens = _required(inputs, "tokens", graph.file).host
         self._logits = _required(outputs, "logits", graph.file)
-        self._upper_half = dtypes.named(self._logits.dtype).upper_half
         self._wide = np.empty((contract.batch_size, contract.vocab_size), np.float32)
         self._chosen = inputs["logits_rows"].host if "logits_rows" in inputs else None
         self._columns = {position: position for position in range(rows)}
@@ -140,7 +139,7 @@ class BoundGraph:
         if self._logits.dtype == "float32":
             return values  # no copy when they are float32
         wide: npt.NDArray[np.float32] = self._wide[row]
-        if self._upper_half:
+        if dtypes.named(self._logits.dtype).upper_half:
             np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
         else:
             np.copyto(wide, values)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.commands.bench_options import PROMPT_TOKENS, BenchOptions
-from partita.commands.generate_options import read_prompts
 from partita.errors import GenerationError, UsageError
+from partita.library.bench_options import PROMPT_TOKENS, BenchOptions
 from partita.package import Manifest, check_files, read_manifest
+from partita.spelling import either, spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,13 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     sizes = {manifest.graph.vocab_size for manifest in manifests}
     if len(sizes) > 1:
         counts = ", ".join(f"{size:,}" for size in sorted(sizes))
-        raise UsageError(f"--against: vocabularies of {counts} tokens; packages of one model can be compared")
+        raise UsageError(
+            f"{spelled('against')}: vocabularies of {counts} tokens; packages of one model can be compared"
+        )
     folders = [path.resolve().name for path in options.packages]
     names = folders if len(set(folders)) == len(folders) else [str(path) for path in options.packages]
     if len(set(names)) < len(names):
-        raise UsageError("--against: a package is listed twice; name each one once")
+        raise UsageError(f"{spelled('against')}: a package is listed twice; name each one once")
     prompts = _read_prompt(options, manifests)
     return tuple(
         Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size)
@@ -53,33 +55,31 @@ def _read_prompt(options: BenchOptions, manifests: Sequence[Manifest]) -> tuple[
         ids = [(7 + 31 * position) % manifests[0].graph.vocab_size for position in range(wanted)]
     else:
         ids, *others = (
-            _encode(options, path, manifest, options.prompt)
-            for path, manifest in zip(options.packages, manifests, strict=True)
+            _encode(path, manifest, options.prompt) for path, manifest in zip(options.packages, manifests, strict=True)
         )
         if any(other != ids for other in others):
-            raise UsageError("--against: the packages read --prompt as different tokens; give --token-ids")
+            raise UsageError(
+                f"{spelled('against')}: the packages read {spelled('prompt')} as different tokens; give "
+                f"{either('--token-ids', 'token ids')}"
+            )
     if len(ids) + options.max_new_tokens > longest:
         raise GenerationError(
-            f"a prompt of {len(ids)} tokens and --max-new-tokens {options.max_new_tokens} are more than the "
+            f"a prompt of {len(ids)} tokens and {spelled('max_new_tokens', options.max_new_tokens)} are more than the "
             f"{longest} that the cache of this package holds; reduce one of them"
         )
     return tuple(ids)
 
 
-def _encode(options: BenchOptions, package: Path, manifest: Manifest, prompt: str) -> list[int]:
+def _encode(package: Path, manifest: Manifest, prompt: str | tuple[int, ...]) -> list[int]:
     """Token ids of a prompt that the user gave, as one package reads it."""
-    (text,) = read_prompts([prompt])
-    if options.token_ids:
-        try:
-            ids = [int(word) for word in text.replace(",", " ").split()]
-        except ValueError as error:
-            raise UsageError(f"--token-ids: {text[:40]!r} is not a list of token ids such as 1,45,7") from error
-    else:
+    if isinstance(prompt, str):
         from partita.runtime.text import load_text
 
-        ids = load_text(package, manifest.tokenizer).encode(text) if text else []
+        ids = load_text(package, manifest.tokenizer).encode(prompt) if prompt else []
+    else:
+        ids = list(prompt)
     if not ids:
-        raise GenerationError("the prompt is empty; give some text or token ids, or leave out --prompt")
+        raise GenerationError(f"the prompt is empty; give some text or token ids, or leave out {spelled('prompt')}")
     wrong = [token for token in ids if not 0 <= token < manifest.graph.vocab_size]
     if wrong:
         raise GenerationError(

@@ -1,4 +1,4 @@
-"""One contender of a bench: `python -m partita.commands.bench_child`, a question per line in, an answer per line out.
+"""One contender of a bench: `python -m partita.library.bench_child`, a question per line in, an answer per line out.
 
 It opens the package once and generates when it is its turn; or it opens it under observation, generates once and writes
 a report. It may crash or hang: the parent reads that as a finding. It ends without unloading native libraries, when its

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from partita.commands.bench_options import FLAG, BenchOptions
-from partita.commands.bench_subjects import Subject
-from partita.commands.outputs import read_by
 from partita.errors import ReportError, UsageError
 from partita.files import claim, refuse_same
-from partita.library.chain import ChainOptions, read_chain_options
+from partita.library.bench_options import BenchOptions
+from partita.library.bench_subjects import Subject
+from partita.library.chain import ChainOptions, read_by, read_chain_options
 from partita.providers.base import Provider
 from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import all_names, parse_chain
+from partita.spelling import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Entry:
     chain: tuple[Provider, ...]
     where: ChainOptions
     notes: tuple[str, ...]
-    """Sentences for stderr."""
+    """Sentences for whoever waits."""
     stem: str
     """Of the file that its report goes to."""
 
@@ -52,9 +52,9 @@ def named_chains(options: BenchOptions) -> tuple[Lineup, ...]:
     libraries = parse_libraries(options.provider_libraries, all_names())
     chains: dict[str, Lineup] = {}
     for text in options.chains:
-        found = Lineup(text, parse_chain(text, libraries))
+        found = Lineup(text, parse_chain(text, libraries, argument="chains"))
         if found.name in chains:
-            raise UsageError(f"{FLAG} {text}: {found.name} is listed twice; name each chain once")
+            raise UsageError(f"{spelled('chains', text)}: {found.name} is listed twice; name each chain once")
         chains[found.name] = found
     return tuple(chains.values())
 
@@ -66,7 +66,7 @@ def check_providers(options: BenchOptions, chains: Sequence[Lineup]) -> None:
     parse_options(options.provider_options, every)
     unused = [library.name for library in libraries if library not in every]
     if unused:
-        raise UsageError(f"--provider-library {unused[0]}: in no chain; add it to {FLAG}")
+        raise UsageError(f"{spelled('provider_libraries')}: {unused[0]} is in no chain; add it to {spelled('chains')}")
 
 
 def default_chain(options: BenchOptions) -> Lineup:
@@ -83,7 +83,7 @@ def read_entries(options: BenchOptions, subjects: Sequence[Subject], chains: Seq
 
 
 def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequence[str]) -> str | None:
-    """Name of the contender that --baseline means, of the first package. Raises UsageError when it means none."""
+    """Name of the contender that the baseline means, of the first package. Raises UsageError when it means none."""
     if asked is None:
         return None
     chain = parse_chain(asked, parse_libraries(libraries, all_names()), argument="baseline")
@@ -91,7 +91,7 @@ def read_baseline(asked: str | None, entries: Sequence[Entry], libraries: Sequen
     found = next((entry.name for entry in first if entry.chain == chain), None)
     if found is None:
         there = " ".join(",".join(provider.name for provider in entry.chain) for entry in first)
-        raise UsageError(f"--baseline {asked}: not among the chains to measure, which are: {there}")
+        raise UsageError(f"{spelled('baseline', asked)}: not among the chains to measure, which are: {there}")
     return found
 
 
@@ -104,6 +104,7 @@ def _read_entry(options: BenchOptions, subject: Subject, lineup: Lineup, *, seve
         provider_options=tuple(filter(of_chain("."), options.provider_options)),
         provider_libraries=tuple(filter(of_chain("="), options.provider_libraries)),
         threads=options.threads,
+        source=options.source,
     )
     notes = (*([lineup.note] if lineup.note else []), *read_chain_options(where).notes)
     stem = lineup.name.replace(",", "-")
@@ -125,12 +126,12 @@ def read_paths(options: BenchOptions, entries: Sequence[Entry]) -> set[Path]:
 
 def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, Path]:
     """Where the report of each contender goes, by its name; the folder is made. Raises ReportError."""
-    folder = options.report
+    folder = options.reports
     if folder is None:
         return {}
     reads = read_paths(options, entries)
     for read in reads:
-        refuse_same(folder, read, "--report")
+        refuse_same(folder, read, spelled("reports"))
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -142,5 +143,5 @@ def report_files(options: BenchOptions, entries: Sequence[Entry]) -> dict[str, P
         for number, entry in enumerate(entries, start=1)
     }
     for file in files.values():
-        claim(file, "report", reads, option="--report")
+        claim(file, "report", reads, option=spelled("reports"))
     return files

@@ -15,9 +15,9 @@ from typing import Any
 
 from partita.bench.contenders import Lane
 from partita.bench.records import Turn
-from partita.commands.bench_child import Task
-from partita.commands.bench_entries import Entry
 from partita.errors import PartitaError, ProviderError
+from partita.library.bench_child import Task
+from partita.library.bench_entries import Entry
 from partita.library.crossing import raise_told
 from partita.observations.records import Environment
 from partita.partition_reports import storage
@@ -25,7 +25,7 @@ from partita.partition_reports.records import Report
 from partita.runtime.process.live_child import ChildLostError, LiveChild
 from partita.signals import held
 
-CHILD = "partita.commands.bench_child"
+CHILD = "partita.library.bench_child"
 PAUSE_SECONDS = 0.5
 """Before each turn: threads of the one before spin for a while after its last run."""
 Say = Callable[[str], object]

@@ -1,0 +1,289 @@
+"""The same prompt on several providers, in turns, as a function: figures, ratios, and where the time goes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeAlias
+
+import partita
+from partita.bench.contenders import build_contenders, choose_baseline, complete_rounds, shown_rounds
+from partita.bench.records import Bench
+from partita.bench.verdict import judge
+from partita.bench.words import sentences
+from partita.errors import PartitaError, ProviderError, UsageError
+from partita.files import check_writable, temporary_directory, write_text
+from partita.library.asking import Prompts, prompt_rows
+from partita.library.audience import LOGGER
+from partita.library.bench_child import Task
+from partita.library.bench_entries import (
+    Entry,
+    check_providers,
+    default_chain,
+    named_chains,
+    read_baseline,
+    read_entries,
+    read_paths,
+    report_files,
+)
+from partita.library.bench_options import NEW_TOKENS, ROUNDS, TIMEOUT_SECONDS, BenchOptions, check_options
+from partita.library.bench_rounds import Race, Racer, Say
+from partita.library.bench_subjects import Subject, read_subjects
+from partita.library.chain import PROGRAM
+from partita.library.edge import public
+from partita.library.notes import unverified
+from partita.library.where import Libraries, ProviderOptions, where
+from partita.partition_reports import storage
+from partita.spelling import spelled
+
+Chains: TypeAlias = str | Sequence[str | Sequence[str]]
+"""A chain for each contender, `["webgpu,cpu", "cpu"]` or `[["webgpu", "cpu"], ["cpu"]]`; a text is a single one."""
+NOT_ALONE = "the packages are open at the same time, one process each; only one computes at a time"
+
+
+class BenchResult(Bench):
+    """What a bench measured: the record that `bench --out` writes, as an object.
+
+    `contenders` has the figures of each chain, and the error of one that could not run; `verdict` what they come to.
+    """
+
+    @classmethod
+    def of(cls, record: Bench) -> Self:
+        """The result with these fields."""
+        return cls.model_construct(**{name: getattr(record, name) for name in Bench.model_fields})
+
+    @public
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the result as JSON, which `partita report` reads. Raises ReportError when it cannot be written."""
+        _put(storage.to_json(self), path)
+
+    @public
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The result as one HTML page that loads nothing; written to `path` where there is one."""
+        from partita.bench.views import html
+
+        return _put(html.VIEW.to_text(self), path)
+
+    @public
+    def to_text(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The result as tables of text, without colour; written to `path` where there is one."""
+        from partita.bench.views import text
+
+        return _put(text.VIEW.to_text(self), path)
+
+    def __repr__(self) -> str:
+        return f"<partita.BenchResult: {'; '.join(self.verdict)}>"
+
+    __str__ = __repr__
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a bench."""
+
+    bench: Bench
+    error: PartitaError | None
+    """Of the contenders that could not run."""
+
+    @property
+    def anything(self) -> bool:
+        """One of them has figures."""
+        return any(entry.rounds for entry in self.bench.contenders)
+
+
+@public
+def bench(
+    package: str | os.PathLike[str],
+    prompt: Prompts | None = None,
+    chains: Chains | None = None,
+    *,
+    against: Sequence[str | os.PathLike[str]] = (),
+    baseline: str | None = None,
+    prompt_tokens: int | None = None,
+    max_new_tokens: int = NEW_TOKENS,
+    prefill_chunk: int | None = None,
+    rounds: int = ROUNDS,
+    provider_options: ProviderOptions | None = None,
+    provider_libraries: Libraries | None = None,
+    threads: int | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    reports: str | os.PathLike[str] | None = None,
+) -> BenchResult:
+    """Generate the same on several chains, in turns, each in a process of its own: medians, ratios, equal tokens.
+
+    `prompt`: a text or token ids, the same for every row; None for made-up tokens, `prompt_tokens` of them. `chains`:
+    one for each contender; None for the best usable provider, then cpu. `against`: further packages of the same model.
+    `baseline`: the chain that ratios are relative to. `max_new_tokens`: generated greedily in each of `rounds` rounds,
+    after one to warm up. `timeout_seconds`: for loading and for each turn. `reports`: a folder for a partition report
+    of each contender.
+
+    A contender that cannot run is in the result with its error, unless none can: then that is raised, as ProviderError
+    for one. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
+    KeyboardInterrupt for Ctrl-C.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see `loading.load`
+    given = where(None, provider_options, provider_libraries, (), threads)
+    options = BenchOptions(
+        package=Path(package),
+        against=tuple(Path(path) for path in against),
+        chains=_chains(chains),
+        baseline=baseline,
+        prompt=_prompt(prompt),
+        prompt_tokens=prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        prefill_chunk=prefill_chunk,
+        rounds=rounds,
+        provider_options=given.provider_options,
+        provider_libraries=given.provider_libraries,
+        threads=threads,
+        timeout_seconds=timeout_seconds,
+        reports=None if reports is None else Path(reports),
+        source=PROGRAM,
+    )
+    plan = Plan(options)
+    for line in plan.notes:
+        LOGGER.info(line)
+    measured = plan.measure(LOGGER.debug)
+    if measured.bench.interrupted:
+        raise KeyboardInterrupt
+    if measured.error is not None and not measured.anything:
+        raise measured.error
+    return BenchResult.of(measured.bench)
+
+
+def _chains(given: Chains | None) -> tuple[str, ...]:
+    """A text for each chain. Raises UsageError when there is none."""
+    if given is None or isinstance(given, str):
+        return () if given is None else (given,)
+    if not given:
+        raise UsageError("chains is empty; name at least one, or leave it out for the best usable provider")
+    return tuple(each if isinstance(each, str) else ",".join(each) for each in given)
+
+
+def _prompt(given: Prompts | None) -> str | tuple[int, ...] | None:
+    """The one prompt, which every row gets. Raises UsageError."""
+    if given is None:
+        return None
+    rows = prompt_rows(given)
+    if len(rows) != 1:
+        raise UsageError(f"prompt has {len(rows)} of them; give one, which every row of the batch gets")
+    return rows[0]
+
+
+def _put(text: str, path: str | os.PathLike[str] | None) -> str:
+    """The text, written to `path` where there is one. Raises ReportError when it cannot be."""
+    if path is not None:
+        check_writable(Path(path), "result")
+        write_text(text, Path(path), "result")
+    return text
+
+
+class Plan:
+    """A bench that has been checked, and not begun."""
+
+    def __init__(self, options: BenchOptions) -> None:
+        """Check everything. Raises UsageError, PackageError, ReportError and GenerationError."""
+        check_options(options)
+        named = named_chains(options)
+        self.options, self.subjects = options, read_subjects(options)
+        chains = named or (default_chain(options),)
+        check_providers(options, chains)
+        self.entries = read_entries(options, self.subjects, chains)
+        self.baseline = read_baseline(options.baseline, self.entries, options.provider_libraries)
+        self.reads = read_paths(options, self.entries)
+        """What nothing may be written over."""
+        self.files = report_files(options, self.entries)
+        self.notes = tuple(dict.fromkeys(line for entry in self.entries for line in entry.notes))
+        """What is to be known before it runs."""
+
+    def measure(self, say: Say) -> Measured:
+        """Run it; `say` hears what goes on. Raises KeyboardInterrupt when not one round was complete."""
+        work = {entry.name: _task_of(self.options, entry.subject) for entry in self.entries}
+        racers, interrupted = _race(self.options, self.entries, work, self.files, say)
+        found = _build(self.options, self.subjects, racers, self.files, self.baseline, interrupted=interrupted)
+        failed = [racer for racer in racers if racer.error is not None]
+        return Measured(found, _failure(failed) if failed else None)
+
+
+def _task_of(options: BenchOptions, subject: Subject) -> Task:
+    """What is done with one package."""
+    return Task(str(subject.path.resolve()), subject.prompts, options.max_new_tokens, options.prefill_chunk)
+
+
+def _race(
+    options: BenchOptions, entries: Sequence[Entry], work: Mapping[str, Task], files: dict[str, Path], say: Say
+) -> tuple[list[Racer], bool]:
+    """The rounds; and whether Ctrl-C ended them. Raises KeyboardInterrupt when it did before anything was measured."""
+    with temporary_directory() as folder:
+        contest = Race(entries, work, Path(folder), options.timeout_seconds, say)
+        try:
+            with contest:
+                contest.load()
+                contest.run(options.rounds)
+                contest.observe(files)
+        except KeyboardInterrupt:
+            if not shown_rounds([racer.lane(None) for racer in contest.racers]):
+                raise
+            for racer in contest.racers:
+                racer.why_unknown = racer.why_unknown or "interrupted before it was observed"
+            return contest.racers, True
+        return contest.racers, False
+
+
+def _build(
+    options: BenchOptions,
+    subjects: Sequence[Subject],
+    racers: Sequence[Racer],
+    files: dict[str, Path],
+    asked: str | None,
+    *,
+    interrupted: bool,
+) -> Bench:
+    """The record of a bench."""
+    from partita.runtime.advice import package_facts
+
+    lanes = [racer.lane(files.get(racer.entry.name)) for racer in racers]
+    baseline = choose_baseline(lanes, asked)
+    contenders = build_contenders(lanes, baseline)
+    notes = [NOT_ALONE] if len(lanes) > 1 else []
+    if asked is not None and asked != baseline:
+        notes.append(
+            f"{spelled('baseline', asked)} was not measured" + (f"; {baseline} takes its place" if baseline else "")
+        )
+    if interrupted:
+        complete = len(complete_rounds(lanes))
+        partly = "" if complete else "; the figures are of the first one, as far as it got"
+        notes.append(f"interrupted: {complete} of {options.rounds} rounds are complete{partly}")
+    for subject in subjects:
+        which = "this package" if len(subjects) == 1 else subject.name
+        notes += unverified(subject.manifest.verification, which)
+    verdicts = judge(contenders, baseline)
+    package, *others = (package_facts(subject.path, subject.manifest) for subject in subjects)
+    return Bench(
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        partita_version=partita.__version__,
+        verdict=sentences(verdicts, contenders),
+        verdicts=verdicts,
+        environment=next((found for racer in racers if (found := racer.environment()) is not None), None),
+        package=package,
+        others=tuple(others),
+        prompt_tokens=len(subjects[0].prompts[0]),
+        max_new_tokens=options.max_new_tokens,
+        threads=options.threads,
+        rounds=options.rounds,
+        interrupted=interrupted,
+        baseline=baseline,
+        contenders=contenders,
+        notes=tuple(notes),
+    )
+
+
+def _failure(failed: Sequence[Racer]) -> PartitaError:
+    """One error for all contenders that could not run: of the class of the first, with its nodes."""
+    first = failed[0].error
+    assert first is not None
+    text = "; ".join(f"{racer.entry.name}: {racer.error}" for racer in failed)
+    return ProviderError(text, nodes=first.nodes) if isinstance(first, ProviderError) else type(first)(text)

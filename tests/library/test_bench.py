@@ -1,0 +1,83 @@
+"""`partita.bench`: what `partita bench` measures, as an object, without printing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import partita
+from partita.bench.records import Bench
+from partita.library import bench_rounds
+from partita.partition_reports import storage
+
+QUICK: dict[str, Any] = {"rounds": 1, "max_new_tokens": 4}
+NO_DEVICE = "cuda,cpu"
+"""On a machine without CUDA this is the CPU, under another name."""
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(bench_rounds, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+
+
+def test_two_chains_are_compared_and_nothing_is_printed(package, tmp_path, capfd):
+    result = partita.bench(package, [5, 6, 7], [["cuda", "cpu"], "cpu"], reports=tmp_path / "reports", **QUICK)
+    first, cpu = result.contenders
+    assert (first.name, cpu.name, result.baseline) == (NO_DEVICE, "cpu", "cpu")
+    assert (first.status, cpu.rounds, first.same_tokens) == ("measured", 1, True)
+    assert result.prompt_tokens == 3 and [len(turn.tokens[0]) for turn in cpu.turns] == [4, 4]
+    assert storage.read(tmp_path / "reports" / "cpu.json").request.chain_source == "program"
+    result.save(tmp_path / "bench.json")
+    assert Bench.model_validate_json((tmp_path / "bench.json").read_text()) == Bench.model_validate(
+        json.loads(result.model_dump_json(by_alias=True))
+    )
+    assert result.to_text(tmp_path / "bench.txt").startswith(f"{NO_DEVICE} is ") and "tokens/s" in result.to_html()
+    assert (tmp_path / "bench.txt").read_text() == result.to_text()
+    assert repr(result) == f"<partita.BenchResult: {'; '.join(result.verdict)}>"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_that_cannot_run_is_in_the_result_unless_none_can(package):
+    result = partita.bench(package, chains=["cuda", "cpu"], **QUICK)
+    lost, cpu = result.contenders
+    assert (lost.status, cpu.status) == ("failed", "measured") and "cuda" in (lost.error or "")
+    with pytest.raises(partita.ProviderError, match="cuda: "):
+        partita.bench(package, chains="cuda", **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"chains": []}, "chains is empty"),
+        ({"chains": ["cpu", "CPU"]}, "chains='CPU': cpu is listed twice"),
+        ({"chains": "gpuu"}, "chains: unknown provider 'gpuu'"),
+        ({"chains": "cpu", "rounds": 0}, "rounds is 0"),
+        ({"chains": "cpu", "timeout_seconds": 0.0}, "timeout_seconds is 0"),
+        ({"chains": "cpu", "baseline": "webgpu"}, "baseline='webgpu': not among"),
+        ({"chains": "cpu", "prompt": ["a", "b"]}, "prompt has 2 of them"),
+        ({"chains": "cpu", "prompt": "a", "prompt_tokens": 4}, "prompt and prompt_tokens: give one"),
+        ({"chains": "cpu", "provider_libraries": {"mine": "/none.so"}}, "provider_libraries: /none.so does not exist"),
+        ({"chain": "cpu"}, "did you mean 'chains'"),
+    ],
+)
+def test_what_makes_no_sense_is_an_argument_error(package, arguments, says):
+    with pytest.raises(partita.ArgumentError) as caught:
+        partita.bench(package, **arguments)
+    assert says in str(caught.value) and "--" not in str(caught.value)
+
+
+def test_a_prompt_that_is_too_long_is_a_generation_error(package):
+    with pytest.raises(partita.GenerationError, match="a prompt of 62 tokens and max_new_tokens=4 are more"):
+        partita.bench(package, [1] * 62, "cpu", **QUICK)
+
+
+def test_ctrl_c_is_ctrl_c(package, monkeypatch):
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_rounds.Race, "observe", press)
+    with pytest.raises(KeyboardInterrupt):
+        partita.bench(package, chains="cpu", **QUICK)
