@@ -278,12 +278,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         require("torch")
         from partita.export.pipeline import ExportOptions, export
         from partita.library.exporting import replay
+        from partita.library.target import taken_by_cpu
 
         options = {"max_length": 64, **options}
         key = json.dumps([str(checkpoint), options], sort_keys=True)
         if key not in made:
             out = tmp_path_factory.mktemp("package-") / "package"
-            export(ExportOptions(str(checkpoint), out, **options), replay=replay)
+            export(ExportOptions(str(checkpoint), out, **options), replay=replay, takes=taken_by_cpu)
             made[key] = out
         return made[key]
 

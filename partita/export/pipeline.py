@@ -18,7 +18,7 @@ from partita.export.options import ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
-from partita.export.target import Smoke, Target
+from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
@@ -34,12 +34,14 @@ def export(
     smoke: Smoke | None = None,
     reader: Reader | None = None,
     target: Target | None = None,
+    takes: TakesEach | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
-    `replay` and `smoke` run what was written on the CPU provider, `reader` reads what only generate reads. Raises a
-    PartitaError that names what is wrong; nothing that looks like a package is left behind.
+    `replay` and `smoke` run what was written on the CPU provider, `takes` asks it about nodes where there is no target,
+    `reader` reads what only generate reads. Raises a PartitaError that names what is wrong; nothing that looks like a
+    package is left behind.
     """
     check_options(options)
     with ExitStack() as cleanup:
@@ -48,7 +50,7 @@ def export(
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
-            work = Work(options, progress or Silent(), place.folder, notes=place.notes)
+            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
             summary = _run(work, Runtime(replay, smoke, reader), target)
             place.publish()
         except OSError as error:

@@ -47,6 +47,12 @@ Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
 """Asks a provider about a model without weights, given the sizes of its inputs."""
 
 
+Question = tuple[bytes, Mapping[str, tuple[int, ...]]]
+"""A model of one node, and the sizes of its inputs."""
+TakesEach = Callable[[Sequence[Question]], Sequence[bool]]
+"""Asks a provider about several models of one node each: whether it takes the node, as the operator that it is."""
+
+
 ReplayTarget = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on its target."""
 Smoke = Callable[[Path, Manifest], SmokeRecord]
@@ -74,6 +80,8 @@ class Target:
     """Why it cannot run here; empty when it can."""
     by_default: bool = False
     """Nobody asked for this provider."""
+    takes: TakesEach | None = None
+    """Asks about nodes that a pass would write; None when it cannot be asked."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

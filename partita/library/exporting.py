@@ -126,13 +126,16 @@ def run_export(
     from partita.export.pipeline import check_options
     from partita.export.pipeline import export as write
     from partita.export.progress import Silent, stage
+    from partita.library.target import taken_by_cpu
 
     shown = progress or Silent()
     check_options(options)
     check_name(options.exporter)
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)
-    return write(options, replay=replay, smoke=smoke, reader=_reader(), target=target, progress=shown)
+    return write(
+        options, replay=replay, smoke=smoke, reader=_reader(), target=target, takes=taken_by_cpu, progress=shown
+    )
 
 
 def _choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:

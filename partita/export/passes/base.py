@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from partita.contract import Port, Role, State
 from partita.errors import PartitaError
+from partita.export.attention.base import Fused
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     from partita.dtypes import Precision
     from partita.export.spec import TraceSpec
     from partita.export.target import Target
+
+
+def nothing(node: ir.Node) -> bool:
+    """The answer where nobody can be asked."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,10 @@ class PassContext:
     precision: Precision
     target: Target | None = None
     """The provider that the package is for; None when nobody is asked."""
+    fused: Fused = "none"
+    """The operators that a pass may put in the place of several nodes."""
+    takes: Callable[[ir.Node], bool] = nothing
+    """Whether the provider that the package is for takes a node; asked before it is written."""
 
     def input(self, graph: ir.Graph, role: Role) -> ir.Value | None:
         """The graph input of that role; None when the graph has none."""
