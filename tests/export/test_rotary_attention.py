@@ -60,10 +60,12 @@ def by_columns(net: Net, x: ir.Value, cos: ir.Value, sin: ir.Value, turned: int)
     return net.op("Concat", first, second, axis=-1)
 
 
-def heads_of(net: Net, x: ir.Value, heads: int) -> ir.Value:
-    """[1, S, H*D] -> [1, H, S, D]."""
-    made = net.op("Transpose", net.op("Reshape", x, net.constant([1, -1, heads, WIDTH], np.int64)), perm=[0, 2, 1, 3])
-    made.shape, made.type = ir.Shape([1, heads, "s", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
+def heads_of(net: Net, x: ir.Value, heads: int, rows: int = 1) -> ir.Value:
+    """[B, S, H*D] -> [B, H, S, D]."""
+    made = net.op(
+        "Transpose", net.op("Reshape", x, net.constant([rows, -1, heads, WIDTH], np.int64)), perm=[0, 2, 1, 3]
+    )
+    made.shape, made.type = ir.Shape([rows, heads, "s", WIDTH]), ir.TensorType(ir.DataType.FLOAT)
     return made
 
 

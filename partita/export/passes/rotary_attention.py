@@ -20,7 +20,6 @@ from partita.export.passes.arithmetic import Array
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.regions import last_size
 from partita.export.passes.rewriting import (
-    added,
     discard,
     drop_unused_initializers,
     only_consumer,
@@ -28,7 +27,7 @@ from partita.export.passes.rewriting import (
     replace,
     take_names,
 )
-from partita.export.passes.rotations import Rotation, rotation_of
+from partita.export.passes.rotations import Rotation, rotation_of, table_in
 from partita.export.passes.views import VIEWS
 
 ATTENTION = "GroupQueryAttention"
@@ -60,7 +59,7 @@ def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: Pas
     pair = [each for each in found if each is not None]
     if len(pair) != 2 or not _same(*pair) or not _fits(pair[0]):
         return False
-    tables = [added(graph, *_named(graph, array, pair[0], label)) for label, array in _arrays(pair[0])]
+    tables = [table_in(graph, label, array, pair[0]) for label, array in _arrays(pair[0])]
     inputs = [*node.inputs, *[None] * (COS - len(node.inputs))]
     new = ir.Node(
         node.domain,
@@ -117,20 +116,6 @@ def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
     for label, table, still in (("cos", rotation.cos, 1.0), ("sin", rotation.sin, 0.0)):
         rest = np.full((len(table), missing), still, table.dtype)
         yield label, np.concatenate([table, rest], 1)
-
-
-def _named(graph: ir.Graph, array: Array, rotation: Rotation, label: str) -> tuple[ir.TensorProtocol, str]:
-    """A table in the type of what is turned, under a name that no other table has."""
-    dtype = rotation.source.dtype
-    assert dtype is not None
-    tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype)
-    number = 0
-    while (other := graph.initializers.get(f"rotary.{label}.{number}")) is not None:
-        assert other.const_value is not None
-        if np.array_equal(other.const_value.numpy(), tensor.numpy()):
-            break
-        number += 1
-    return tensor, f"rotary.{label}.{number}"
 
 
 PASS = Pass("rotary_attention", run)

@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from partita.export.passes.arithmetic import Array, UnknownError, computed
 from partita.export.passes.regions import above, last_size, nodes_between, same_type
+from partita.export.passes.rewriting import added
 from partita.export.weight_sources import stored
 
 PARTS = frozenset(
@@ -175,3 +176,17 @@ def _looked_up(shown: Array, where: Array, tables: Sequence[Array]) -> Array | N
     if (distance[np.arange(len(columns)), columns] > TOLERANCE).any():
         return None
     return np.ascontiguousarray(table[:, columns])
+
+
+def table_in(graph: ir.Graph, label: str, array: Array, rotation: Rotation) -> ir.Value:
+    """A table as a constant of the graph, in the type of what is turned; equal tables are one constant."""
+    dtype = rotation.source.dtype
+    assert dtype is not None
+    tensor = ir.tensor(array.astype(dtype.numpy()), dtype=dtype)
+    number = 0
+    while (other := graph.initializers.get(f"rotary.{label}.{number}")) is not None:
+        assert other.const_value is not None
+        if np.array_equal(other.const_value.numpy(), tensor.numpy()):
+            break
+        number += 1
+    return added(graph, tensor, f"rotary.{label}.{number}")
