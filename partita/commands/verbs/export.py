@@ -99,6 +99,9 @@ def export(
     exporter: Annotated[
         str, typer.Option(autocompletion=complete("exporters"), help=f"What makes the graphs: {EXPORTERS}.")
     ] = "native",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print what each pass over the graph does and how often it did it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Export a checkpoint to a package and check it against the original model."""
@@ -137,4 +140,5 @@ def export(
         ),
         bars,
         as_json=as_json,
+        explain=explain,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,6 +62,16 @@ class Pass:
     name: str
     run: Callable[[ir.Model, PassContext], int]
     """Changes the model in place; returns the number of places it changed."""
+
+    @property
+    def description(self) -> str:
+        """What it does, with the graph before and after: the docstring of its file."""
+        return (sys.modules[self.run.__module__].__doc__ or "").strip()
+
+    @property
+    def summary(self) -> str:
+        """The description's first sentence, without the full stop."""
+        return " ".join(self.description.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
 class OverNodeError(Exception):
