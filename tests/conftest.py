@@ -279,6 +279,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
         from partita.library.exporting import replay, scorer
+        from partita.library.target import taken_by_cpu
 
         options = {"max_length": 64, **options}
         if options.get("precision") in ("int8", "int4"):
@@ -286,7 +287,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         key = json.dumps([str(checkpoint), options], sort_keys=True, default=str)
         if key not in made:
             out = tmp_path_factory.mktemp("package-") / "package"
-            export(ExportOptions(str(checkpoint), out, **options), replay=replay, scorer=scorer)
+            export(ExportOptions(str(checkpoint), out, **options), replay=replay, scorer=scorer, takes=taken_by_cpu)
             made[key] = out
         return made[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from partita import dtypes
 from partita.commands.audience import TERMINAL
@@ -17,8 +18,8 @@ LABEL = 14
 """Columns before what a line of the summary says."""
 
 
-def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: bool) -> None:
-    """Export and say what was written. `bars` show how far it is."""
+def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: bool, explain: bool = False) -> None:
+    """Export and say what was written, with `explain` also what was done to the graph. `bars` show how far it is."""
     with bars:
         summary = run_export(options, wanted, bars, TERMINAL)
     for line in summary.notes:
@@ -26,7 +27,8 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     if as_json:
         print_record(_as_record(summary))
     else:
-        write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in describe(summary)) + "\n")
+        lines = [*describe(summary), *(explained(summary.passes) if explain else [])]
+        write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
 def _cache_bytes_per_token(manifest: Manifest) -> int:
@@ -87,6 +89,17 @@ def describe(summary: Summary) -> list[str]:
         f"  peak RSS    {human_bytes(summary.peak_rss_bytes)}",
         "  seconds     " + ", ".join(f"{name} {value:.1f}" for name, value in summary.seconds.items()),
     ]
+
+
+def explained(passes: Mapping[str, int]) -> list[str]:
+    """A line for each pass over the graph: how many places it changed, and what it does."""
+    from partita.export.passes import ORDER
+
+    if not passes:
+        return ["  passes      none: the graphs are another exporter's"]
+    width = max(len(each.name) for each in ORDER)
+    rows = [f"    {passes.get(each.name, 0):>5} {each.name:<{width}}  {each.summary}" for each in ORDER]
+    return ["  passes      places changed by each pass over the graph, in their order", *rows]
 
 
 def _smoke(manifest: Manifest) -> list[str]:

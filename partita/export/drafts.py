@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from partita.errors import UnsupportedModelError
@@ -24,8 +24,8 @@ from partita.export.quantisation.summary import notes as packing_notes
 from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
-from partita.export.target import Target
-from partita.export.tracing import FixedLengthError, Traced, trace
+from partita.export.target import TakesEach, Target
+from partita.export.tracing import FixedLengthError, Traced, trace, without_unread
 from partita.export.ways import Way
 from partita.export.work import Work, tell
 from partita.spelling import spelled
@@ -72,6 +72,11 @@ class Draft:
         if way not in self.known:
             self.known[way] = self._trace(way)
         return self.known[way]
+
+    @property
+    def takes(self) -> TakesEach | None:
+        """Asks the provider that the package is for about nodes; None when nobody can be asked."""
+        return self.work.takes if self.target is None else self.target.takes
 
     def known_answer(self, graphs: Graphs) -> known_answer.KnownAnswer:
         """What the original model computes; run once. Long enough that a graph which takes no padding is run twice.
@@ -211,17 +216,27 @@ def _rewrite(graphs: Graphs) -> None:
     draft = graphs.draft
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
     sources = match_names(fake.module, checkpoint.tensors)
-    for item in graphs.traced:
+    for index, item in enumerate(graphs.traced):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
-        context = PassContext(item.inputs, item.outputs, item.states, item.spec, work.options.computing, draft.target)
-        for name, count in run_all(item.model, context).items():
+        context = PassContext(
+            item.inputs,
+            item.outputs,
+            item.states,
+            item.spec,
+            work.options.computing,
+            draft.target,
+            fused=graphs.chosen.fused,
+        )
+        model, counts = run_all(item.model, context, draft.takes)
+        for name, count in counts.items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
-        name_nodes(item.model)
+        graphs.traced[index] = without_unread(replace(item, model=model))
+        name_nodes(model)
         if draft.plan is not None:  # by module, so nodes need their names first
-            packed = quantise(item.model, context, draft.plan, graphs.packing, movable(sources))
+            packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             for name, count in packed.items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
-            name_nodes(item.model)
+            name_nodes(model)
     if draft.plan is not None:
         check_blocks(draft.plan, graphs.packing)
         for note in packing_notes(draft.plan, graphs.packing):

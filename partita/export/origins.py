@@ -203,6 +203,23 @@ class Widened(_Of):
 
 
 @dataclass(frozen=True)
+class Rescaled(_Of):
+    """Every number times `factor` plus `offset`, in float32."""
+
+    factor: float
+    offset: float
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        return self.whole.read(region, files).to(torch.float32) * self.factor + self.offset
+
+    def _permuted(self, order: tuple[int, ...]) -> Origin:
+        return Rescaled(self.whole.permuted(order), self.factor, self.offset)
+
+
+@dataclass(frozen=True)
 class Joined(Origin):
     """Several origins one after the other along `axis`."""
 

@@ -19,7 +19,7 @@ from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import OpenScorer
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
-from partita.export.target import Smoke, Target
+from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
@@ -36,13 +36,15 @@ def export(
     reader: Reader | None = None,
     scorer: OpenScorer | None = None,
     target: Target | None = None,
+    takes: TakesEach | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
-    `replay`, `smoke` and `scorer` run what was written on the CPU provider, `reader` reads what only generate reads.
-    `scorer` is for packed weights, whose quality is measured on `options.quality_text`. Raises a
-    PartitaError that names what is wrong; nothing that looks like a package is left behind.
+    `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
+    no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
+    `options.quality_text`. Raises a PartitaError that names what is wrong; nothing that looks like a package is left
+    behind.
     """
     check_options(options)
     with ExitStack() as cleanup:
@@ -51,7 +53,7 @@ def export(
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
-            work = Work(options, progress or Silent(), place.folder, notes=place.notes)
+            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
             summary = _run(work, Runtime(replay, smoke, reader, scorer), target)
             place.publish()
         except OSError as error:

@@ -48,6 +48,12 @@ Ask = Callable[[bytes, Mapping[str, tuple[int, ...]]], Answer]
 """Asks a provider about a model without weights, given the sizes of its inputs."""
 
 
+Question = tuple[bytes, Mapping[str, tuple[int, ...]]]
+"""A model of one node, and the sizes of its inputs."""
+TakesEach = Callable[[Sequence[Question]], Sequence[bool]]
+"""Asks a provider about several models of one node each: whether it takes the node, as the operator that it is."""
+
+
 ReplayTarget = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on its target."""
 Smoke = Callable[[Path, Manifest], SmokeRecord]
@@ -83,6 +89,8 @@ class Target:
     """How packed weights are written for it, as far as that is known without asking."""
     unpacks: Unpacks | None = None
     """Whether it only seems to compute with packed weights; None when that cannot be found out."""
+    takes: TakesEach | None = None
+    """Asks about nodes that a pass would write; None when it cannot be asked."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

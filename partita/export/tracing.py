@@ -8,7 +8,7 @@ transformers' own modelling code is traced with our attention function and cache
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -328,6 +328,15 @@ def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> 
     model.opset_imports.clear()
     model.opset_imports[""] = opset
     model.opset_imports.update(domains)
+
+
+def without_unread(item: Traced) -> Traced:
+    """The graph without inputs that no node reads any more: positions that went into an operator of their own, say."""
+    states = {state.past for state in item.states}
+    gone = {v.name for v in item.model.graph.inputs if not v.uses() and v.name not in states}
+    for value in [v for v in item.model.graph.inputs if v.name in gone]:
+        item.model.graph.inputs.remove(value)
+    return replace(item, inputs=tuple(port for port in item.inputs if port.name not in gone))
 
 
 def _drop_unused_inputs(model: ir.Model) -> None:

@@ -7,7 +7,7 @@ an initializer of its own in the graph. Passes and the writer know sources by th
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from partita import dtypes
 from partita.errors import CheckpointError
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir, to_torch
-from partita.export.origins import Interleaved, Origin, Stored, blocks
+from partita.export.origins import Interleaved, Joined, Origin, Rescaled, Stored, blocks
 from partita.export.weight_files import OpenFiles
 from partita.spelling import spelled
 
@@ -75,6 +75,12 @@ class WeightSource(Protocol):
     def interleaved(self, axis: int) -> WeightSource | None:
         """The same weight with its halves along `axis`, [gate; up], as g0, u0, g1, u1, ...; None where it cannot."""
 
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> WeightSource | None:
+        """Every number times `factor` plus `offset`, in float32, and stored as `dtype`; None where it cannot."""
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> WeightSource | None:
+        """This weight and then the others along `axis`, as one weight called `name`; None where they cannot be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -112,6 +118,20 @@ class Plain:
     def interleaved(self, axis: int) -> Plain:
         """The same weight with its halves along `axis` interleaved."""
         return Plain(self.checkpoint, Interleaved(self.origin, axis), self.dtype, self.name)
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> Plain:
+        """Every number times `factor` plus `offset`, computed in float32 and stored as `dtype`."""
+        origin = self.origin if (factor, offset) == (1.0, 0.0) else Rescaled(self.origin, factor, offset)
+        return Plain(self.checkpoint, origin, dtype, self.name)
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> Plain | None:
+        """This weight and then the others along `axis`; None where one is of another kind or type."""
+        parts = [self.origin]
+        for other in others:
+            if not isinstance(other, Plain) or (other.dtype, other.checkpoint) != (self.dtype, self.checkpoint):
+                return None
+            parts.append(other.origin)
+        return Plain(self.checkpoint, Joined.of(tuple(parts), axis), self.dtype, name)
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The values in consecutive pieces. Raises CheckpointError when one does not fit the dtype."""
@@ -155,6 +175,18 @@ class StoredPart(ir.LazyTensor):
         """The same weight with its halves along `axis` interleaved; None where it cannot be written so."""
         self._refuse_reshaped()
         return _whole_of(self.source.interleaved(axis)) if self._is_whole else None
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> StoredPart | None:
+        """Every number times `factor` plus `offset`, stored as `dtype`; None where it cannot be written so."""
+        self._refuse_reshaped()
+        return _whole_of(self.source.rescaled(factor, offset, dtype)) if self._is_whole else None
+
+    def joined(self, others: Sequence[StoredPart], axis: int, name: str) -> StoredPart | None:
+        """This weight and then the others along `axis`, called `name`; None where they cannot be written so."""
+        everyone = (self, *others)
+        if not all(each._is_whole for each in everyone) or any(each.is_reshaped for each in everyone):
+            return None
+        return _whole_of(self.source.joined([each.source for each in others], axis, name))
 
     def reshaped(self, shape: tuple[int, ...]) -> StoredPart:
         """The same bytes as a tensor of another shape. This comes last: axes are those of the part before it."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from partita.export.options import ExportOptions
 from partita.export.progress import Progress
+from partita.export.target import TakesEach
 
 
 @dataclass(slots=True)
@@ -19,6 +20,8 @@ class Work:
     """Where the package is made."""
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    takes: TakesEach | None = None
+    """Asks the CPU provider about nodes that a pass would write, where there is no target; None: nobody is asked."""
 
 
 def tell(work: Work, note: str) -> None:

@@ -142,6 +142,7 @@ def run_export(
     from partita.export.pipeline import check_options
     from partita.export.pipeline import export as write
     from partita.export.progress import Silent, stage
+    from partita.library.target import taken_by_cpu
 
     shown = progress or Silent()
     check_options(options)
@@ -150,7 +151,16 @@ def run_export(
         options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)
-    return write(options, replay=replay, smoke=smoke, reader=_reader(), scorer=scorer, target=target, progress=shown)
+    return write(
+        options,
+        replay=replay,
+        smoke=smoke,
+        reader=_reader(),
+        scorer=scorer,
+        target=target,
+        takes=taken_by_cpu,
+        progress=shown,
+    )
 
 
 def _choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:

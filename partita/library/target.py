@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.export.quantisation.kernels import Kernels
-from partita.export.target import Answer, Ask, ReplayTarget, Smoke, Target
+from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
 from partita.package import Manifest, SmokeRecord, Verification
@@ -24,6 +26,9 @@ from partita.providers.generic import parse_libraries
 from partita.providers.options import parse_options
 from partita.providers.resolve import Resolution, all_names, parse_chain, resolve_one
 from partita.spelling import spelled
+
+if TYPE_CHECKING:
+    from partita.runtime.probes.lab import Lab
 
 SOURCE = "--target"
 """Where the target comes from, as a manifest says it."""
@@ -63,9 +68,10 @@ def find_target(
             source,
             provider.preferred_attention,
             "directly",
-            _asker(resolution),
-            _as_verified(provider),
-            _smoker(provider, {}),
+            ask=_asker(resolution),
+            takes=_taker(resolution),
+            replay=_as_verified(provider),
+            smoke=_smoker(provider, {}),
             unpacks=_unpacks,
         )
     elif (tried := check([resolution])[0]).usable:
@@ -74,9 +80,10 @@ def find_target(
             source,
             provider.preferred_attention,
             "directly",
-            _asker(tried.resolution),
-            _replayer(provider, named),
-            _smoker(provider, named),
+            ask=_asker(tried.resolution),
+            takes=_taker(tried.resolution),
+            replay=_replayer(provider, named),
+            smoke=_smoker(provider, named),
         )
     else:
         target = _not_usable(provider, source, tried.resolution, default_allowed, audience)
@@ -123,8 +130,9 @@ def _not_usable(provider: Provider, source: str, why: Resolution, default_allowe
             audience.note(f"a dry run of CUDA is not possible either: {error}")
         else:
             how = f"over stub libraries, as {played}: {why.reason} here"
-            ask = _asker(resolve_one(provider, (provider.ort_name,)), environment)
-            return Target(provider.name, source, provider.preferred_attention, how, ask, not_here=cause)
+            played_by = resolve_one(provider, (provider.ort_name,))
+            ask, takes = _asker(played_by, environment), _taker(played_by, environment)
+            return Target(provider.name, source, provider.preferred_attention, how, ask, takes=takes, not_here=cause)
     if not default_allowed:
         raise ProviderError(
             f"{spelled('target', provider.name)}: it cannot be queried here: {cause}; {why.remedy}; or add "
@@ -149,20 +157,46 @@ def _asker(resolution: Resolution, environment: Mapping[str, str] | None = None)
 
     def ask(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
         from partita.runtime.probes.asking import ask as put
-        from partita.runtime.probes.cache import cache_for
-        from partita.runtime.probes.lab import Lab
 
-        cache = cache_for(resolution, environment)
-        lab = Lab(resolution, cache, time.monotonic() + ASK_SECONDS, environment)
-        told = put(model, sizes, lab)
-        cache.save()
-        if lab.unusable:
-            raise ProviderError(
-                f"{spelled('target', resolution.provider.name)}: it could not be queried: {lab.unusable}"
-            )
+        with _lab(resolution, environment) as lab:
+            told = put(model, sizes, lab)
         return Answer(told.nodes, told.left, told.fails, told.unasked)
 
     return ask
+
+
+def _taker(resolution: Resolution, environment: Mapping[str, str] | None = None) -> TakesEach:
+    """A function that asks the provider about nodes, each in a model of its own."""
+
+    def takes(questions: Sequence[Question]) -> list[bool]:
+        from partita.runtime.probes.asking import takes_each
+
+        with _lab(resolution, environment) as lab:
+            return takes_each(questions, lab)
+
+    return takes
+
+
+@contextmanager
+def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Iterator[Lab]:
+    """Experiments on the provider, whose answers are kept. Raises ProviderError when it could not be queried."""
+    from partita.runtime.probes.cache import cache_for
+    from partita.runtime.probes.lab import Lab
+
+    cache = cache_for(resolution, environment)
+    lab = Lab(resolution, cache, time.monotonic() + ASK_SECONDS, environment)
+    yield lab
+    cache.save()
+    if lab.unusable:
+        raise ProviderError(f"{spelled('target', resolution.provider.name)}: it could not be queried: {lab.unusable}")
+
+
+def taken_by_cpu(questions: Sequence[Question]) -> list[bool]:
+    """Whether the CPU provider takes each of these nodes: for a package that no target was named for."""
+    from partita.runtime.ort.registry import available_ort_names
+
+    (cpu,) = parse_chain("cpu")
+    return list(_taker(resolve_one(cpu, available_ort_names(), {}))(questions))
 
 
 def _replayer(provider: Provider, options: Mapping[str, Mapping[str, str]]) -> ReplayTarget:

@@ -116,7 +116,7 @@ def test_every_node_of_a_package_is_found_again(environment, target, package, pl
 @each_environment()
 def test_a_generation_has_the_optimised_graph_on_the_cpu(environment, partita, packages, tmp_path):
     path = tmp_path / "report.json"
-    honoured(generated(partita, packages / "llama-gqa-fp32", "cpu", "--report", path))
+    honoured(generated(partita, packages / "llama-primitives-fp32", "cpu", "--report", path))
     report = json.loads(path.read_text())
     assert source(report, "optimised_model")["available"], source(report, "optimised_model")
     fused = {node["op_type"]: node["replaces"] for node in report["phases"][-1]["nodes"] if node["replaces"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,12 @@ class ByRow:
     def interleaved(self, axis: int) -> WeightSource | None:
         return None
 
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> WeightSource | None:
+        return None
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> WeightSource | None:
+        return None
+
 
 @pytest.fixture(scope="module")
 def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
@@ -90,7 +96,7 @@ def test_a_weight_of_two_tensors_goes_all_the_way_to_a_session(checkpoint: Check
 
     assert parameter_count([made]) == ROWS * COLUMNS, "scales are no weights of the model"
     assert planned_bytes([made]) == ROWS * COLUMNS + 4 * ROWS
-    run_all(made, NOTHING_KNOWN)
+    made, _ = run_all(made, NOTHING_KNOWN, None)
     assert [node.op_type for node in made.graph] == ["DequantizeLinear", "Transpose", "MatMul"], "its axes stay"
     assert len(skeleton(made)) < ROWS * COLUMNS, "a provider is asked without its values"
     write([made], tmp_path)

@@ -130,6 +130,9 @@ def export(
     exporter: Annotated[
         str, typer.Option(autocompletion=complete("exporters"), help=f"Exporter to use: {EXPORTERS}.")
     ] = "native",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print what each pass over the graph does and how often it did it.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Export a checkpoint to a package and check it against the original model."""
@@ -172,4 +175,5 @@ def export(
         ),
         bars,
         as_json=as_json,
+        explain=explain,
     )

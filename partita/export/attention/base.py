@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
 
     from partita.contract import Role
+
+
+Fused = Literal["contrib", "standard", "none"]
+"""Operators that stand for several: ONNX Runtime's own, those of ONNX's operator sets 23 and later, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,5 +123,7 @@ class Lowering:
     """True when `emit` can do with a mask tensor."""
     same_kv_width: bool
     """True when keys and values must have the same head size: the narrower ones are padded with zeros."""
+    fused: Fused
+    """Operators that graph passes may write in the place of several others, beside this lowering."""
     appends_in_batches: bool
     """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""

@@ -73,6 +73,7 @@ LOWERING = Lowering(
     attend=primitives.attend,
     takes_mask=False,
     same_kv_width=True,
+    fused="contrib",
     # "batch_size must be 1 when sequence_length > 1 and past context is given", says ONNX Runtime 1.31.1.
     appends_in_batches=False,
 )

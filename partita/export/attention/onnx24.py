@@ -94,5 +94,6 @@ LOWERING = Lowering(
     attend=_attend,
     takes_mask=True,
     same_kv_width=False,
+    fused="standard",
     appends_in_batches=True,
 )

@@ -106,5 +106,6 @@ LOWERING = Lowering(
     attend=attend,
     takes_mask=True,
     same_kv_width=False,
+    fused="none",
     appends_in_batches=True,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from partita.contract import Port, Role, State
 from partita.errors import PartitaError
+from partita.export.attention.base import Fused
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -16,6 +18,11 @@ if TYPE_CHECKING:
     from partita.dtypes import Precision
     from partita.export.spec import TraceSpec
     from partita.export.target import Target
+
+
+def nothing(node: ir.Node) -> bool:
+    """The answer where nobody can be asked."""
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,10 @@ class PassContext:
     precision: Precision
     target: Target | None = None
     """The provider that the package is for; None when nobody is asked."""
+    fused: Fused = "none"
+    """The operators that a pass may put in the place of several nodes."""
+    takes: Callable[[ir.Node], bool] = nothing
+    """Whether the provider that the package is for takes a node; asked before it is written."""
 
     def input(self, graph: ir.Graph, role: Role) -> ir.Value | None:
         """The graph input of that role; None when the graph has none."""
@@ -51,6 +62,16 @@ class Pass:
     name: str
     run: Callable[[ir.Model, PassContext], int]
     """Changes the model in place; returns the number of places it changed."""
+
+    @property
+    def description(self) -> str:
+        """What it does, with the graph before and after: the docstring of its file."""
+        return (sys.modules[self.run.__module__].__doc__ or "").strip()
+
+    @property
+    def summary(self) -> str:
+        """The description's first sentence, without the full stop."""
+        return " ".join(self.description.partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
 
 
 class OverNodeError(Exception):

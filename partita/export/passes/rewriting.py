@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import onnx_ir as ir
@@ -40,6 +41,46 @@ def replace(graph: ir.Graph, old: ir.Node, new: ir.Node, dead: tuple[ir.Node, ..
     for node in (old, *dead):
         if node.graph is graph and not any(o.uses() or o.is_graph_output() for o in node.outputs):
             graph.remove(node, safe=True)
+
+
+def remove_unread(graph: ir.Graph, nodes: Iterable[ir.Node | None]) -> None:
+    """Remove those of `nodes` that nothing reads any more, and what was there only for them."""
+    for node in nodes:
+        if node is None or node.graph is not graph or any(o.uses() or o.is_graph_output() for o in node.outputs):
+            continue
+        before = [v.producer() for v in node.inputs if v is not None]
+        graph.remove(node, safe=True)
+        remove_unread(graph, before)
+
+
+def discard(node: ir.Node) -> None:
+    """Let a node that was made and is not wanted read nothing: values know who reads them."""
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+
+
+def stand_in(graph: ir.Graph, value: ir.Value, new: ir.Node, index: int = 0) -> None:
+    """Put `new` where `value` is computed and let its output `index` be read in place of it; drop what is unread then.
+
+    `value` is no output of the graph.
+    """
+    old = value.producer()
+    assert old is not None
+    take_names(new, old)
+    after = new.outputs[index]
+    after.shape, after.type = value.shape, value.type
+    graph.insert_before(old, new)
+    value.replace_all_uses_with(after)
+    remove_unread(graph, [old])
+
+
+def added(graph: ir.Graph, tensor: ir.TensorProtocol, name: str) -> ir.Value:
+    """An initializer of the graph with this tensor; one of that name that is there already is the same."""
+    if name not in graph.initializers:
+        kind = ir.TensorType(tensor.dtype)
+        shape = ir.Shape(tensor.shape.numpy())
+        graph.initializers[name] = ir.Value(name=name, shape=shape, type=kind, const_value=tensor)
+    return graph.initializers[name]
 
 
 def drop_unused_initializers(graph: ir.Graph) -> None:

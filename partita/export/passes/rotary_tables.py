@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from partita.export.passes.base import Pass, PassContext, over
-from partita.export.passes.rewriting import drop_unused_initializers, replace, take_names
+from partita.export.passes.rewriting import drop_unused_initializers, remove_unread, replace, take_names
 from partita.export.weight_sources import stored
 
 WAVES = frozenset({"Cos", "Sin"})
@@ -153,17 +153,7 @@ def _look_up(graph: ir.Graph, positions: ir.Value, value: ir.Value, rows: npt.ND
     take_names(new, old)
     before = [v.producer() for v in old.inputs if v is not None]
     replace(graph, old, new)
-    _remove_unread(graph, before)
-
-
-def _remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
-    """Remove those of `nodes` that nothing reads any more, and what was there only for them."""
-    for node in nodes:
-        if node is None or node.graph is not graph or any(o.uses() or o.is_graph_output() for o in node.outputs):
-            continue
-        before = [v.producer() for v in node.inputs if v is not None]
-        graph.remove(node, safe=True)
-        _remove_unread(graph, before)
+    remove_unread(graph, before)
 
 
 PASS = Pass("rotary_tables", run)

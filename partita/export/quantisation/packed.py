@@ -8,7 +8,7 @@ the graph computes in.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -20,7 +20,7 @@ from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Origin, blocks
 from partita.export.quantisers import Grid, Quantised, quantiser
 from partita.export.weight_files import OpenFiles
-from partita.export.weight_sources import SLICE_BYTES, Part, Plain
+from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
 
 WORKING_ELEMENTS = 1 << 16
 """Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache. Four
@@ -108,6 +108,12 @@ class Packed:
 
     def interleaved(self, axis: int) -> None:
         """None: it is asked for before weights are quantised."""
+
+    def rescaled(self, factor: float, offset: float, dtype: ir.DataType) -> None:
+        """None: passes that change numbers run before weights are packed."""
+
+    def joined(self, others: Sequence[WeightSource], axis: int, name: str) -> None:
+        """None: passes that join weights run before they are packed."""
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Integers as they come; scales and zero points are kept until all are through.

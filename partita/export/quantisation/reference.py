@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from partita.export.naming import Sources
-from partita.export.origins import Computed, Joined, Origin, Region, Stored
+from partita.export.origins import Computed, Joined, Origin, Region, Rescaled, Stored
 from partita.export.quantisation.packed import unpack
 from partita.export.quantisation.rewrite import Placed
 from partita.export.weight_files import OpenFiles, TensorInfo
@@ -37,7 +37,7 @@ def movable(sources: Sources) -> Callable[[Plain], bool]:
 
 def _moves(origin: Origin) -> bool:
     """Whether an origin only brings numbers to other places."""
-    if isinstance(origin, Computed):
+    if isinstance(origin, Computed | Rescaled):
         return False
     if isinstance(origin, Joined):
         return all(_moves(part) for part in origin.parts)

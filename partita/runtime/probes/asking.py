@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +58,27 @@ def ask(model: bytes, sizes: Sizes, lab: Lab) -> Asked:
             unasked += len(operators)
     fails = "" if left else _failure_over(graph, lab)
     return Asked(len(graph.nodes), dict(left), fails, unasked)
+
+
+def takes_each(models: Sequence[tuple[bytes, Sizes]], lab: Lab) -> list[bool]:
+    """For each model of one node, whether the provider takes the node as the operator that it is.
+
+    False where there was no answer, and where it takes only the nodes of the operator's function.
+    """
+    import onnx
+
+    company = lab.resolution.provider.compiles
+    cases: list[onnx.ModelProto | None] = []
+    for model, sizes in models:
+        graph = cut_proto(onnx.ModelProto.FromString(model), Path(), sizes)
+        (name,) = graph.nodes
+        try:
+            cases.append(case_model(node_case(graph, name), company=company))
+        except CannotProbeError:
+            cases.append(None)
+    answers = iter(lab.try_all([case for case in cases if case is not None]))
+    found = [next(answers) if case is not None else None for case in cases]
+    return [answer is not None and answer.outcome == "taken" and not answer.unfolded for answer in found]
 
 
 def _failure_over(graph: Graph, lab: Lab) -> str:

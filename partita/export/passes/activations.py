@@ -1,0 +1,132 @@
+"""One operator for an activation, whatever it is written with.
+
+    x ─┬─ Sigmoid ─┬─ Mul ─ y                                           before, for example
+       └───────────┘
+    x ─ QuickGelu(alpha=1) ─ y                                          after, beside gqa
+    x ─ Swish ─ y                                                       after, beside onnx24, where there is a kernel
+
+A subgraph is an activation when it computes one: y depends on x alone, element by element, and on a grid of numbers it
+is what the activation is. SiLU, GELU by the error function or by tanh, and x * sigmoid(1.702 x) are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.passes.arithmetic import Array, UnknownError, computed, erf, sigmoid
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.regions import above, below, nodes_between, same_type
+from partita.export.passes.rewriting import discard, drop_unused_initializers, stand_in
+
+CURVES = frozenset({"Sigmoid", "Tanh", "Erf"})
+"""An activation that is known has one of these in it."""
+PLAIN = frozenset({"Add", "Cast", "Div", "Mul", "Neg", "Pow", "Sub"})
+LONGEST_BEFORE, LONGEST_AFTER, MOST_NODES = 6, 5, 14
+GRID = np.concatenate([np.linspace(-12.0, 12.0, 961), np.linspace(-0.1, 0.1, 101)])
+TOLERANCE, HALF_TOLERANCE = 2e-6, 4e-4
+"""Largest difference on the grid; the latter where constants of the graph are rounded to 16 bits, and less than that
+between the two forms of GELU (4.7e-4).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """A function of one number, and the nodes that may stand for it, the best first, given the operator set."""
+
+    function: Callable[[Array], Array]
+    contrib: Callable[[int], ir.Node]
+    standard: Callable[[int], ir.Node | None]
+
+
+def _quick(alpha: float) -> Callable[[int], ir.Node]:
+    return lambda opset: ir.Node("com.microsoft", "QuickGelu", [None], [ir.AttrFloat32("alpha", alpha)])
+
+
+def _gelu(approximate: str, before: str) -> Callable[[int], ir.Node]:
+    """ONNX's own since operator set 20, ONNX Runtime's before."""
+    return lambda opset: (
+        ir.node("Gelu", [None], {"approximate": approximate})
+        if opset >= 20
+        else ir.Node("com.microsoft", before, [None])
+    )
+
+
+KNOWN = (
+    Activation(lambda x: x * sigmoid(x), _quick(1.0), lambda opset: ir.node("Swish", [None])),
+    Activation(
+        lambda x: x * sigmoid(1.702 * x), _quick(1.702), lambda opset: ir.node("Swish", [None], {"alpha": 1.702})
+    ),
+    Activation(lambda x: 0.5 * x * (1.0 + erf(x / np.sqrt(2.0))), _gelu("none", "Gelu"), _gelu("none", "Gelu")),
+    Activation(
+        lambda x: 0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3))),
+        _gelu("tanh", "FastGelu"),
+        _gelu("tanh", "FastGelu"),
+    ),
+)
+
+
+def run(model: ir.Model, context: PassContext) -> int:
+    """Rewrite every activation that the target has an operator for; returns how many."""
+    if context.fused == "none":
+        return 0
+    count = 0
+    for node in [n for n in model.graph if n.op_type in CURVES]:
+        if node.graph is model.graph:
+            with over(node):
+                count += _rewritten(model.graph, node, context)
+    drop_unused_initializers(model.graph)
+    return count
+
+
+def _rewritten(graph: ir.Graph, curve: ir.Node, context: PassContext) -> bool:
+    """Rewrite the activation around a node; False where there is none."""
+    for source, result, nodes in _candidates(curve):
+        found = recognised(nodes, source, result)
+        if found is None:
+            continue
+        new = (found.contrib if context.fused == "contrib" else found.standard)(context.spec.opset)
+        if new is None:
+            return False
+        new.replace_input_with(0, source)
+        if not context.takes(new):
+            discard(new)
+            return False
+        stand_in(graph, result, new)
+        return True
+    return False
+
+
+def _candidates(curve: ir.Node) -> Iterator[tuple[ir.Value, ir.Value, list[ir.Node]]]:
+    """Input, output and nodes of what may be an activation, the largest first."""
+    first = curve.inputs[0]
+    if first is None:
+        return
+    results = below(curve.outputs[0], PLAIN, LONGEST_AFTER)[::-1]
+    for source in above(first, PLAIN, LONGEST_BEFORE):
+        for result in results:
+            if result is curve.outputs[0] or result.is_graph_output() or not same_type(source, result):
+                continue
+            nodes = nodes_between({source}, result, MOST_NODES)
+            if nodes is not None and curve in nodes:
+                yield source, result, nodes
+
+
+def recognised(nodes: list[ir.Node], source: ir.Value, result: ir.Value) -> Activation | None:
+    """The activation that `nodes` compute; None when it is none of those that are known."""
+    try:
+        found = computed(nodes, {source: GRID})[result]
+    except UnknownError:
+        return None
+    if found.shape != GRID.shape:
+        return None
+    half = source.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+    differences = [float(np.abs(found - each.function(GRID)).max()) for each in KNOWN]
+    best = int(np.argmin(differences))
+    return KNOWN[best] if differences[best] <= (HALF_TOLERANCE if half else TOLERANCE) else None
+
+
+PASS = Pass("activations", run)

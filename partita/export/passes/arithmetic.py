@@ -1,0 +1,181 @@
+"""What a few nodes compute, in float64: passes ask it to find out what a subgraph is, whatever it is written with.
+
+Casts between floats are left out, so that a form which computes in float32 inside is the same function as one that does
+not. Weights of the checkpoint are not read: whoever asks gives numbers in their place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from partita.export.weight_sources import stored
+
+Array = npt.NDArray[Any]
+Compute = Callable[[ir.Node, list[Array]], Array | list[Array]]
+LARGE = 1 << 16
+"""Constants of more elements are looked up in, and never converted as a whole."""
+
+
+class UnknownError(Exception):
+    """A node computes what is not known here."""
+
+
+def computed(nodes: Sequence[ir.Node], given: Mapping[ir.Value, Array]) -> dict[ir.Value, Array]:
+    """Every value that `nodes`, in their order, make of the values in `given` and of constants.
+
+    Raises UnknownError for an operator that is not in `OPERATORS`, and for a value that nobody has given.
+    """
+    known = dict(given)
+    for node in nodes:
+        operator = OPERATORS.get(node.op_type) if node.domain == "" else None
+        if operator is None:
+            raise UnknownError(f"{node.domain or 'ai.onnx'}::{node.op_type}")
+        inputs = [_known(value, known) for value in node.inputs if value is not None]
+        try:
+            with np.errstate(all="ignore"):
+                result = operator(node, inputs)
+        except (ValueError, IndexError, TypeError) as error:
+            raise UnknownError(f"{node.op_type}: {error}") from error
+        known.update(zip(node.outputs, result if isinstance(result, list) else [result], strict=False))
+    return known
+
+
+def _known(value: ir.Value, known: Mapping[ir.Value, Array]) -> Array:
+    if value in known:
+        return known[value]
+    if value.const_value is None or stored(value) is not None:
+        raise UnknownError(f"{value.name} is not known")
+    return _wide(value.const_value.numpy())
+
+
+def _wide(array: Array) -> Array:
+    """Floats as float64; the rest, and what is large, as it is."""
+    return array if array.dtype.kind in "iub" or array.size > LARGE else array.astype(np.float64)
+
+
+def _elementwise(function: Callable[..., Any]) -> Compute:
+    return lambda node, inputs: np.asarray(function(*inputs))
+
+
+def _cast(node: ir.Node, inputs: list[Array]) -> Array:
+    to = ir.DataType(node.attributes.get_int("to", 0))
+    if to.is_floating_point():
+        return _wide(inputs[0]).astype(np.float64)
+    if inputs[0].dtype.kind not in "iub":
+        raise UnknownError("a Cast that rounds")
+    return inputs[0].astype(to.numpy())
+
+
+def _axes(node: ir.Node, inputs: list[Array]) -> tuple[int, ...]:
+    """Axes of a Reduce, Squeeze or Unsqueeze: an input since opset 13 or 18, an attribute before."""
+    found = inputs[1].tolist() if len(inputs) > 1 else node.attributes.get_ints("axes", [])
+    if not found:
+        raise UnknownError("no axes")
+    return tuple(int(axis) for axis in found)
+
+
+def _reduced(function: Callable[..., Any]) -> Compute:
+    def reduce(node: ir.Node, inputs: list[Array]) -> Array:
+        keep = bool(node.attributes.get_int("keepdims", 1))
+        return np.asarray(function(inputs[0], axis=_axes(node, inputs), keepdims=keep))
+
+    return reduce
+
+
+def _reshape(node: ir.Node, inputs: list[Array]) -> Array:
+    data, wanted = inputs
+    keeps_zero = node.attributes.get_int("allowzero", 0)
+    sizes = [data.shape[i] if n == 0 and not keeps_zero else int(n) for i, n in enumerate(wanted.tolist())]
+    return data.reshape(sizes)
+
+
+def _unsqueeze(node: ir.Node, inputs: list[Array]) -> Array:
+    return np.expand_dims(inputs[0], _axes(node, inputs))
+
+
+def _squeeze(node: ir.Node, inputs: list[Array]) -> Array:
+    return np.squeeze(inputs[0], _axes(node, inputs))
+
+
+def _transpose(node: ir.Node, inputs: list[Array]) -> Array:
+    return inputs[0].transpose(node.attributes.get_ints("perm", range(inputs[0].ndim)[::-1]))
+
+
+def _slice(node: ir.Node, inputs: list[Array]) -> Array:
+    data, starts, stops = inputs[:3]
+    axes = inputs[3].tolist() if len(inputs) > 3 else range(len(starts))
+    steps = inputs[4].tolist() if len(inputs) > 4 else [1] * len(starts)
+    cut = [slice(None)] * data.ndim
+    for axis, start, stop, step in zip(axes, starts.tolist(), stops.tolist(), steps, strict=True):
+        if step < 1:
+            raise UnknownError("a Slice that runs backwards")
+        cut[axis] = slice(start, stop, step)
+    return np.asarray(data[tuple(cut)])
+
+
+def _split(node: ir.Node, inputs: list[Array]) -> list[Array]:
+    axis = node.attributes.get_int("axis", 0)
+    if len(inputs) > 1:
+        return list(np.split(inputs[0], np.cumsum(inputs[1])[:-1], axis))
+    return list(np.array_split(inputs[0], len(node.outputs), axis))
+
+
+def _concat(node: ir.Node, inputs: list[Array]) -> Array:
+    return np.concatenate(inputs, node.attributes.get_int("axis", 0))
+
+
+def _gather(node: ir.Node, inputs: list[Array]) -> Array:
+    found = np.take(inputs[0], inputs[1].astype(np.int64), node.attributes.get_int("axis", 0))
+    return found if found.dtype.kind in "iub" else found.astype(np.float64)
+
+
+def erf(x: Array) -> Array:
+    """The error function, to 1e-15: numpy has none."""
+    return np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), without overflow."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
+
+
+OPERATORS: dict[str, Compute] = {
+    "Abs": _elementwise(np.abs),
+    "Add": _elementwise(np.add),
+    "Cast": _cast,
+    "Concat": _concat,
+    "Cos": _elementwise(np.cos),
+    "Div": _elementwise(np.divide),
+    "Erf": _elementwise(erf),
+    "Exp": _elementwise(np.exp),
+    "Gather": _gather,
+    "Identity": _elementwise(np.asarray),
+    "Max": _elementwise(np.maximum),
+    "Min": _elementwise(np.minimum),
+    "Mul": _elementwise(np.multiply),
+    "Neg": _elementwise(np.negative),
+    "Pow": _elementwise(np.power),
+    "Reciprocal": _elementwise(np.reciprocal),
+    "ReduceMean": _reduced(np.mean),
+    "ReduceSum": _reduced(np.sum),
+    "Relu": _elementwise(lambda x: np.maximum(x, 0)),
+    "Reshape": _reshape,
+    "Sigmoid": _elementwise(sigmoid),
+    "Sin": _elementwise(np.sin),
+    "Slice": _slice,
+    "Split": _split,
+    "Sqrt": _elementwise(np.sqrt),
+    "Squeeze": _squeeze,
+    "Sub": _elementwise(np.subtract),
+    "Sum": _elementwise(lambda *terms: sum(terms[1:], start=terms[0])),
+    "Tanh": _elementwise(np.tanh),
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}
+"""The operators whose results are known here; attributes as in the operator sets since 17."""

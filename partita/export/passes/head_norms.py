@@ -1,0 +1,82 @@
+"""Norms of the heads of queries and keys, without their own Reshapes.
+
+    x [B, S, H*D] ─ Reshape [B, S, H, D] ─ SimplifiedLayerNormalization(w [D]) ─ Reshape [B, S, H*D] ─ y     before
+    x ─ BranchwiseRMSNorm(w, H branches) ─ y                                                  after, beside gqa
+
+The attention operator has inputs for both norms, which ONNX Runtime 1.31.1 implements for CUDA and WebGPU only: a graph
+with them could not be verified on the CPU provider, and is not written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.regions import last_size
+from partita.export.passes.rewriting import discard, only_consumer, remove_unread, stand_in, take_names
+from partita.export.passes.rotary_attention import ATTENTION
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """A norm of the heads of `source` into `result`, both [B, S, H*D]."""
+
+    source: ir.Value
+    result: ir.Value
+    norm: ir.Node
+
+    @property
+    def epsilon(self) -> float:
+        """Of the norm."""
+        return self.norm.attributes.get_float("epsilon", 1e-5)
+
+
+def run(model: ir.Model, context: PassContext) -> int:
+    """Rewrite the norms of the heads before every attention node; returns how many."""
+    if context.fused != "contrib":
+        return 0
+    count = 0
+    for node in [n for n in model.graph if n.op_type == ATTENTION]:
+        with over(node):
+            norms = [_norm_of(value) for value in node.inputs[:2]]
+            count += sum(_by_branches(model.graph, norm, context) for norm in norms if norm is not None)
+    return count
+
+
+def _norm_of(value: ir.Value | None) -> HeadNorm | None:
+    """The norm of the heads that an input of attention [B, S, H*D] is; None when it is none."""
+    last = None if value is None else value.producer()
+    if value is None or last is None or last.op_type != "Reshape" or only_consumer(value) is None:
+        return None
+    norm = last.inputs[0].producer() if last.inputs[0] is not None else None
+    if norm is None or norm.op_type != "SimplifiedLayerNormalization" or only_consumer(norm.outputs[0]) is None:
+        return None
+    split = norm.inputs[0].producer() if norm.inputs[0] is not None else None
+    source = split.inputs[0] if split is not None and split.op_type == "Reshape" else None
+    if source is None or source.shape is None or value.shape is None:
+        return None
+    if [str(size) for size in source.shape] != [str(size) for size in value.shape] or source.shape.rank() != 3:
+        return None
+    return HeadNorm(source, value, norm)
+
+
+def _by_branches(graph: ir.Graph, each: HeadNorm, context: PassContext) -> bool:
+    """Norm the heads in one node; False where the target does not take it."""
+    width, scale = last_size(each.norm.outputs[0]), each.norm.inputs[1]
+    whole = last_size(each.source)
+    if width is None or whole is None or scale is None:
+        return False
+    attributes = [ir.AttrInt64("num_branches", whole // width), ir.AttrFloat32("epsilon", each.epsilon)]
+    new = ir.Node("com.microsoft", "BranchwiseRMSNorm", [each.source, scale], attributes)
+    if not context.takes(new):
+        discard(new)
+        return False
+    stand_in(graph, each.result, new)
+    take_names(new, each.norm)
+    remove_unread(graph, [each.norm])
+    return True
+
+
+PASS = Pass("head_norms", run)

@@ -1,0 +1,238 @@
+"""One product for queries, keys and values.
+
+    x ─┬─ MatMul(Wq) ─ Add(bq) ─ query ─┐
+       ├─ MatMul(Wk) ─ Add(bk) ─ key ───┤ GroupQueryAttention                                before
+       └─ MatMul(Wv) ─ Add(bv) ─ value ─┘
+    x ─ MatMul(Wq | Wk | Wv) ─ Add(bq | bk | bv) ─ GroupQueryAttention(packed)              after, beside gqa
+    x ─ MatMul(Wq | Wk | Wv) ─ Add(bq | bk | bv) ─ Split ─ ...                         after, where norms are between
+
+The joined weight is read from the checkpoint in its parts, as it is written. Where a model has one product already and
+cuts it into the three, in this order, the operator gets it as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.passes.arithmetic import UnknownError, computed
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.regions import above, last_size, nodes_between
+from partita.export.passes.rewriting import (
+    added,
+    discard,
+    drop_unused_initializers,
+    only_consumer,
+    remove_unread,
+    replace,
+    take_names,
+)
+from partita.export.passes.rotary_attention import ATTENTION
+from partita.export.passes.views import VIEWS
+from partita.export.weight_sources import StoredPart, stored
+
+CUTS = frozenset({"Slice", "Split", "Gather", *VIEWS})
+BETWEEN = frozenset({"SimplifiedLayerNormalization", "BranchwiseRMSNorm", *VIEWS})
+"""Operators between a product and attention beside which the product is still packed, and split again."""
+LONGEST = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """One of the products: of what, with which weight [H, n] and bias [n], and what comes out."""
+
+    source: ir.Value
+    weight: ir.Value
+    bias: ir.Value | None
+    result: ir.Value
+
+
+def run(model: ir.Model, context: PassContext) -> int:
+    """Pack the products before every attention node; returns before how many."""
+    if context.fused != "contrib":
+        return 0
+    count = 0
+    for node in [n for n in model.graph if n.op_type == ATTENTION]:
+        with over(node):
+            count += _packed(model.graph, node, context) or _split_again(model.graph, node)
+    drop_unused_initializers(model.graph)
+    return count
+
+
+def _packed(graph: ir.Graph, node: ir.Node, context: PassContext) -> bool:
+    """Give the node all three in one input; False where they are no products, or the target does not take it so."""
+    three = node.inputs[:3]
+    whole = _uncut(three) if None not in three else None
+    products = None if whole is not None else _projections(three, through=frozenset())
+    if whole is None and products is None:
+        return False
+    given = whole if whole is not None else _joined_type(products or ())
+    new = ir.Node(
+        node.domain,
+        node.op_type,
+        [given, None, None, *node.inputs[3:]],
+        list(node.attributes.values()),
+        num_outputs=len(node.outputs),
+    )
+    if given is None or not context.takes(new):
+        discard(new)
+        return False
+    before = [value.producer() for value in three if value is not None]
+    if products is not None:
+        made = _multiplied(graph, products, node)
+        if made is None:
+            discard(new)
+            return False
+        new.replace_input_with(0, made)
+    take_names(new, node)
+    replace(graph, node, new)
+    remove_unread(graph, before)
+    return True
+
+
+def _split_again(graph: ir.Graph, node: ir.Node) -> bool:
+    """Pack the products that norms stand behind, and split what comes out; False where there are none."""
+    products = _projections(node.inputs[:3], through=BETWEEN)
+    if products is None or all(each.result is value for each, value in zip(products, node.inputs[:3], strict=True)):
+        return False
+    made = _multiplied(graph, products, node)
+    if made is None:
+        return False
+    widths = [last_size(each.result) for each in products]
+    name = "split." + ".".join(map(str, widths))
+    sizes = added(graph, ir.tensor(np.array(widths, np.int64), name=name), name)
+    split = ir.Node("", "Split", [made, sizes], [ir.AttrInt64("axis", -1)], num_outputs=len(products))
+    take_names(split, node)
+    maker = made.producer()
+    assert maker is not None
+    graph.insert_after(maker, split)
+    for each, part in zip(products, split.outputs, strict=True):
+        old = each.result.producer()
+        part.shape, part.type = each.result.shape, each.result.type
+        each.result.replace_all_uses_with(part)
+        remove_unread(graph, [old])
+    return True
+
+
+def _projections(values: Sequence[ir.Value | None], through: frozenset[str]) -> tuple[Projection, ...] | None:
+    """The products that the values are, of one input; None when one is not, or is read elsewhere, too.
+
+    through: operators of one input that may stand between a product and its value.
+    """
+    found = [_projection(value, through) for value in values]
+    products = tuple(each for each in found if each is not None)
+    if len(products) != len(values) or len({each.source for each in products}) != 1:
+        return None
+    if len({each.bias is None for each in products}) != 1 or len({each.result for each in products}) != len(products):
+        return None
+    return products
+
+
+def _projection(value: ir.Value | None, through: frozenset[str]) -> Projection | None:
+    for _ in range(LONGEST):
+        node = None if value is None or only_consumer(value) is None else value.producer()
+        if value is None or node is None:
+            return None
+        if node.op_type in through:
+            value = node.inputs[0]
+            continue
+        bias = None
+        if node.op_type == "Add":
+            bias = next((each for each in node.inputs if _is_vector(each, value)), None)
+            rest = next((each for each in node.inputs if each is not bias), None)
+            node = None if rest is None or only_consumer(rest) is None else rest.producer()
+            if bias is None or node is None:
+                return None
+        source, weight = (*node.inputs, None, None)[:2]
+        part = stored(weight)
+        if node.op_type != "MatMul" or source is None or weight is None or part is None or len(weight.uses()) != 1:
+            return None
+        return Projection(source, weight, bias, value) if part.shape.rank() == 2 else None
+    return None
+
+
+def _is_vector(bias: ir.Value | None, value: ir.Value) -> bool:
+    """Whether `bias` is a weight [n] beside a value [..., n]."""
+    return stored(bias) is not None and bias is not None and bias.shape == ir.Shape([last_size(value)])
+
+
+def _joined_type(products: Sequence[Projection]) -> ir.Value | None:
+    """A value of the type of what the products make together, to ask with."""
+    first, widths = products[0].result, [last_size(each.result) for each in products]
+    if first.shape is None or None in widths:
+        return None
+    shape = ir.Shape([*first.shape[:-1], sum(width for width in widths if width is not None)])
+    return ir.Value(name="packed", shape=shape, type=first.type)
+
+
+def _multiplied(graph: ir.Graph, products: Sequence[Projection], at: ir.Node) -> ir.Value | None:
+    """The products as one, computed where the first of them is; None where the weights cannot be written as one."""
+    weight = _joined([each.weight for each in products], 1)
+    bias = None if products[0].bias is None else _joined([each.bias for each in products], 0)
+    kind = _joined_type(products)
+    if weight is None or kind is None or (bias is None and products[0].bias is not None):
+        return None
+    nodes = [ir.node("MatMul", [products[0].source, added(graph, weight, weight.name or "")])]
+    if bias is not None:
+        nodes.append(ir.node("Add", [nodes[0].outputs[0], added(graph, bias, bias.name or "")]))
+    source = products[0].source.producer()
+    for node in nodes:
+        take_names(node, at)
+        node.outputs[0].shape, node.outputs[0].type = kind.shape, kind.type
+    if source is not None:
+        graph.insert_after(source, nodes)
+    else:
+        graph.insert_before(graph[0], nodes)
+    return nodes[-1].outputs[0]
+
+
+def _joined(values: Sequence[ir.Value | None], axis: int) -> StoredPart | None:
+    """The weights one after the other along `axis`; None where they cannot be written so."""
+    parts = [part for part in map(stored, values) if part is not None]
+    if len(parts) != len(values) or any(part.is_reshaped or len(part.source.parts) != 1 for part in parts):
+        return None
+    return parts[0].joined(parts[1:], axis, _common_name([part.source.name for part in parts]))
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """`a.q.weight` and `a.k.weight` are `a.q+k.weight`."""
+    pieces = [name.split(".") for name in names]
+    if len({len(each) for each in pieces}) != 1:
+        return "+".join(names)
+    return ".".join("+".join(dict.fromkeys(each)) for each in zip(*pieces, strict=True))
+
+
+def _uncut(three: Sequence[ir.Value | None]) -> ir.Value | None:
+    """The value that query, key and value are cut from, in this order; None when there is none."""
+    widths = [0 if value is None else last_size(value) or 0 for value in three]
+    query = three[0]
+    if query is None or not all(widths):
+        return None
+    for whole in above(query, CUTS, LONGEST)[1:]:
+        if last_size(whole) == sum(widths) and whole.shape is not None and whole.shape.rank() == 3:
+            return whole if _are_cuts(whole, three, widths) else None
+    return None
+
+
+def _are_cuts(whole: ir.Value, three: Sequence[ir.Value | None], widths: Sequence[int]) -> bool:
+    """Whether the three are the parts of `whole` [B, S, n] of these widths, one after the other."""
+    assert whole.shape is not None
+    sizes = [size if isinstance(size, int) else 3 for size in whole.shape]
+    numbers = np.arange(np.prod(sizes)).reshape(sizes)
+    for value, part in zip(three, np.split(numbers, np.cumsum(widths)[:-1], -1), strict=True):
+        nodes = None if value is None else nodes_between({whole}, value)
+        if value is None or nodes is None:
+            return False
+        try:
+            seen = computed(nodes, {whole: numbers})[value]
+        except UnknownError:
+            return False
+        if not np.array_equal(seen, part):
+            return False
+    return True
+
+
+PASS = Pass("packed_attention", run)

@@ -1,0 +1,121 @@
+"""Let attention turn queries and keys itself, by tables of cosines and sines.
+
+    query ─ rotary embedding(cos, sin at the positions) ─┐
+    key ─── rotary embedding(cos, sin at the positions) ─┴ GroupQueryAttention          before
+    query ┐
+    key ──┴ GroupQueryAttention(do_rotary, tables of cos and sin)                       after, beside gqa
+
+The operator knows the positions by itself: where both are turned in the same way, nothing else may need them. Whatever
+the embedding is written with, all of a head or a part of it, halves or neighbours, is found in `rotations.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.passes.arithmetic import Array
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.regions import last_size
+from partita.export.passes.rewriting import (
+    discard,
+    drop_unused_initializers,
+    only_consumer,
+    remove_unread,
+    replace,
+    take_names,
+)
+from partita.export.passes.rotations import Rotation, rotation_of, table_in
+from partita.export.passes.views import VIEWS
+
+ATTENTION = "GroupQueryAttention"
+COS, SIN, FIRST_AFTER = 7, 8, 9
+"""Inputs of the operator (ONNX Runtime ContribOperators.md)."""
+HEADS_IN, HALVES_IN = 16, 8
+"""Sizes that the head and a row of a table must be multiples of, as ONNX Runtime 1.31.1 says when it runs."""
+
+
+def run(model: ir.Model, context: PassContext) -> int:
+    """Rewrite every attention node whose query and key are turned; returns how many."""
+    graph, positions = model.graph, context.input(model.graph, "positions")
+    if context.fused != "contrib" or positions is None:
+        return 0
+    count = 0
+    for node in [n for n in graph if n.op_type == ATTENTION]:
+        with over(node):
+            count += _rewritten(graph, node, positions, context)
+    drop_unused_initializers(graph)
+    return count
+
+
+def _rewritten(graph: ir.Graph, node: ir.Node, positions: ir.Value, context: PassContext) -> bool:
+    """Rewrite one node; False where it cannot be, or the target does not take it."""
+    if node.attributes.get_int("do_rotary", 0):
+        return False
+    length = context.spec.max_length
+    found = [rotation_of(end, positions, length) for index in (0, 1) if (end := _turned(node, index)) is not None]
+    pair = [each for each in found if each is not None]
+    if len(pair) != 2 or not _same(*pair) or not _fits(pair[0]):
+        return False
+    tables = [table_in(graph, label, array, pair[0]) for label, array in _arrays(pair[0])]
+    inputs = [*node.inputs, *[None] * (COS - len(node.inputs))]
+    new = ir.Node(
+        node.domain,
+        node.op_type,
+        [*inputs[:COS], *tables, *inputs[FIRST_AFTER:]],
+        [
+            *node.attributes.values(),
+            ir.AttrInt64("do_rotary", 1),
+            *([ir.AttrInt64("rotary_interleaved", 1)] if pair[0].interleaved else []),
+        ],
+        num_outputs=len(node.outputs),
+    )
+    if not context.takes(new):
+        discard(new)
+        return False
+    take_names(new, node)
+    replace(graph, node, new)
+    for each in pair:
+        old = each.result.producer()
+        each.result.replace_all_uses_with(each.source)
+        remove_unread(graph, [old])
+    return True
+
+
+def _turned(node: ir.Node, index: int) -> ir.Value | None:
+    """What an input of the node is a view of, where nothing else reads it on the way."""
+    value = node.inputs[index]
+    while value is not None and only_consumer(value) is not None:
+        producer = value.producer()
+        if producer is None or producer.op_type not in VIEWS:
+            return value
+        value = producer.inputs[0]
+    return None
+
+
+def _same(one: Rotation, other: Rotation) -> bool:
+    """Whether queries and keys are turned in the same way."""
+    return (
+        one.interleaved == other.interleaved
+        and np.array_equal(one.cos, other.cos)
+        and np.array_equal(one.sin, other.sin)
+    )
+
+
+def _fits(rotation: Rotation) -> bool:
+    """Whether the operator turns so much of a head: it says so when it runs, and not when it is opened."""
+    width, half = last_size(rotation.source), rotation.cos.shape[1]
+    return width is not None and width % HEADS_IN == 0 and (half % HALVES_IN == 0 or rotation.interleaved)
+
+
+def _arrays(rotation: Rotation) -> Iterator[tuple[str, Array]]:
+    """The tables of cosines and sines [N, R/2]; neighbours beyond R are turned by nothing where R is too narrow."""
+    missing = -rotation.cos.shape[1] % HALVES_IN
+    for label, table, still in (("cos", rotation.cos, 1.0), ("sin", rotation.sin, 0.0)):
+        rest = np.full((len(table), missing), still, table.dtype)
+        yield label, np.concatenate([table, rest], 1)
+
+
+PASS = Pass("rotary_attention", run)

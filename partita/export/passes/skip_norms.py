@@ -1,0 +1,96 @@
+"""One operator for a residual sum and the norm that reads it.
+
+    a, b [B, S, H] ─ Add ─ sum ─┬─ SimplifiedLayerNormalization ─ y             before; LayerNormalization likewise
+                                └─ ...
+    a, b ─ SkipSimplifiedLayerNormalization ─┬─ y                               after, beside gqa
+                                             └─ sum ─ ...
+
+A bias [H] that was added to one of the two goes in, too.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.regions import same_type
+from partita.export.passes.rewriting import discard, only_consumer, remove_unread, take_names
+
+FUSED = {
+    "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
+    "LayerNormalization": "SkipLayerNormalization",
+}
+SUM = 3
+"""Output of the fused operators that is the sum."""
+
+
+def run(model: ir.Model, context: PassContext) -> int:
+    """Rewrite every sum that a norm reads; returns how many."""
+    if context.fused != "contrib":
+        return 0
+    count = 0
+    for node in list(model.graph):
+        if node.graph is model.graph and node.op_type in FUSED and not node.domain:
+            with over(node):
+                count += _rewritten(model.graph, node, context)
+    return count
+
+
+def _rewritten(graph: ir.Graph, norm: ir.Node, context: PassContext) -> bool:
+    """Rewrite the sum before a norm; False where there is none, or the target has no operator for both."""
+    total = norm.inputs[0]
+    add = None if total is None else total.producer()
+    if total is None or add is None or add.op_type != "Add" or not _is_over_last_axis(norm, total):
+        return False
+    parts = [value for value in add.inputs if value is not None and same_type(value, total)]
+    if len(parts) != 2 or total.is_graph_output() or norm.outputs[0].is_graph_output():
+        return False
+    parts, bias = _without_bias(parts)
+    weights = list(norm.inputs[1:])
+    beta = [] if norm.op_type == "SimplifiedLayerNormalization" else [weights[1] if len(weights) > 1 else None]
+    inputs = [*parts, weights[0], *beta, *([bias] if bias is not None else [])]
+    wants_sum = len(total.uses()) > 1
+    new = ir.Node(
+        "com.microsoft",
+        FUSED[norm.op_type],
+        inputs,
+        [ir.AttrFloat32("epsilon", norm.attributes.get_float("epsilon", 1e-5))],
+        outputs=[ir.Value(), ir.Value(name=""), ir.Value(name=""), ir.Value()][: SUM + 1 if wants_sum else 1],
+    )
+    if not context.takes(new):
+        discard(new)
+        return False
+    take_names(new, norm)
+    graph.insert_before(add, new)
+    for before, after in ((norm.outputs[0], new.outputs[0]), *([(total, new.outputs[SUM])] if wants_sum else [])):
+        after.shape, after.type = before.shape, before.type
+        before.replace_all_uses_with(after)
+    remove_unread(graph, [norm, add])
+    return True
+
+
+def _is_over_last_axis(norm: ir.Node, total: ir.Value) -> bool:
+    """Whether a norm of [B, S, H] has the axis, the precision inside and the outputs that the fused operators have."""
+    return (
+        total.shape is not None
+        and total.shape.rank() == 3
+        and norm.attributes.get_int("axis", -1) in (-1, 2)
+        and norm.attributes.get_int("stash_type", 1) == 1
+        and not any(out.uses() or out.is_graph_output() for out in norm.outputs[1:])
+    )
+
+
+def _without_bias(parts: list[ir.Value]) -> tuple[list[ir.Value], ir.Value | None]:
+    """The two terms, without a bias [H] that one of them is the sum with; and the bias."""
+    for index, part in enumerate(parts):
+        add = part.producer()
+        if add is None or add.op_type != "Add" or only_consumer(part) is None or part.shape is None:
+            continue
+        for value, bias in (add.inputs, add.inputs[::-1]):
+            is_bias = bias is not None and bias.const_value is not None and bias.shape == ir.Shape([part.shape[-1]])
+            if value is not None and bias is not None and is_bias and same_type(value, part):
+                return [value if i == index else other for i, other in enumerate(parts)], bias
+    return parts, None
+
+
+PASS = Pass("skip_norms", run)

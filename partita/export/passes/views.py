@@ -1,0 +1,114 @@
+"""One Reshape, or none, for a chain of operators that only look at a tensor differently.
+
+    x [B, S, H*D] ─ Reshape [B, S, H, D] ─ Transpose ─ Transpose ─ Reshape [B, S, H*D] ─ y          before
+    x ─ y                                                                                           after
+
+A chain is one when it keeps the order of the elements, whatever the symbolic sizes are: it is run on numbers that are
+their own places, for two choices of the sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.export.passes.arithmetic import Array, UnknownError, computed
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.rewriting import added, drop_unused_initializers, remove_unread, stand_in
+
+VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity"})
+CHOICES = ((2, 3), (5, 7))
+"""Sizes that symbolic ones get, by turns; all different from each other in one choice."""
+MOST_ELEMENTS = 1 << 20
+"""Larger tensors are left alone: a chain is tried on a few tokens, and a row of those is never as large."""
+
+
+def run(model: ir.Model, context: PassContext) -> int:
+    """Shorten every chain; returns how many."""
+    count = 0
+    for node in list(model.graph):
+        is_last = node.op_type in VIEWS and any(use.node.op_type not in VIEWS for use in node.outputs[0].uses())
+        if node.graph is model.graph and is_last:
+            with over(node):
+                count += _shortened(model.graph, node)
+    drop_unused_initializers(model.graph)
+    return count
+
+
+def _shortened(graph: ir.Graph, last: ir.Node) -> bool:
+    """Shorten the chain that ends with `last`; False where it is as short as it can be."""
+    result = last.outputs[0]
+    if result.is_graph_output():
+        return False
+    chain: list[ir.Node] = []
+    found: tuple[ir.Value, int] | None = None
+    for node in _upwards(last):
+        chain.insert(0, node)
+        source = node.inputs[0]
+        if source is None or source.const_value is not None:
+            break
+        kept = _keeps(chain, source, result)
+        if kept == "all" or (kept == "order" and len(chain) > 1 and _target(result) is not None):
+            found = source, len(chain) if kept == "order" else 0
+    if found is None:
+        return False
+    source, left = found
+    if not left:
+        result.replace_all_uses_with(source)
+        remove_unread(graph, [last])
+        return True
+    sizes = _target(result)
+    assert sizes is not None
+    name = "shape." + ".".join(map(str, sizes))
+    shape = added(graph, ir.tensor(np.array(sizes, np.int64), name=name), name)
+    stand_in(graph, result, ir.node("Reshape", [source, shape]))
+    return True
+
+
+def _upwards(last: ir.Node) -> Iterator[ir.Node]:
+    """The views that end with `last`, the last first."""
+    node: ir.Node | None = last
+    while node is not None and node.op_type in VIEWS and node.domain == "":
+        yield node
+        source = node.inputs[0]
+        node = None if source is None else source.producer()
+
+
+def _keeps(chain: Sequence[ir.Node], source: ir.Value, result: ir.Value) -> str:
+    """What the chain leaves as it was: `all`, the `order` of the elements, or an empty string."""
+    same = True
+    for choice in CHOICES:
+        sizes = _sizes(source, choice)
+        if sizes is None or np.prod(sizes) > MOST_ELEMENTS:
+            return ""
+        numbers: Array = np.arange(np.prod(sizes)).reshape(sizes)
+        try:
+            seen = computed(chain, {source: numbers})[result]
+        except UnknownError:
+            return ""
+        if not np.array_equal(seen.ravel(), numbers.ravel()):
+            return ""
+        same &= seen.shape == numbers.shape
+    return "all" if same else "order"
+
+
+def _sizes(value: ir.Value, choice: Sequence[int]) -> list[int] | None:
+    """The sizes of a value, symbolic ones as in `choice`; None where they are not known."""
+    if value.shape is None:
+        return None
+    left = iter(choice)
+    sizes = [size if isinstance(size, int) else next(left, None) for size in value.shape]
+    return None if None in sizes else [size for size in sizes if size is not None]
+
+
+def _target(value: ir.Value) -> list[int] | None:
+    """What a Reshape to the shape of `value` is told; None where more than one size is symbolic."""
+    if value.shape is None:
+        return None
+    sizes = [size if isinstance(size, int) else -1 for size in value.shape]
+    return sizes if sizes.count(-1) <= 1 else None
+
+
+PASS = Pass("views", run)

@@ -1,0 +1,106 @@
+"""An activation becomes one operator whatever it is written with, and its neighbours stay what they are."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from partita.export.passes.activations import PASS
+from tests.export.nets import Net, context, left_alone, operators, random, rewritten
+
+FEED = {"x": 4 * random(1, 7, 16), "up": random(1, 7, 16, seed=1)}
+
+
+def activation(net: Net, x: ir.Value, form: str) -> ir.Value:
+    """Ways in which models write what they compute."""
+
+    def number(value: float) -> ir.Value:
+        return net.constant(value)
+
+    if form == "silu":
+        return net.op("Mul", x, net.op("Sigmoid", x))
+    if form == "silu by tanh":
+        half = net.op("Mul", x, number(0.5))
+        return net.op("Mul", half, net.op("Add", net.op("Tanh", half), number(1.0)))
+    if form == "quick gelu":
+        return net.op("Mul", net.op("Sigmoid", net.op("Mul", number(1.702), x)), x)
+    if form == "gelu":
+        curve = net.op("Erf", net.op("Div", x, number(2**0.5)))
+        return net.op("Mul", net.op("Mul", x, number(0.5)), net.op("Add", number(1.0), curve))
+    cube = net.op("Pow", x, number(3.0)) if form == "gelu by tanh" else net.op("Mul", x, net.op("Mul", x, x))
+    inner = net.op("Add", x, net.op("Mul", number(0.044715), cube))
+    curve = net.op("Tanh", net.op("Mul", number((2 / np.pi) ** 0.5), inner))
+    return net.op("Mul", net.op("Mul", number(0.5), x), net.op("Add", number(1.0), curve))
+
+
+FORMS = {
+    "silu": "QuickGelu",
+    "silu by tanh": "QuickGelu",
+    "quick gelu": "QuickGelu",
+    "gelu": "Gelu",
+    "gelu by tanh": "Gelu",
+    "gelu by products": "Gelu",
+}
+
+
+def net(form: str, opset: int = 21) -> Net:
+    made = Net(opset)
+    x = made.input("x", [1, "s", 16])
+    made.give(made.op("Mul", activation(made, x, form), made.input("up", [1, "s", 16])))
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_activations(tmp_path: Path, form: str) -> None:
+    model = rewritten(lambda: net(form), PASS, tmp_path, FEED, context("contrib"))
+    assert operators(model) == [FORMS[form], "Mul"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_in_standard_operators(form: str) -> None:
+    model = net(form, 24).model()
+    assert PASS.run(model, context("standard")) == 1
+    assert operators(model) == ["Swish" if FORMS[form] == "QuickGelu" else "Gelu", "Mul"]
+
+
+def test_before_operator_set_20(tmp_path: Path) -> None:
+    told = context("contrib")
+    old = replace(told, spec=replace(told.spec, opset=18))
+    for form, operator in (("gelu", "Gelu"), ("gelu by tanh", "FastGelu")):
+        model = rewritten(functools.partial(net, form, 18), PASS, tmp_path, FEED, old, 1e-4)
+        assert operators(model) == [operator, "Mul"]
+        assert model.graph[0].domain == "com.microsoft"
+
+
+def similar(kind: str) -> Net:
+    """What is no activation that is known."""
+    made = Net()
+    x, up = made.input("x", [1, "s", 16]), made.input("up", [1, "s", 16])
+    gates: dict[str, Any] = {
+        "a gate of another": lambda: made.op("Mul", up, made.op("Sigmoid", x)),
+        "another slope": lambda: made.op("Mul", x, made.op("Sigmoid", made.op("Mul", x, made.constant(1.5)))),
+        "a curve alone": lambda: made.op("Tanh", x),
+        "a factor by column": lambda: made.op(
+            "Mul", x, made.op("Sigmoid", made.op("Mul", x, made.constant(np.linspace(1, 2, 16))))
+        ),
+    }
+    made.give(gates[kind]())
+    made.give(up, "other")
+    return made
+
+
+@pytest.mark.parametrize("kind", ["a gate of another", "another slope", "a curve alone", "a factor by column"])
+def test_what_is_another_function_stays(kind: str) -> None:
+    left_alone(lambda: similar(kind), PASS, context("contrib"))
+
+
+def test_only_where_the_target_takes_it() -> None:
+    left_alone(lambda: net("silu"), PASS, context("contrib", refused={"QuickGelu"}))
+    left_alone(lambda: net("silu", 24), PASS, context("standard", refused={"Swish"}))
+    left_alone(lambda: net("silu"), PASS, context("none"))

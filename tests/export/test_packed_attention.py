@@ -1,0 +1,145 @@
+"""Queries, keys and values come from one product, whose weight is joined while it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from partita.export.checkpoint import Checkpoint, open_checkpoint
+from partita.export.passes.manager import run as run_passes
+from partita.export.passes.packed_attention import PASS
+from partita.export.weight_sources import checkpoint_weight, stored
+from tests.conftest import TinyCheckpoint
+from tests.export.nets import Array, Net, context, operators, random, run
+
+HIDDEN, HEADS, KV_HEADS, WIDTH = 64, 4, 2, 16
+SIZES = {"q": HEADS * WIDTH, "k": KV_HEADS * WIDTH, "v": KV_HEADS * WIDTH}
+LAYER = "model.layers.0.self_attn"
+FEED: dict[str, Array] = {
+    "x": random(1, 3, HIDDEN),
+    "y": random(1, 3, HIDDEN, seed=1),
+    "last": np.array([2], np.int32),
+    "total": np.array(3, np.int32),
+    "pk": np.zeros((1, KV_HEADS, 8, WIDTH), np.float32),
+    "pv": np.zeros((1, KV_HEADS, 8, WIDTH), np.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tiny_checkpoint: TinyCheckpoint) -> Checkpoint:
+    return open_checkpoint(str(tiny_checkpoint("qwen2")))
+
+
+def attention(net: Net, three: list[Any]) -> Net:
+    for value, size in zip(three, SIZES.values(), strict=True):
+        value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
+    cache = [net.input(name, [1, KV_HEADS, 8, WIDTH]) for name in ("pk", "pv")]
+    cursors = [net.input("last", [1], ir.DataType.INT32), net.input("total", [], ir.DataType.INT32)]
+    output, *present = net.op(
+        "com.microsoft::GroupQueryAttention",
+        *three,
+        *cache,
+        *cursors,
+        outputs=3,
+        num_heads=HEADS,
+        kv_num_heads=KV_HEADS,
+    )
+    net.give(output)
+    for name, value in zip(("present key", "present value"), present, strict=True):
+        net.give(value, name)
+    return net
+
+
+def net(
+    checkpoint: Checkpoint, *, bias: str = "qkv", two: bool = False, read: bool = False, normed: bool = False
+) -> Net:
+    """Three products and attention. `bias`: which have one; `two`: the values are made of another input."""
+    made = Net()
+    x = made.input("x", [1, "s", HIDDEN])
+    y = made.input("y", [1, "s", HIDDEN]) if two else x
+    three = []
+    for name, size in SIZES.items():
+        part = checkpoint_weight(checkpoint, f"{LAYER}.{name}_proj.weight", ir.DataType.FLOAT).permuted((1, 0))
+        assert part is not None
+        value = made.op("MatMul", y if name == "v" else x, made.weight(part))
+        if name in bias:
+            shift = checkpoint_weight(checkpoint, f"{LAYER}.{name}_proj.bias", ir.DataType.FLOAT)
+            value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
+            value = made.op("Add", value, made.weight(shift))
+        if read and name == "k":
+            made.give(value, "key")
+        if normed and name != "v":
+            value.shape, value.type = ir.Shape([1, "s", size]), ir.TensorType(ir.DataType.FLOAT)
+            branches: dict[str, Any] = {"num_branches": size // WIDTH, "epsilon": 1e-6}
+            value = made.op("com.microsoft::BranchwiseRMSNorm", value, made.constant([2.0] * WIDTH), **branches)
+        three.append(value)
+    return attention(made, three)
+
+
+def packed(make: Any, folder: Path, count: int = 1) -> ir.Model:
+    before = run(make().model(), folder, FEED)
+    model = make().model()
+    assert run_passes(model, [PASS], context("contrib")) == {"packed_attention": count}
+    for one, other in zip(before, run(model, folder, FEED), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-5)
+    return model
+
+
+@pytest.mark.parametrize("bias", ["qkv", ""])
+def test_packed_attention(checkpoint: Checkpoint, tmp_path: Path, bias: str) -> None:
+    model = packed(lambda: net(checkpoint, bias=bias), tmp_path)
+    assert operators(model) == ["MatMul", *(["Add"] if bias else []), "GroupQueryAttention"]
+    weight = stored(model.graph.initializers[f"{LAYER}.q_proj+k_proj+v_proj.weight"])
+    assert weight is not None and list(weight.shape) == [HIDDEN, sum(SIZES.values())]
+    assert weight.source.tensors == {f"{LAYER}.{name}_proj.weight" for name in SIZES}, "nothing is read yet"
+    assert weight.source.elements == HIDDEN * sum(SIZES.values())
+
+
+def test_norms_of_the_heads_stay_behind_a_split(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    model = packed(lambda: net(checkpoint, normed=True), tmp_path)
+    norms = ["BranchwiseRMSNorm"] * 2
+    assert operators(model) == ["MatMul", "Add", "Split", *norms, "GroupQueryAttention"]
+
+
+def test_three_cuts_of_one_product_are_what_it_is(tmp_path: Path) -> None:
+    def make() -> Net:
+        made = Net()
+        whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
+        sizes = made.constant(list(SIZES.values()), np.int64)
+        return attention(made, list(made.op("Split", whole, sizes, axis=-1, outputs=3)))
+
+    assert operators(packed(make, tmp_path)) == ["MatMul", "GroupQueryAttention"]
+
+
+def test_cuts_in_another_order_stay(checkpoint: Checkpoint) -> None:
+    made = Net()
+    whole = made.op("MatMul", made.input("x", [1, "s", HIDDEN]), made.constant(random(HIDDEN, sum(SIZES.values()))))
+    first, second, query = made.op("Split", whole, made.constant([32, 32, 64], np.int64), axis=-1, outputs=3)
+    model = attention(made, [query, first, second]).model()
+    assert run_passes(model, [PASS], context("contrib")) == {"packed_attention": 0}
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "one without a bias": {"bias": "qv"},
+    "values of another input": {"two": True},
+    "keys that something else reads": {"read": True},
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_not_three_alike_stays(checkpoint: Checkpoint, kind: str) -> None:
+    model = net(checkpoint, **OTHERS[kind]).model()
+    before = operators(model)
+    assert run_passes(model, [PASS], context("contrib")) == {"packed_attention": 0}
+    assert operators(model) == before
+
+
+def test_only_where_the_target_takes_it(checkpoint: Checkpoint) -> None:
+    for told in (context("contrib", refused={"GroupQueryAttention"}), context("standard"), context("none")):
+        model = net(checkpoint).model()
+        assert run_passes(model, [PASS], told) == {"packed_attention": 0}
+        assert operators(model).count("MatMul") == 3
