@@ -33,6 +33,7 @@ QUOTED = {
     ("runtime/support/asking.py", "f' in node ({name})'"): "ONNX Runtime",
     ("runtime/support/asking.py", "f' node name: {name}'"): "ONNX Runtime",
     ("runtime/ort/errors.py", "OUR_OWN"): "ONNX Runtime",
+    ("runtime/ort/run_log.py", "UNPACKED"): "ONNX Runtime",
     ("runtime/ort/registry.py", "'ORT Build Info: '"): "ONNX Runtime",
     ("diagnosis/inlined_nodes.py", "f'Op type: {node.op_type} node name: {node.name}'"): "ONNX Runtime",
     ("runtime/environment.py", "'model name'"): "Linux, in /proc/cpuinfo",

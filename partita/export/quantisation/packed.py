@@ -23,8 +23,8 @@ from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain
 
 WORKING_ELEMENTS = 1 << 16
-"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache. Four times
-as many took a third longer.
+"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache.
+Four times as many took a third longer.
 """
 SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts beside the integers."""
