@@ -154,7 +154,7 @@ class Quality(Record):
     """What the precision costs: the package beside the original model, on the same text."""
 
     text: str
-    """Name of the file."""
+    """Name of the file; `random tokens` for a checkpoint without a tokenizer, whose perplexity says nothing."""
     text_sha256: str
     tokens: int
     """Tokens that were predicted."""

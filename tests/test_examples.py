@@ -53,6 +53,8 @@ def written() -> Iterator[tuple[str, str]]:
 EXAMPLES = {line: where for where, line in [*written(), *helped()]}
 MAKES_THE_PACKAGE = "partita export ./my-checkpoint ./package --precision fp16 --max-length 512"
 """The example whose package the others take."""
+MAKES_THE_PACKED_ONE = "partita export ./my-checkpoint ./package-int4 --precision int4"
+"""The one whose package those on packed weights take."""
 ELSEWHERE = ("partita export partita/demo/checkpoint build/for-cuda --target cuda",)
 """Carried out on a smaller model by tests/test_export_target.py: exports of the embedded checkpoint take their time."""
 
@@ -66,7 +68,8 @@ def place_of_examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as inside:
         inside.chdir(folder)
-        assert MAKES_THE_PACKAGE in EXAMPLES and cli.run(shlex.split(MAKES_THE_PACKAGE)[1:]) == 0
+        for line in (MAKES_THE_PACKAGE, MAKES_THE_PACKED_ONE):
+            assert line in EXAMPLES and cli.run(shlex.split(line)[1:]) == 0
     (folder / "build" / "demo").mkdir(parents=True)
     package = folder / "package"
     (folder / "build" / "demo" / "package").symlink_to(package)
@@ -88,8 +91,8 @@ def test_an_example_works(
     before, pipe, after = example.partition("| ")
     words = shlex.split((after if pipe else example).partition(" >> ")[0])
     assert words[0] == "partita", EXAMPLES[example]
-    if example == MAKES_THE_PACKAGE:
-        assert (place_of_examples / "package" / "manifest.json").is_file()
+    if example in (MAKES_THE_PACKAGE, MAKES_THE_PACKED_ONE):
+        assert (place_of_examples / words[3] / "manifest.json").is_file()
         return
     if example in ELSEWHERE:
         group: Any = typer.main.get_command(cli.app)

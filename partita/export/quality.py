@@ -22,7 +22,7 @@ import torch
 from safetensors.numpy import save as serialised
 from transformers import AutoTokenizer
 
-from partita.errors import PartitaError, UnsupportedModelError, UsageError
+from partita.errors import PartitaError, UsageError
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import load
@@ -37,6 +37,9 @@ TOKENS_TIMES_PARAMETERS = 4e12
 """Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU."""
 SHORTEST_TEXT = 256
 """Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""
+
+RANDOM = "random tokens"
+"""What stands for the name of a text where there is none."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -70,10 +73,18 @@ class Text:
     """[W, L]."""
 
 
-def read_text(path: Path, checkpoint: Checkpoint, vocab_size: int, max_length: int, parameters: int) -> Text:
+def read_text(
+    path: Path,
+    checkpoint: Checkpoint,
+    vocab_size: int,
+    max_length: int,
+    parameters: int,
+    told: Callable[[str], object] = len,
+) -> Text:
     """The beginning of the text in `path`, as windows. Raises UsageError when it cannot be read or is too short.
 
-    Every window begins with the token that the tokenizer puts first, where it puts one.
+    Every window begins with the token that the tokenizer puts first, where it puts one. A checkpoint without a
+    tokenizer that loads is given fixed random tokens, and `told` so.
     """
     try:
         raw = path.read_bytes()
@@ -82,9 +93,13 @@ def read_text(path: Path, checkpoint: Checkpoint, vocab_size: int, max_length: i
         raise UsageError(f"{spelled('quality_text', path)}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{spelled('quality_text', path)}: not UTF-8 text ({error.reason})") from error
-    first, ids = _tokens(text, checkpoint, vocab_size)
     wanted = int(min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
-    ids = ids[:wanted]
+    name, found = path.name, _tokens(text, checkpoint, vocab_size)
+    if found is None:
+        told("no tokenizer of the checkpoint loads: the quality of its packed weights is measured on random tokens")
+        name, raw = RANDOM, b""
+        found = [], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist()
+    first, ids = found[0], found[1][:wanted]
     if len(ids) < SHORTEST_TEXT:
         raise UsageError(
             f"{spelled('quality_text', path)}: too short: {len(ids)} tokens, and at least {SHORTEST_TEXT} are needed"
@@ -92,11 +107,13 @@ def read_text(path: Path, checkpoint: Checkpoint, vocab_size: int, max_length: i
     body = min(WINDOW_TOKENS, max_length) - len(first)
     count = max(1, len(ids) // body)
     windows = [[*first, *ids[start * body : (start + 1) * body]] for start in range(count)]
-    return Text(path.name, hashlib.sha256(raw).hexdigest(), np.array(windows, np.int64))
+    return Text(name, hashlib.sha256(raw).hexdigest(), np.array(windows, np.int64))
 
 
-def _tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before every text, and the tokens of this one."""
+def _tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> tuple[list[int], list[int]] | None:
+    """What the tokenizer puts before every text, and the tokens of this one; None where no tokenizer loads."""
+    if not any(name.startswith("tokenizer") for name in checkpoint.companions()):
+        return None
     try:
         with quiet(), translated("loading the tokenizer"):
             tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -104,11 +121,8 @@ def _tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> tuple[list[in
             )
             first = tokenizer.bos_token_id
             ids = tokenizer(text, verbose=False)["input_ids"]
-    except PartitaError as error:
-        raise UnsupportedModelError(
-            f"{checkpoint.folder}: its tokenizer does not load, so the quality of packed weights cannot be measured on "
-            f"a text: {error}; {spelled('precision', 'fp16')} needs none"
-        ) from error
+    except PartitaError:  # what is wrong with it is told where it is probed
+        return None
     begins = first is not None and bool(ids) and ids[0] == first
     return [first] if begins else [], [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size]
 

@@ -7,6 +7,7 @@ import importlib.metadata
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -26,7 +27,7 @@ from partita.export.quantisation import exact_twin
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
-from partita.export.work import Work
+from partita.export.work import Work, tell
 from partita.observations.text_format import human_bytes
 from partita.package import (
     KNOWN_ANSWER,
@@ -106,7 +107,8 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
     if runtime.scorer is None or exported.packed is None or path is None:
         return None
     parameters = exported.original_parameters
-    return quality.read_text(path, exported.checkpoint, contract.vocab_size, contract.max_length, parameters)
+    checkpoint, told = exported.checkpoint, partial(tell, work)
+    return quality.read_text(path, checkpoint, contract.vocab_size, contract.max_length, parameters, told)
 
 
 def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:

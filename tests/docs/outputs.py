@@ -113,7 +113,7 @@ def evaluated() -> str:
     from partita.commands.evaluate import show
 
     manifest = recordings.exported("export_int4").manifest
-    return on_a_page(lambda console: show(Path("build/demo/int4"), manifest, recordings.evaluated(), console))
+    return on_a_page(lambda console: show(Path("package-int4"), manifest, recordings.evaluated(), console))
 
 
 def bench() -> str:

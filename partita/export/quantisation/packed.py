@@ -9,6 +9,8 @@ the graph computes in.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -23,8 +25,8 @@ from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
 
 WORKING_ELEMENTS = 1 << 16
-"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache. Four
-times as many took a third longer.
+"""Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache.
+Four times as many took a third longer.
 """
 SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts beside the integers."""
@@ -131,7 +133,7 @@ class Packed:
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
         """The number of the first row and some rows from there on, all rows in order."""
-        with OpenFiles(self.checkpoint.folder) as files:
+        with OpenFiles(self.checkpoint.folder) as files, _workers() as workers:
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 rows = self.origin.read(region, files).to(torch.float32)
                 if not torch.isfinite(rows).all():
@@ -140,8 +142,10 @@ class Packed:
                         "quantised; the checkpoint is broken"
                     )
                 step = max(1, WORKING_ELEMENTS // self.width)
-                for start in range(0, len(rows), step):
-                    yield region[0][0] + start, self._quantised(rows[start : start + step])
+                starts = range(0, len(rows), step)
+                found = workers.map(self._quantised, (rows[start : start + step] for start in starts))
+                for start, quantised in zip(starts, found, strict=True):
+                    yield region[0][0] + start, quantised
 
     def _quantised(self, rows: torch.Tensor) -> Quantised:
         """Rows [R, K] in blocks; zeros fill up the last block."""
@@ -155,6 +159,22 @@ class Packed:
         if not torch.isfinite(cast).all():
             raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
         return cast
+
+
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """Threads that quantise some rows each, as many as torch would use for one operation.
+
+    Its own threads would have to meet after every operation on a few rows, and on a busy machine wait for each other
+    longer than they compute.
+    """
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(count) as workers:
+            yield workers
+    finally:
+        torch.set_num_threads(count)
 
 
 def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:

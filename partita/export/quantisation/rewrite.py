@@ -28,6 +28,8 @@ from partita.export.quantisation.plan import Plan
 from partita.export.weight_sources import Plain, StoredPart, initializers, stored
 from partita.spelling import spelled
 
+VERSION = 1
+"""Of the operator set that the operators on packed weights are in."""
 SMALL_ELEMENTS = 1 << 12
 """Weights with fewer numbers are not worth a mention when they stay as they are."""
 ROUTER_STEPS = 6
@@ -68,7 +70,10 @@ def quantise(
     """
 
     def run(model: ir.Model, context: PassContext) -> int:
-        return _Rewriter(model.graph, context, plan, outcome, movable).run()
+        count = _Rewriter(model.graph, context, plan, outcome, movable).run()
+        if count:
+            model.opset_imports.setdefault(DOMAIN, VERSION)
+        return count
 
     return run_passes(model, (Pass("packed_weights", run),), context)
 

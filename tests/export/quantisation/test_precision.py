@@ -125,8 +125,9 @@ def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exp
 
 def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     checkpoint = tiny_checkpoint("llama", tied=True)
-    package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6)
+    package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6, attention="onnx24")
     manifest = checked(package)
+    assert manifest.graph.opsets["com.microsoft"] == 1, "the lowering alone needs none of ONNX Runtime's operators"
     assert operators(package, "prefill.onnx")["MatMulNBits"] == operators(package, "decode.onnx")["MatMulNBits"] > 0
     single = read_manifest(exported(checkpoint, precision="int4"))
     assert manifest.graph.weight_bytes < 1.1 * single.graph.weight_bytes
@@ -213,6 +214,14 @@ def test_a_text_that_measures_nothing_is_refused(
     with pytest.raises(UsageError, match=rf"--quality-text .*text\.txt: {said}"):
         export_to(tmp_path / "package", tiny_checkpoint("llama"), precision="int4", quality_text=text)
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_without_a_tokenizer_tokens_are_random_and_that_is_said(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    package = exported(tiny_checkpoint("llama", tokenizer=False), precision="int4", block_size=32)
+    found = checked(package).quality
+    assert found is not None and found.text == "random tokens" and found.tokens > 4000 and found.top1_agreement > 0.2
 
 
 def test_a_checkpoint_with_an_infinite_weight_is_refused(
