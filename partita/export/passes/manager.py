@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx_ir as ir
 
 from partita.errors import PartitaError
+from partita.export.node_names import MODULE
 from partita.export.passes.base import OverNodeError, Pass, PassContext
 from partita.spelling import either
 
@@ -24,14 +25,20 @@ class PassError(PartitaError):
     """A pass failed, or did not keep what it promises."""
 
     def __init__(self, name: str, what: str, node: ir.Node | None = None) -> None:
-        over = "" if node is None else f" over node {node.name!r} ({node.op_type})"
+        over = "" if node is None else f" over node {_called(node)!r} ({node.op_type})"
         super().__init__(
             f"pass {name} failed{over}: {what}; this is a bug in Partita; please report the model, "
             f"{either('--debug shows where', 'the cause shows where')}"
         )
         self.name = name
-        self.node = None if node is None else node.name
+        self.node = None if node is None else _called(node)
         """The node it failed over, by name; None when that is not known."""
+
+
+def _called(node: ir.Node) -> str | None:
+    """What a user knows a node by: a pass before may have made it, and names come last of all."""
+    module = node.metadata_props.get(MODULE, "")
+    return node.name if (node.name or "").startswith(module) else f"{module}/{node.op_type}"
 
 
 def run(model: ir.Model, passes: Sequence[Pass], context: PassContext) -> dict[str, int]:
