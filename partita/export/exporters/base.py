@@ -40,10 +40,10 @@ class Exported:
     """What the checkpoint holds and no graph uses, by module."""
     passes: Mapping[str, int]
     """How many places each pass has changed."""
-    packed: PackedWeights | None
-    """What became of the weights, where the precision packs them."""
     caution: str
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence on that."""
+    packed: PackedWeights | None = None
+    """What became of the weights, where the precision packs them."""
 
 
 class Attempts(Protocol):
