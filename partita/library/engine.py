@@ -15,6 +15,7 @@ from partita.observations.records import ChainEntry
 from partita.package import Verification
 from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
+from partita.runtime.evaluate import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,9 @@ class Engine(Protocol):
 
     def verify(self) -> Verification:
         """Replay the package's known answer, in sessions of its own."""
+
+    def evaluate(self) -> Evaluation:
+        """Measure the quality of the package, in a session of its own."""
 
     def close(self) -> None:
         """Free the sessions and everything that belongs to them. May be called twice."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,7 @@ def _answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
         "step": host.step,
         "report": host.report,
         "verify": host.verify,
+        "evaluate": host.evaluate,
     }
     try:
         return {"result": asked[question["what"]](question["given"])}
@@ -109,6 +111,10 @@ class Host:
     def verify(self, given: dict[str, Any]) -> Any:
         """Replay the known answer."""
         return self.engine.verify().model_dump(mode="json")
+
+    def evaluate(self, given: dict[str, Any]) -> Any:
+        """Measure the quality of the package."""
+        return asdict(self.engine.evaluate())
 
 
 if __name__ == "__main__":

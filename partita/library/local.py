@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import Self
 
 from partita.errors import GenerationError
+from partita.export.progress import Silent
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
+from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
 from partita.package import Manifest, Verification, check_files
@@ -22,6 +24,7 @@ from partita.runtime.engine.checks import check_requests
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
+from partita.runtime.evaluate import Evaluation
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
@@ -137,6 +140,12 @@ class LocalEngine:
         """Check the package's files, and replay its known answer in sessions of its own."""
         check_files(self.folder, self.manifest, hashes=True)
         return verify(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
+
+    def evaluate(self) -> Evaluation:
+        """Measure the quality of the package on the chain, in a session of its own."""
+        check_files(self.folder, self.manifest, hashes=True)
+        silent = Silent()
+        return evaluate(self.folder, self.manifest, self.target, self.threads, progress=silent, audience=self.audience)
 
     def close(self) -> None:
         """Free the sessions and everything that belongs to them. May be called twice."""

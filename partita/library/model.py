@@ -29,6 +29,7 @@ from partita.library.report import Report
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
 from partita.package import Manifest, Verification
+from partita.runtime.evaluate import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.text import Text, load_text, stop_token_ids
 
@@ -169,6 +170,14 @@ class Model:
                 f"{self.folder}: does not compute what its model computes on {found.provider}: {found.detail}", found
             )
         return found
+
+    @public
+    def evaluate(self) -> Evaluation:
+        """Read the text of a package with packed weights (int8, int4) on this chain, in a session of its own.
+
+        Raises PackageError where the package has none: other precisions are checked by `verify` alone.
+        """
+        return self._open().evaluate()
 
     @public
     def report(self, *, probe_seconds: float = PROBE_SECONDS) -> Report:

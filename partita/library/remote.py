@@ -26,6 +26,7 @@ from partita.package import Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step
+from partita.runtime.evaluate import Evaluation
 from partita.runtime.process.live_child import ChildLostError, LiveChild
 
 CHILD = "partita.library.host"
@@ -36,7 +37,13 @@ REPORTS = TypeAdapter(ReportRequest)
 OPENED = TypeAdapter(Opened)
 BEGUN = TypeAdapter(Begun)
 STEPS = TypeAdapter(Step)
-DURING = {"begin": "generation", "step": "generation", "report": "the report", "verify": "verification"}
+DURING = {
+    "begin": "generation",
+    "step": "generation",
+    "report": "the report",
+    "verify": "verification",
+    "evaluate": "evaluation",
+}
 """What goes on in the child, by what it was asked."""
 LOAD_AGAIN = Remedy("load the package again")
 WITHOUT = Remedy("leave {provider} out of the chain")
@@ -93,6 +100,10 @@ class RemoteEngine:
     def verify(self) -> Verification:
         """Replay the known answer there."""
         return Verification.model_validate(self._ask("verify", {}))
+
+    def evaluate(self) -> Evaluation:
+        """Measure the quality of the package there."""
+        return Evaluation(**self._ask("evaluate", {}))
 
     def close(self) -> None:
         """End the child. May be called twice, and from another thread than the one that waits for an answer."""

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -145,6 +146,20 @@ def test_evaluate_measures_the_same_without_the_original(tiny_checkpoint: TinyCh
     plain = exported(tiny_checkpoint("llama", tied=True))
     with pytest.raises(PartitaError, match=r"has no quality\.safetensors: only int8 and int4 packages have one"):
         evaluate(plain, parse_chain("cpu"))
+
+
+@pytest.mark.parametrize("process", ["this", "child"])
+def test_a_program_measures_it_too(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, process: Literal["this", "child"]
+) -> None:
+    import partita
+
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4")
+    with partita.load(package, providers="cpu", process=process) as model:
+        found = model.evaluate()
+    stored = read_manifest(package).quality
+    assert stored is not None and stored.perplexity is not None
+    assert found.perplexity == pytest.approx(stored.perplexity, rel=1e-4)
 
 
 def test_other_weights_are_seen(
