@@ -11,6 +11,7 @@ random numbers. Where c and s come from is found in the tables that the nodes lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,10 @@ LONGEST = 12
 TRIED = 8
 """Positions that are tried."""
 TOLERANCE = 1e-9
+LARGEST = 1 << 24
+"""Numbers of a tensor that are computed with at most, 128 MiB of them: sizes are those of the graph, which fixes batch
+and chunk. What is larger stays as it is.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ def rotation_of(result: ir.Value, positions: ir.Value, length: int) -> Rotation 
         nodes = nodes_between({source, positions}, result)
         if nodes is None:
             continue
+        if math.prod(size if isinstance(size, int) else TRIED for size in source.shape) > LARGEST:
+            return None
         tables = list(_tables(nodes, positions, length))
         return _recognised(_Trial(nodes, source, result, positions, length), tables) if tables else None
     return None
