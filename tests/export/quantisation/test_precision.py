@@ -70,11 +70,9 @@ def test_int4_of_a_tied_model(tiny_checkpoint: TinyCheckpoint, exported: Exporte
     assert {kind.block_size for kind in kinds} == {64, 32}, "rows of 64, and of 96 in down_proj"
     layers = len([s for s in manifest.graph.states if s.kind == "key"])
     found = operators(package)
-    # The embedding is the head, and counts once.
-    assert (
-        found["MatMulNBits"] == sum(kind.weights for kind in kinds) == 7 * layers + 1
-        and found["GatherBlockQuantized"] == 1
-    )
+    # The embedding is the head, and counts once; queries, keys and values come from one product.
+    assert found["MatMulNBits"] == sum(kind.weights for kind in kinds) == 5 * layers + 1
+    assert found["GatherBlockQuantized"] == 1
     assert "Gemm" not in found
     assert attributes(nodes(package, "MatMulNBits")["lm_head/MatMulNBits"])["accuracy_level"] == 4
     where = places(package)
@@ -117,11 +115,24 @@ def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exp
     manifest = checked(package)
     bits = {name.rpartition("/")[0]: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
     assert bits["lm_head"] == 8 and "GatherBlockQuantized" not in operators(package), "head and embedding are apart"
-    assert {bits.get(f"model.layers.0.self_attn.{name}") for name in LINEAR[:4]} == {None}
+    assert not [name for name in bits if name.startswith("model.layers.0.self_attn")]
     assert {bits[f"model.layers.0.mlp.{name}"] for name in LINEAR[4:]} == {8}
-    assert bits["model.layers.1.self_attn.q_proj"] == 4
+    attention = {width for name, width in bits.items() if name.startswith("model.layers.1.self_attn")}
+    assert attention == {4}
     assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep)
     assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
+
+
+def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """Queries, keys and values are one weight in the graph."""
+    keep = (("layers.0.self_attn.v_proj", "int8"),)
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep, quantiser="nearest")
+    checked(package)
+    bits = {name: attributes(node)["bits"] for name, node in nodes(package, "MatMulNBits").items()}
+    assert sorted(bits[name] for name in bits if name.startswith("model.layers.0.self_attn")) == [4, 8]
+    assert {bits[name] for name in bits if name.startswith("model.layers.1.")} == {4}
 
 
 def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
