@@ -15,7 +15,7 @@ from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.package import Manifest, Quality, check_files, read_manifest
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column, words
-from partita.runtime.evaluate import Evaluation
+from partita.runtime.evaluation import Evaluation
 
 
 def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:

@@ -15,7 +15,7 @@ from partita.observations.records import ChainEntry
 from partita.package import Verification
 from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
-from partita.runtime.evaluate import Evaluation
+from partita.runtime.evaluation import Evaluation
 
 
 @dataclass(frozen=True, slots=True)

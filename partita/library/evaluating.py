@@ -12,8 +12,8 @@ from partita.library.probing import package_refused
 from partita.package import Manifest
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError
-from partita.runtime.evaluate import Evaluation
 from partita.runtime.evaluate import evaluate as measure
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 

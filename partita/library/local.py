@@ -24,7 +24,7 @@ from partita.runtime.engine.checks import check_requests
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request
-from partita.runtime.evaluate import Evaluation
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.optimised import with_optimised
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins

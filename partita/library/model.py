@@ -29,7 +29,7 @@ from partita.library.report import Report
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
 from partita.package import Manifest, Verification
-from partita.runtime.evaluate import Evaluation
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.text import Text, load_text, stop_token_ids
 

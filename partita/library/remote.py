@@ -26,7 +26,7 @@ from partita.package import Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step
-from partita.runtime.evaluate import Evaluation
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.process.live_child import ChildLostError, LiveChild
 
 CHILD = "partita.library.host"

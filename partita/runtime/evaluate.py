@@ -20,6 +20,7 @@ from partita.package import QUALITY, Manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.pins import Pin
 from partita.runtime.scoring import Logits, open_scorer
 
@@ -34,22 +35,6 @@ class OriginalFigures:
     """[W, L - 1] nats: of the token that follows each but the last one."""
     best: npt.NDArray[np.int64]
     """[W, L - 1]: the token that is most likely to follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A package beside its original."""
-
-    provider: str
-    tokens: int
-    perplexity: float
-    original_perplexity: float
-    top1_agreement: float
-
-    @property
-    def perplexity_ratio(self) -> float:
-        """1 is no loss."""
-        return self.perplexity / self.original_perplexity
 
 
 def evaluate(

@@ -37,7 +37,7 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, known_providers, parse_chain
 from partita.providers.start import Failure, failure
 from partita.runtime.chain import ChainError, not_all_on
-from partita.runtime.evaluate import Evaluation
+from partita.runtime.evaluation import Evaluation
 from partita.runtime.probes.variations import kind_of
 
 RECORDED = Path(__file__).parent / "recorded"

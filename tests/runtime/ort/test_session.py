@@ -104,8 +104,8 @@ def test_plan_and_assignment_name_the_nodes_of_the_file(tiny_package, open_runne
     assert assigned is not None
     assert {node.provider for node in assigned} == {"CPUExecutionProvider"}
     exported = {node.name for node in runner.graphs[0].model.nodes}
-    assert len(exported.intersection(node.name for node in assigned)) > 50
-    assert len(exported & planned) > 50
+    assert len(exported.intersection(node.name for node in assigned)) > 20
+    assert len(exported & planned) > 20
     assert set(opened.wanted_memory.values()) == {"Cpu"}
 
 
