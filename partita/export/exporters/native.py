@@ -85,9 +85,11 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
         work.notes += untie(fake, checkpoint)
-    with stage(work.progress, "ask target", work.seconds, of=options.precision):
-        modules = [name for name, _ in fake.module.named_modules() if name]
-        plan = make_plan(options, target, modules, work.notes.append)
+    plan = None
+    if options.computing.bits is not None:
+        with stage(work.progress, "ask target", work.seconds, of=options.precision):
+            modules = [name for name, _ in fake.module.named_modules() if name]
+            plan = make_plan(options, target, modules, work.notes.append)
     draft = Draft(work, checkpoint, fake, length, target, plan)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
