@@ -78,6 +78,9 @@ def test_values_of_choices():
     assert offered("partita place m --device h1") == ["h100"]
     assert offered("partita place m --provider-option cuda.device") == ["cuda.device_id="]
     assert set(PROVIDERS) <= set(offered("partita bench p --providers webgpu "))
+    assert offered("partita report show r --view tr") == ["trace"]
+    assert offered("partita report diff a b --view ma") == ["markdown"]
+    assert set(offered("partita providers --view ")) == {"html", "json", "markdown", "text"}
 
 
 def test_a_chain_goes_on_with_what_is_not_in_it_yet():
