@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 
 from partita.dtypes import EXACT
-from partita.errors import PartitaError, ResourceError
+from partita.errors import PartitaError, ResourceError, UsageError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, exporter
@@ -67,12 +67,17 @@ def export(
 
 
 def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
-    options = work.options
+    options, chosen = work.options, exporter(work.options.exporter)
+    if options.computing.bits is not None and not chosen.packs:
+        raise UsageError(
+            f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
+            f"{spelled('precision')}, or leave {spelled('exporter', chosen.name)} out"
+        )
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(options.checkpoint)
         max_length(options, checkpoint)
         stops = stop_tokens(runtime.reader, checkpoint.folder)
-    attempts = exporter(options.exporter).attempts(checkpoint, work, target)
+    attempts = chosen.attempts(checkpoint, work, target)
     return _first_that_runs(attempts, work, runtime, stops)
 
 

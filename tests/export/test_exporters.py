@@ -116,6 +116,16 @@ def test_what_it_knows_to_go_wrong_ends_the_error(tiny_checkpoint: TinyCheckpoin
 
 
 @pytest.mark.usefixtures("another")
+def test_one_that_packs_no_weights_is_not_asked_for_int4(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """It would write them in full, and say int4."""
+    import partita
+
+    with pytest.raises(UsageError, match="precision='int4': exporter another packs no weights; choose another"):
+        partita.export(tiny_checkpoint("llama"), tmp_path / "out", exporter="another", precision="int4")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("another")
 def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

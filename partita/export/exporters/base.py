@@ -81,3 +81,5 @@ class Exporter:
     """What it is, in a line."""
     attempts: Callable[[Checkpoint, Work, Target | None], Attempts]
     """Looks at the model, as long as its cache is to be, and says how it can be written. Raises a PartitaError."""
+    packs: bool = False
+    """It packs weights where the precision asks for that; another is not asked for int8 or int4."""

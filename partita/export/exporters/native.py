@@ -152,4 +152,4 @@ def _caution(graphs: Graphs) -> str:
     return REPORT
 
 
-EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts)
+EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts, packs=True)
