@@ -31,6 +31,7 @@ EXACT_UP_TO = 4096
 """Tokens of a vocabulary for which float64 costs next to nothing; for 150,000 a step would take a millisecond more."""
 MODERATE = 1e4
 """Temperatures and penalties up to this, and down to its inverse, are computed with in float32."""
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def make_sampler(
@@ -79,9 +80,8 @@ def _penalised_greedy(penalty: float) -> Sampler:
     """The likeliest token once those of the history are less likely; the first of equals."""
 
     def take(logits: Logits, history: Ids) -> int:
-        quick = _is_quick(logits, penalty)
-        scores = _penalised(logits, history, penalty) if quick else _scores(logits, history, penalty)[0]
-        return int(scores.argmax())
+        scores = _quick_scores(logits, history, penalty)
+        return int((_scores(logits, history, penalty)[0] if scores is None else scores).argmax())
 
     return take
 
@@ -117,8 +117,8 @@ class Filters:
 
     def _distances(self, logits: Logits, history: Ids) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
         """Penalised scores [vocab], and what makes exponents of some of them: 0 for the largest, else below."""
-        if _is_quick(logits, self.temperature, self.repetition_penalty):
-            quick = _penalised(logits, history, self.repetition_penalty)
+        quick = _quick_scores(logits, history, self.repetition_penalty, self.temperature)
+        if quick is not None:
             top, factor = quick.max(), np.float32(1 / self.temperature)
             return quick, lambda some: (some - top) * factor
         divisor, exponent = math.frexp(self.temperature)
@@ -127,9 +127,14 @@ class Filters:
         return score, lambda some: _shifted((some - best) / divisor, scale - exponent)
 
 
-def _is_quick(logits: Logits, *settings: float) -> bool:
-    """Whether float32 does, as in transformers: it takes a large vocabulary for that to matter."""
-    return len(logits) > EXACT_UP_TO and all(1 / MODERATE <= value <= MODERATE for value in settings)
+def _quick_scores(logits: Logits, history: Ids, penalty: float, temperature: float = 1.0) -> Logits | None:
+    """Penalised logits, float32 [vocab], where that does, as in transformers. None for a small vocabulary, where
+    float64 costs nothing, for extreme settings, and where float32 cannot hold the largest of them.
+    """
+    if len(logits) <= EXACT_UP_TO or not all(1 / MODERATE <= value <= MODERATE for value in (penalty, temperature)):
+        return None
+    scores = _penalised(logits, history, penalty)
+    return scores if abs(float(scores.max())) * MODERATE < FLOAT32_MAX else None
 
 
 def _penalised(logits: Logits, history: Ids, penalty: float) -> Logits:

@@ -6,6 +6,7 @@ import itertools
 import math
 import zlib
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -247,3 +248,30 @@ def test_what_weighs_nothing_is_never_drawn_in_any_block():
     counts = np.bincount(drawn, minlength=len(weights))
     assert set(np.flatnonzero(counts)) == set(np.flatnonzero(weights))
     np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
+
+
+@pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])
+def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
+    """Nothing overflows, nothing that is ruled out is drawn, and no warning is given."""
+    size = 10_000
+    logits = {
+        "ordinary": logits_of(7, size),
+        "huge": (logits_of(7, size) * 1e37).astype(np.float32),
+        "masked": np.where(np.arange(size) == 777, 1, -np.inf).astype(np.float32),
+        "flat": np.zeros(size, np.float32),
+    }[shape]
+    edges: tuple[dict[str, Any], ...] = (
+        {"top_k": size},
+        {"top_k": size - 1},
+        {"top_k": 10**9},
+        {"top_p": 1e-9},
+        {"top_p": 0.999999},
+        {"min_p": 1.0},
+        {"repetition_penalty": 1e4},
+        {"repetition_penalty": 1e-4, "top_p": 0.9},
+        {"top_k": 5, "top_p": 0.5, "min_p": 0.2},
+    )
+    with np.errstate(all="raise", under="ignore"):
+        for edge, temperature in itertools.product(edges, (0.0, 1e-4, 0.7, 1e4)):
+            token = make_sampler(temperature, seed=3, **edge)(logits, np.array([1, 2, 2]))
+            assert np.isfinite(logits[token]) and (shape != "masked" or token == 777), (edge, temperature)
