@@ -183,10 +183,8 @@ def _lab(resolution: Resolution, environment: Mapping[str, str] | None) -> Itera
     from partita.runtime.probes.cache import cache_for
     from partita.runtime.probes.lab import Lab
 
-    cache = cache_for(resolution, environment)
-    lab = Lab(resolution, cache, time.monotonic() + ASK_SECONDS, environment)
-    yield lab
-    cache.save()
+    with Lab(resolution, cache_for(resolution, environment), time.monotonic() + ASK_SECONDS, environment) as lab:
+        yield lab
     if lab.unusable:
         raise ProviderError(f"{spelled('target', resolution.provider.name)}: it could not be queried: {lab.unusable}")
 

@@ -1,8 +1,9 @@
-"""The child process of experiments: `python -m partita.runtime.probes.child`, JSON in, a line of JSON per model out.
+"""The child process of experiments: `python -m partita.runtime.probes.child`, a line of JSON in per batch of models.
 
-Each model is opened on one provider, with ONNX Runtime's CPU provider behind it, and not run: what is asked is who
-takes the node. A model may crash this process or hang it; the lines that were written by then stand, and the alarm that
-ends a hang comes from the operating system.
+The answers go to a file, a line of JSON per model; a line on stdout says that the batch is done. Each model is opened
+on one provider, with ONNX Runtime's CPU provider behind it, and not run: what is asked is who takes the node. A model
+may crash this process or hang it; the lines that were written by then stand, and the alarm that ends a hang comes from
+the operating system.
 """
 
 from __future__ import annotations
@@ -62,26 +63,35 @@ class Found:
 
 
 def main() -> None:
-    """Read the request, answer for one model after the other, and leave without running anybody's destructors."""
+    """Answer for one batch after the other, and leave without running anybody's destructors."""
     end_with_parent()
-    request = json.load(sys.stdin)
     warnings.simplefilter("ignore")
+    back = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code prints to stdout
-    with Path(request["answers"]).open("a", encoding="utf-8") as out:
-        experiment(request, out)
+    resolution: Resolution | None = None
+    for line in sys.stdin:
+        request = json.loads(line)
+        with Path(request["answers"]).open("a", encoding="utf-8") as out:
+            resolution = experiment(request, out, resolution)
+        say(back, {"done": True})
     os._exit(0)
 
 
-def experiment(request: Mapping[str, Any], out: TextIO) -> None:
-    """Answer for every model of the request, or say why none could be tried."""
-    say(out, {"begun": STARTUP})
-    set_alarm(request["start_seconds"])
-    try:
-        resolution = wanted_provider(request["provider"])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reads it as the finding
-        say(out, {"unusable": f"{type(error).__name__}: {error}"})
-        return
-    first, order = True, Order(request.get("turns", {}))
+def experiment(request: Mapping[str, Any], out: TextIO, started: Resolution | None) -> Resolution | None:
+    """Answer for every model of the request, or say why none could be tried; the provider as it is here.
+
+    `started`: the provider, when a batch before this one has started it.
+    """
+    resolution = started
+    if resolution is None:
+        say(out, {"begun": STARTUP})
+        set_alarm(request["start_seconds"])
+        try:
+            resolution = wanted_provider(request["provider"])
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent reads it as the finding
+            say(out, {"unusable": f"{type(error).__name__}: {error}"})
+            return None
+    first, order = started is None, Order(request.get("turns", {}))
     for name in request["models"]:
         if not order.comes(name):
             continue
@@ -97,6 +107,7 @@ def experiment(request: Mapping[str, Any], out: TextIO) -> None:
             order.taken(name)
         first = False
     set_alarm(0)
+    return resolution
 
 
 class Order:

@@ -91,15 +91,12 @@ def probe_run(
     for number, asked in enumerate(resolutions):
         if asked.provider.ort_name == CPU or (asked.status != "active" and asked.reason not in AT_FAULT):
             continue
-        lab = Lab(replace(asked, status="active"), cache_for(asked), began + seconds)
-        try:
+        with Lab(replace(asked, status="active"), cache_for(asked), began + seconds) as lab:
             if asked.status == "active":
                 facts = _probe_nodes(facts, entries, entries[number], models, sizes, lab)
             else:
                 facts, asked = _bisect_run(facts, asked, models, sizes, lab)
                 resolutions = (*resolutions[:number], asked, *resolutions[number + 1 :])
-        finally:
-            lab.cache.save()  # also what was found before somebody interrupted it
         experiments, cached, crashes = experiments + lab.experiments, cached + lab.cached, crashes + lab.crashes
     probed = any(known.probes for session in facts.sessions for known in session.providers.values())
     if not experiments and not cached and not probed:
@@ -211,15 +208,12 @@ def probe_missing_kernel(
     """
     if seconds <= 0 or not error.node:
         return error
-    lab = Lab(asked, cache_for(asked), time.monotonic() + seconds)
     try:
         subject = Subject(node_case(cut_graph(model, sizes), error.node), [(0, error.node)])
     except CannotProbeError:
         return error
-    try:
+    with Lab(asked, cache_for(asked), time.monotonic() + seconds) as lab:
         explore([subject], lab)
-    finally:
-        lab.cache.save()
     code = shown_by(subject.probe(error.node), asked.provider.ort_name)
     if code is None:
         return error

@@ -1,7 +1,8 @@
 """Carries experiments out: in a child process, within a time budget, and not again when the answer is known.
 
-A child that crashes or hangs over one model has answered for it; another one goes on with the next. Knows nothing of
-nodes and reasons.
+A child that crashes or hangs over one model has answered for it; another one goes on with the next. What happens in a
+child that has opened other models before counts only once it happens in a fresh one. Knows nothing of nodes and
+reasons.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from partita.files import temporary_directory
 from partita.observations.facts import Outcome
@@ -22,8 +24,10 @@ from partita.providers.resolve import Resolution
 from partita.runtime.probes.cache import Cache, cache_for
 from partita.runtime.probes.cases import ZEROS, fingerprint, zeros_needed
 from partita.runtime.probes.child import Order
-from partita.runtime.process.children import ChildOutcome, run_children
+from partita.runtime.probes.process import ProbeProcess
+from partita.runtime.process.children import ChildOutcome
 from partita.runtime.provider_child import PROBE_MODEL
+from partita.signals import ended_by_exception
 
 if TYPE_CHECKING:
     import onnx
@@ -65,7 +69,11 @@ class Answer:
 
 
 class Lab:
-    """Experiments on one provider. `experiments`, `cached` and `crashes` count what was done."""
+    """Experiments on one provider. `experiments`, `cached` and `crashes` count what was done.
+
+    Within its context the child that a batch leaves behind answers the next one, and at the end the answers are saved;
+    outside, each batch has a child of its own.
+    """
 
     def __init__(
         self, resolution: Resolution, cache: Cache, deadline: float, environment: Mapping[str, str] | None = None
@@ -78,6 +86,21 @@ class Lab:
         """Options and values with which the provider did not start."""
         self.unusable = ""
         """Why the provider cannot be asked at all; empty while it can."""
+        self._process = ProbeProcess(CHILD, self.environment)
+        self._context: ExitStack | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as begun:
+            begun.enter_context(ended_by_exception())
+            begun.callback(self.cache.save)  # also what was found before somebody interrupted it
+            begun.callback(self._process.end)
+            self._context = begun.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        context, self._context = self._context, None
+        if context is not None:
+            context.close()
 
     def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
         """Answers of the same provider, opened with another value of one of its options."""
@@ -87,9 +110,9 @@ class Lab:
         cache = cache_for(resolution, self.environment) if self.cache.path is not None else Cache(None)
         other = Lab(resolution, cache, self.deadline, self.environment)
         try:
-            return other.try_all(models)
+            with other:
+                return other.try_all(models)
         finally:
-            cache.save()
             if other.unusable:
                 self.refused_options.add((option, value))
             self.experiments += other.experiments
@@ -139,6 +162,7 @@ class Lab:
             folder = Path(name)
             files = written = write_models(folder, waiting)
             while (files := _left(files, answers, turns)) and self.seconds_left > LEAST_SECONDS and not self.unusable:
+                fresh = not self._process.running
                 wait = {file: [[turn.among, turn.place] for turn in turns.get(key, ())] for file, key in files.items()}
                 outcome = self.run_child(folder, tuple(files), one_node, turns=wait)
                 found, begun = _read_answers(folder / "answers", files)
@@ -147,15 +171,16 @@ class Lab:
                 ended_over = begun if begun in files and files[begun] not in found else None
                 if outcome.late:
                     break  # the budget is spent, which says nothing of the model that was being tried, or of the start
+                alone = fresh and not found
                 if ended_over is not None and _late_with_one(outcome):
-                    late[ended_over] = crash(outcome, START_SECONDS if not found else MODEL_SECONDS)
-                elif ended_over is not None and not found:
+                    late[ended_over] = crash(outcome, START_SECONDS if alone else MODEL_SECONDS)
+                elif ended_over is not None and alone:
                     self.keep(files[ended_over], crash(outcome, START_SECONDS), answers)
                 files = {file: key for file, key in files.items() if key not in answers and file not in late}
                 if ended_over is not None and ended_over in files:
                     # A model that came before may have left damage behind: only a fresh child shows whose crash it is.
                     files = {ended_over: files[ended_over], **files}
-                if not found and ended_over is None:
+                if alone and ended_over is None:
                     self.unusable = _why_unusable(outcome, folder / "answers")
             for file, verdict in late.items():
                 self.keep(written[file], self.try_late(folder, file, one_node) or verdict, answers)
@@ -168,6 +193,7 @@ class Lab:
         if self.seconds_left <= LEAST_SECONDS or self.unusable:
             return None
         (folder / START_FILE).write_bytes(PROBE_MODEL)
+        self._process.end()
         outcome = self.run_child(folder, (START_FILE, file), one_node, patience=PATIENCE)
         found, begun = _read_answers(folder / "answers", {START_FILE: START_FILE, file: file})
         if file in found:
@@ -194,7 +220,7 @@ class Lab:
         patience: float = 1.0,
         turns: Mapping[str, Sequence[Sequence[int]]] | None = None,
     ) -> ChildOutcome:
-        """One child that tries these models. `patience`: how many times longer than usual each may take."""
+        """A child tries these models. `patience`: how many times longer than usual each may take."""
         (folder / "answers").unlink(missing_ok=True)
         provider = self.resolution.provider
         request = {
@@ -213,11 +239,11 @@ class Lab:
             "start_seconds": START_SECONDS,
             "model_seconds": MODEL_SECONDS * patience,
         }
-        environment = {**self.environment, "TMPDIR": str(folder)}
-        (outcome,) = run_children(
-            CHILD, [request], timeout_seconds=max(self.seconds_left, 1.0), environment=environment
-        )
-        return outcome
+        try:
+            return self._process.ask(request, max(self.seconds_left, 1.0))
+        finally:
+            if self._context is None:
+                self._process.end()
 
 
 def _left(files: Mapping[str, str], answers: Mapping[str, Answer], turns: Turns) -> dict[str, str]:

@@ -34,10 +34,18 @@ class LiveChild:
     """One child process. `close` ends it, whatever it is doing.
 
     `arguments`: words of its command line. `farewell`: a line that it is told before its stdin ends, where it has to
-    know that from the end of this process.
+    know that from the end of this process. `environment`: its variables; None: ours.
     """
 
-    def __init__(self, module: str, folder: Path, arguments: Sequence[str] = (), farewell: str = "") -> None:
+    def __init__(
+        self,
+        module: str,
+        folder: Path,
+        arguments: Sequence[str] = (),
+        farewell: str = "",
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.farewell = farewell
         folder.mkdir()
         self.log = folder / "stderr"
@@ -52,11 +60,17 @@ class LiveChild:
                 text=True,
                 encoding="utf-8",
                 errors="replace",
-                env={**os.environ, "PYTHONPATH": search_path(), "TMPDIR": str(folder)},
+                env={
+                    **(os.environ if environment is None else environment),
+                    "PYTHONPATH": search_path(),
+                    "TMPDIR": str(folder),
+                },
                 start_new_session=True,
             )
         self.lost = ""
         """What became of it, once it gave no answer."""
+        self.late = False
+        """It was ended because it gave no answer in time."""
         self.listener = threading.Thread(target=self._listen, daemon=True)
         self.listener.start()
 
@@ -79,6 +93,7 @@ class LiveChild:
         try:
             line = self.lines.get(timeout=timeout_seconds)
         except queue.Empty:
+            self.late = True
             raise self.give_up(f"gave no answer within {timeout_seconds:g} s{self.last_line()}") from None
         if line is None:
             with suppress(subprocess.TimeoutExpired):

@@ -19,25 +19,32 @@ from partita.runtime.probes.lab import Lab
 SCRIPT = """
 import json, os, signal, sys, time
 from pathlib import Path
+from threading import Timer
 from partita.runtime.probes.child import Order, say, set_alarm
 
-request = json.load(sys.stdin)
 here = Path(__file__).parent
-with (here / "calls").open("a") as calls:
-    calls.write(json.dumps(request["models"]) + "\\n")
 mode = (here / "mode").read_text() if (here / "mode").exists() else ""
-poisoned = False
-order = Order(request.get("turns", {}))
-with Path(request["answers"]).open("a") as out:
-    say(out, {"begun": "start"})
-    set_alarm(request["start_seconds"])
-    if mode == "refuse":
-        say(out, {"unusable": "device_missing: no adapter"})
-        sys.exit(0)
-    if mode == "abort":
-        os.abort()
-    if mode == "sleep":
-        time.sleep(60)
+poisoned = started = False
+
+
+def batch(request, out):
+    global poisoned, started
+    order = Order(request.get("turns", {}))
+    with (here / "calls").open("a") as calls:
+        calls.write(json.dumps(request["models"]) + "\\n")
+    if not started:
+        with (here / "pids").open("a") as pids:
+            pids.write(f"{os.getpid()}\\n")
+        say(out, {"begun": "start"})
+        set_alarm(request["start_seconds"])
+        if mode == "refuse":
+            say(out, {"unusable": "device_missing: no adapter"})
+            sys.exit(0)
+        if mode == "abort":
+            os.abort()
+        if mode == "sleep":
+            time.sleep(60)
+        started = True
     for name in request["models"]:
         if not order.comes(name):
             continue
@@ -59,7 +66,16 @@ with Path(request["answers"]).open("a") as out:
         say(out, {"model": name, "outcome": "left" if said else "taken", "said": said, "unfolded": False})
         if not said:
             order.taken(name)
+        if b"last words" in text:
+            Timer(0.2, os.abort).start()
     set_alarm(0)
+
+
+for line in sys.stdin:
+    request = json.loads(line)
+    with Path(request["answers"]).open("a") as out:
+        batch(request, out)
+    print('{"done": true}', flush=True)
 """
 
 
@@ -77,6 +93,12 @@ class Bench:
     def mode(self, name: str) -> None:
         """How the child starts: refuse, abort, sleep."""
         (self.folder / "mode").write_text(name)
+
+    @property
+    def processes(self) -> list[int]:
+        """The process of every child that was started, by its number."""
+        path = self.folder / "pids"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
     def batches(self) -> list[int]:

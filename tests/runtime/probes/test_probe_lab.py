@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
+import psutil
 import pytest
 from onnx import numpy_helper
 
@@ -186,6 +187,65 @@ def test_nothing_is_left_behind(bench, model, monkeypatch, tmp_path):
     assert list(folder.iterdir()) == []
 
 
+# --- one child for several batches ---------------------------------------------------------------------------------
+
+
+def test_in_its_context_one_child_answers_all_batches(bench, model):
+    with bench.lab() as here:
+        assert outcomes(here.try_all([model("one"), model("left")])) == ["taken", "left"]
+        assert outcomes(here.try_all([model("two")])) == ["taken"]
+        (pid,) = bench.processes
+        assert psutil.pid_exists(pid) and bench.batches == [2, 1]
+    assert not psutil.pid_exists(pid)
+    assert outcomes(here.try_all([model("three")])) == ["taken"], "outside of it, each batch has a child of its own"
+    assert len(bench.processes) == 2 and not any(map(psutil.pid_exists, bench.processes))
+
+
+def test_a_batch_before_puts_no_blame_on_a_model_of_the_next(bench, model):
+    with bench.lab() as here:
+        assert outcomes(here.try_all([model("poison")])) == ["taken"]
+        assert outcomes(here.try_all([model("innocent"), model("two")])) == ["taken", "taken"]
+        assert here.crashes == 0 and len(bench.processes) == 2
+
+
+def test_a_crash_in_a_kept_child_is_one_when_it_comes_again_in_a_fresh_one(bench, model):
+    with bench.lab() as here:
+        here.try_all([model("one")])
+        assert outcomes(here.try_all([model("crash"), model("two")])) == ["crashed", "taken"]
+        assert here.crashes == 1 and len(bench.processes) == 3
+
+
+def test_a_child_that_dies_between_batches_is_replaced(bench, model):
+    with bench.lab() as here:
+        assert outcomes(here.try_all([model("last words")])) == ["taken"]
+        time.sleep(0.6)
+        assert outcomes(here.try_all([model("two")])) == ["taken"]
+        assert here.crashes == 0 and not here.unusable
+
+
+def test_a_late_model_gets_a_fresh_child(bench, model, monkeypatch):
+    monkeypatch.setattr(lab, "MODEL_SECONDS", 0.4)
+    with bench.lab() as here:
+        here.try_all([model("one")])
+        assert outcomes(here.try_all([model("hang"), model("two")])) == ["timed_out", "taken"]
+        assert bench.batches == [1, 2, 1, 2] and here.crashes == 0
+
+
+def test_the_answers_are_saved_and_the_child_ended_when_somebody_interrupts(bench, model, tmp_path):
+    cache = Cache(tmp_path / "answers.json")
+
+    def interrupted() -> None:
+        with bench.lab(cache=cache) as here:
+            here.try_all([model("one")])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not any(map(psutil.pid_exists, bench.processes)) and len(bench.processes) == 1
+    again = bench.lab(cache=Cache(tmp_path / "answers.json"))
+    assert outcomes(again.try_all([model("one")])) == ["taken"] and again.cached == 1
+
+
 def test_large_constants_are_holes_in_one_file(model, tmp_path):
     small, large = model("small"), model("large")
     for proto, size in ((small, 1 << 20), (large, 1 << 24)):
@@ -309,7 +369,7 @@ def test_an_experiment_that_goes_wrong_by_itself_counts_for_nothing(tmp_path, mo
     monkeypatch.setattr(child, "set_alarm", lambda _: None)
     out = io.StringIO()
     request = {"start_seconds": 1, "model_seconds": 1, "models": ["0.onnx"], "folder": str(tmp_path), "one_node": True}
-    child.experiment({**request, "provider": {}}, out)
+    child.experiment({**request, "provider": {}}, out, None)
     last = json.loads(out.getvalue().splitlines()[-1])
     assert last["outcome"] == "invalid" and "MemoryError: no memory" in last["said"]
 
