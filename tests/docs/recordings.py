@@ -1,11 +1,12 @@
 """What was recorded for the pages: facts of runs, from which reports are built anew, and results of verbs.
 
-`recorded/*.json.gz`, all of 2026-11-22. `fp32` and `fp16`: dry runs of CUDA as an H100 (`partita place package
---provider cuda,cpu --dry-run --device h100`) of the embedded checkpoint in gqa, with onnxruntime-gpu 1.31.1.
-`webgpu`: `partita generate` of a random 2-layer llama in onnx24 on WebGPU over SwiftShader, with onnxruntime-webgpu
-1.27.0; `refused`: the embedded checkpoint in onnx24 there, without the CPU provider. The others are what `--json`
-of a verb printed. Facts are kept, not reports, so that
-every sentence is the present one. A field that is added to the facts without a default has to be added here, too.
+`recorded/*.json.gz`, of 2026-11-22 and 23; `python -m tests.docs.record` makes most of them anew. `fp32` and `fp16`:
+dry runs of CUDA as an H100 (`partita place package --provider cuda,cpu --dry-run --device h100`) of the embedded
+checkpoint in gqa, with onnxruntime-gpu 1.31.1. `webgpu`: `partita generate` of a random 2-layer llama in onnx24, of a
+graph that is not fused, on WebGPU over SwiftShader, with onnxruntime-webgpu 1.27.0; `refused`: the embedded checkpoint
+in onnx24 there, without the CPU provider. The others are what `--json` of a verb printed. Facts are kept, not reports,
+so that every sentence is the present one. A field that is added to the facts without a default has to be added here,
+too.
 """
 
 from __future__ import annotations
