@@ -86,7 +86,7 @@ demo: install ## export the embedded checkpoint, generate from it, and show the 
 test: install ## run the whole test suite, and the contract tests of every environment in ENVIRONMENTS
 	@mkdir -p build
 	@$(if $(WANTED),$(MAKE) --no-print-directory --keep-going -j 2 $(WANTED) || true,true)
-	@$(BIN)/python -m pytest tests --environments="$(ENVIRONMENTS)" --venvs=$(VENVS) $(PYTEST_ARGS); \
+	@$(BIN)/python -m pytest tests --share --environments="$(ENVIRONMENTS)" --venvs=$(VENVS) $(PYTEST_ARGS); \
 	  code=$$?; echo $$code > build/pytest-exit-code; exit $$code
 
 test-heavy: install ## run the cases of which `make test` has samples: an hour on two cores

@@ -5,7 +5,8 @@ them are collected here, because their parameters come from `tests/contract/expe
 installed. A test of this environment runs as usual. The tests of another one run in a single pytest of that
 environment's Python, a child, which writes its reports as JSON lines; they become the reports of the items here. So
 counts, `-k`, `-x`, node ids and the failure texts are those of one session. With a second core the children run beside
-the tests of this process, one child after the other.
+the tests of this process, one child after the other. With `--share`, as `make test` has it, the second core is given
+the last test files of the main suite once it has nothing else to do.
 
     pytest                                            all environments; one that is not there is skipped, and counted
     pytest --environments="main webgpu"               these two
@@ -40,6 +41,10 @@ ENVIRONMENT_SECONDS = 1500
 BESIDE = Environment("beside", "beside")
 """No other environment, but another process of this Python: long tests of the main suite, for the second core."""
 KNOWN = {**ENVIRONMENTS, BESIDE.name: BESIDE}
+SHARE = 3
+"""One in so many of the tests that are left is handed over at a time: files take unequally long."""
+LEAST_SHARED = 40
+"""Fewer tests are not worth another process, which imports everything anew."""
 TAIL_LINES = 15
 RUNTIME_WHEELS = ("onnxruntime", "onnxruntime-", "onnxruntime_")
 
@@ -50,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--venvs", metavar="DIR", default=".venvs", help="where their virtual environments are")
     group.addoption("--inside", metavar="NAME", default=MAIN, help="the environment that this Python belongs to")
     group.addoption("--packages", metavar="DIR", help="packages of the contract tests; default: export them")
+    group.addoption("--share", action="store_true", help="let a second core that is idle take the last test files")
     group.addoption("--report-lines", metavar="FILE", help="append each test report to this file, as a line of JSON")
 
 
@@ -164,16 +170,20 @@ class Orchestra:
         """Per environment its child, or the reason why there is none."""
         self.tallies: dict[str, Tally] = {}
         self.names: dict[str, str] = {}
-        """Node id of each contract test -> its environment."""
+        """Node id of each test that runs elsewhere or is of an environment -> its environment."""
+        self.known = dict(KNOWN)
+        self.reached = 0
+        """Position of the test that runs now."""
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.names = {item.nodeid: found.name for item in session.items if (found := environment_of(item))}
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Literal[True] | None:
+        self.reached += 1
         if (os.cpu_count() or 1) > 1:
             self.start_ahead(item.session)
-        environment = environment_of(item)
+        environment = self.known.get(self.names.get(item.nodeid, ""))
         if environment is None or environment.home == MAIN:
             return None
         if environment.name not in self.children:
@@ -186,19 +196,36 @@ class Orchestra:
         return True
 
     def start_ahead(self, session: pytest.Session) -> None:
-        """Start the next child that there is work for, unless one runs."""
+        """Start the next child that there is work for, unless one runs; when there is no more, hand over files."""
         if any(isinstance(child, Child) and child.process.poll() is None for child in self.children.values()):
             return
         for name in dict.fromkeys(self.names.values()):  # in the order of the items
-            if name not in self.children and KNOWN[name].home != MAIN:
-                self.children[name] = self.start(KNOWN[name], session)
+            if name not in self.children and self.known[name].home != MAIN:
+                self.children[name] = self.start(self.known[name], session)
                 return
+        if self.config.getoption("--share"):
+            self.hand_over(session)
+
+    def hand_over(self, session: pytest.Session) -> None:
+        """Give the last files of this process that are not begun, with a share of its tests, to one beside it."""
+        begun = session.items[self.reached - 1].path
+        left = [item for item in session.items[self.reached :] if item.nodeid not in self.names and item.path != begun]
+        if len(left) < LEAST_SHARED:
+            return
+        first = left[len(left) - len(left) // SHARE].path
+        handed = left[next(number for number, item in enumerate(left) if item.path == first) :]
+        beside = Environment(f"{BESIDE.name}-{len(self.children)}", BESIDE.home)
+        self.known[beside.name] = beside
+        for item in handed:
+            self.names[item.nodeid] = beside.name
+            item.add_marker(pytest.mark.timeout(0))
+        self.children[beside.name] = self.start(beside, session)
 
     def start(self, environment: Environment, session: pytest.Session) -> Child | str:
         """Start the child of an environment on all of its tests, or say why that cannot be done."""
         venvs = self.config.rootpath / self.config.getoption("--venvs")
         python = venvs / environment.name / "bin" / "python"
-        if environment is BESIDE:
+        if environment.home == BESIDE.home:
             python = Path(sys.executable)
         elif not (venvs / environment.name / ".installed").is_file():
             failed = venvs / f"{environment.name}.failed"
@@ -206,7 +233,7 @@ class Orchestra:
             return f"environment {environment.name} is not installed{detail}; run: make env-{environment.name}"
         folder = self.config.rootpath / "build" / "contract"
         folder.mkdir(parents=True, exist_ok=True)
-        items = [item for item in session.items if environment_of(item) is environment]
+        items = [item for item in session.items if self.names.get(item.nodeid) == environment.name]
         given = self.config.getoption("--packages")
         packages = Path(given) if given else folder / "not-exported"
         if not given and can_export() and any("packages" in getattr(item, "fixturenames", ()) for item in items):
@@ -218,7 +245,10 @@ class Orchestra:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count. A test is what its call was, unless setup or teardown did not pass."""
-        tally = self.tallies.setdefault(self.names.get(report.nodeid, "main suite"), Tally())
+        environment = self.known.get(self.names.get(report.nodeid, ""))
+        beside = environment is not None and environment.home == BESIDE.home
+        name = "main suite" if environment is None else BESIDE.name if beside else environment.name
+        tally = self.tallies.setdefault(name, Tally())
         tally.seconds += report.duration
         if report.when == "call" or report.outcome != "passed":
             tally.outcomes[report.outcome] += 1
@@ -290,9 +320,9 @@ class Child:
                     "pytest",
                     f"@{self.ids}",
                     "--inside",
-                    environment.name,
+                    environment.home,
                     "--environments",
-                    environment.name,
+                    environment.home,
                     "--packages",
                     str(packages),
                     "--report-lines",

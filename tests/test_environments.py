@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -94,6 +96,29 @@ def test_outcomes_of_a_child_are_those_of_the_session(venvs):
     assert code == 1 and "1 failed, 1 passed, 1 skipped" in out, out
     assert "assert 'webgpu' == 'elsewhere'" in out, "the failure text comes along"
     assert "because it says so" in out
+
+
+MANY = """
+import os, time, pytest
+@pytest.mark.parametrize("number", range(30))
+def test_one(number):
+    time.sleep(0.02)
+    assert number != 7, f"process {os.getpid()}"
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
+def test_an_idle_core_takes_the_last_files_and_nothing_is_lost():
+    """Every outcome is counted once, and the files that were handed over ran in another process."""
+    with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
+        files = [Path(inside) / f"test_{number}.py" for number in range(6)]
+        for file in files:
+            file.write_text(MANY)
+        code, out = session(*files, "--share")
+        _, alone = session(*files)
+    assert code == 1 and "6 failed, 174 passed" in out, out
+    assert len(set(re.findall(r"process (\d+)", out))) >= 2 and "beside" in out.partition("environments ==")[2]
+    assert "6 failed, 174 passed" in alone and len(set(re.findall(r"process (\d+)", alone))) == 1
 
 
 def test_environments_that_were_not_asked_for_are_left_out(tmp_path):
