@@ -19,6 +19,7 @@ from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import open_session
+from partita.runtime.cpu.attention import within
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.executor import Executor, LoadedGraph
 from partita.runtime.engine.recorder import Recorder, Step
@@ -104,9 +105,10 @@ def load_runner(
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
-    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe`: profile the first runs and keep what ONNX
-    Runtime says about placement. `manifest`: that of a package whose manifest is not written yet. `options`: those of
-    each provider, by its name. `crashed`: providers that are left out, see `registering.without_crashed`.
+    `threads`: intra-op threads, None for one per core that the process may use. `observe`: profile the first runs and
+    keep what ONNX Runtime says about placement. `manifest`: that of a package whose manifest is not written yet.
+    `options`: those of each provider, by its name. `crashed`: providers that are left out, see
+    `registering.without_crashed`.
     Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
     """
     rss_before = rss_bytes()
@@ -155,7 +157,14 @@ def open_runner(
     graphs: list[LoadedGraph] = []
     try:
         for graph, model in zip(contract.files, models, strict=True):
-            session = open_session(folder / graph.file, resolutions, threads=threads, observe=observe, pins=pins)
+            session = open_session(
+                folder / graph.file,
+                resolutions,
+                threads=threads,
+                observe=observe,
+                pins=pins,
+                attention=within(model.attention, graph.sequence_length),
+            )
             resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
