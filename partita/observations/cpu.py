@@ -63,5 +63,7 @@ class CpuSession(Record):
     """Threads wait for work in a loop, which is quick and keeps their cores busy."""
     spinning_reason: Literal["option", "default", "crowded"]
     """The user said so; ONNX Runtime's default; more threads than cores would wait for each other's loops."""
+    huge_page_bytes: int | None = None
+    """Of what the session allocated, in pages of 2 MiB; null where the system has none, or the user wants none."""
     attention: AttentionChoice | None
     """null without GroupQueryAttention of two paths, where another provider comes first, and for short prompts."""

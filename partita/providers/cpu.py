@@ -28,6 +28,7 @@ PROVIDER = Provider(
             choices=("auto", "flash", "naive"),
             ours=True,
         ),
+        Option("huge_pages", "bool", "1", "packed weights are put into pages of 2 MiB where Linux has them", ours=True),
         Option(
             "spinning", "bool", "", "threads wait for work in a loop, 1 unless there are more than cores", ours=True
         ),

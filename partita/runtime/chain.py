@@ -8,6 +8,7 @@ provider although the chain does not name it. Knows nothing of packages or token
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from partita.providers.start import explain
 from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU
 from partita.runtime.cpu.attention import Attention
-from partita.runtime.cpu.settings import set_up
+from partita.runtime.cpu.settings import memory_before, set_up, with_huge_pages
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, one_line, open_error
@@ -101,7 +102,9 @@ def open_session(
             raise _start_refused(path, chain)  # experiments may tell over what
         if not active:
             raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
+        began = time.perf_counter()
         prepared, cpu = set_up(path.name, active, opening, attention)
+        before = memory_before(active)
         try:
             session = _open_quiet(path, active, replace(prepared, strict=CPU not in ort_names(active)))
         except NativeFailureError as failure:
@@ -116,7 +119,8 @@ def open_session(
             if not active_of(chain):
                 raise _start_refused(path, chain) from failure.error
             continue
-        session.cpu = cpu
+        session.cpu = with_huge_pages(cpu, before)
+        session.load_seconds = time.perf_counter() - began
         try:
             session.resolutions = settle(chain, session)
             _refuse_strays(path, session)

@@ -31,6 +31,9 @@ def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
         sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
         before, after, peak = map(human_bytes, sizes)
         told.append(f"process {before} before load, {after} after load, {peak} at its peak (resident)")
+    if memory.anonymous_growth_bytes is not None:
+        grown = human_bytes(memory.anonymous_growth_bytes)
+        told.append(f"loading allocated {grown}; what else is resident of the weights is mapped from their file")
     return (("memory", tuple(told)),)
 
 
@@ -38,7 +41,9 @@ def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
     """Threads of the CPU provider, and its path through attention; per file where they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
     paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
-    return tuple((name, _by_file(told)) for name, told in (("threads", threads), ("attention", paths)) if told)
+    huge = {entry.file: f"{human_bytes(entry.huge_page_bytes)} of it" for entry in sessions if entry.huge_page_bytes}
+    rows = (("huge pages", huge), ("threads", threads), ("attention", paths))
+    return tuple((name, _by_file(told)) for name, told in rows if told)
 
 
 def _by_file(told: Mapping[str, str]) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from partita.errors import PartitaError
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.names import CPU
 from partita.providers.resolve import Resolution
+from partita.runtime.cpu import huge_pages
 from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose, too_large
 from partita.runtime.cpu.cores import usable_cores
+from partita.runtime.cpu.huge_pages import Range
 from partita.runtime.cpu.timing import kept_timings, times_of
 from partita.runtime.ort.session import NativeFailureError, Opening
 
@@ -51,6 +53,21 @@ def set_up(
         attention=choice,
     )
     return opening, settings
+
+
+def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
+    """What the process has allocated, where what a session adds to it is to go into huge pages; None where not."""
+    cpu = next((entry for entry in active if entry.provider.ort_name == CPU), None)
+    if cpu is None or cpu.options.get("huge_pages") == "0" or not huge_pages.allowed():
+        return None
+    return huge_pages.anonymous_memory()
+
+
+def with_huge_pages(settings: CpuSession | None, before: Sequence[Range] | None) -> CpuSession | None:
+    """Put what the session has allocated since `before` into huge pages; the settings with how much that is."""
+    if settings is None or before is None:
+        return settings
+    return settings.model_copy(update={"huge_page_bytes": huge_pages.make_huge(before)})
 
 
 def _spinning(said: str | None, crowded: bool) -> tuple[bool, Literal["option", "default", "crowded"]]:

@@ -234,6 +234,9 @@ class Binding:
         self._options = ort.RunOptions()
         # A failed run raises; ONNX Runtime need not also write it to stderr.
         self._options.log_severity_level = FATAL
+        # What it is by default. Said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25
+        # microseconds to be told by an exception that it is not there.
+        self._options.add_run_config_entry("gpu_graph_id", "0")
         self._outputs: list[str] = []
         self.buffers: dict[str, Buffer] = {}
 
