@@ -127,7 +127,7 @@ class Filters:
             top, factor = quick.max(), np.float32(1 / self.temperature)
 
             def far(some: Logits) -> Logits:
-                distance = np.subtract(some, top, out=scratch.array("distances", len(some), np.float32))
+                distance: Logits = np.subtract(some, top, out=scratch.array("distances", len(some), np.float32))
                 return np.multiply(distance, factor, out=distance) if factor != 1 else distance
 
             return quick, far

@@ -44,7 +44,8 @@ class Scratch:
 
     def at_least(self, name: str, values: Values, least: Any) -> npt.NDArray[np.bool_]:
         """Which `values` are at least so much: [n]."""
-        return np.greater_equal(values, least, out=self.array(name, len(values), np.bool_))
+        found: npt.NDArray[np.bool_] = np.greater_equal(values, least, out=self.array(name, len(values), np.bool_))
+        return found
 
     def only(self, name: str, values: Values, mask: npt.NDArray[np.bool_]) -> Values:
         """The `values` where `mask` is true, else 0: [n]. A mask that is cast before takes half the time."""

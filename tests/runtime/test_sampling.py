@@ -273,7 +273,9 @@ def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
 
 def test_what_is_used_anew_leaves_no_trace_in_the_next_draw():
     """A sampler keeps its arrays: other logits, another vocabulary, another dtype in between change nothing."""
-    flat, peaked, small = (logits_of(8, 30_000) / 3, 4 * logits_of(9, 30_000), logits_of(10, 300))
+    flat, peaked, small = (
+        some.astype(np.float32) for some in (logits_of(8, 30_000) / 3, 4 * logits_of(9, 30_000), logits_of(10, 300))
+    )
     one, other = (make_sampler(0.9, top_p=0.9, min_p=0.001, seed=5) for _ in range(2))
     mixed = [one(logits, HISTORY) for logits in (flat, peaked, small, flat, peaked)]
     fresh = [

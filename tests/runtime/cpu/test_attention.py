@@ -84,10 +84,11 @@ def graph(*, kind: int = TensorProto.FLOAT, past: tuple[int | str, ...] = (1, 2,
 
 def test_attention_with_two_paths_is_found_with_its_form():
     found = find_attention(graph())
-    assert found == Attention({FORM: 1}, batch=1, tokens=512, length=1024)
+    assert found is not None and found == Attention({FORM: 1}, batch=1, tokens=512, length=1024)
     windowed = find_attention(graph(local_window_size=128, scale=0.5))
     assert windowed is not None and list(windowed.forms) == [Form(8, 2, 64, 128)]
-    assert within(found, 1) == Attention({FORM: 1}, 1, 1, 1024) and not within(found, 1).matters
+    alone = within(found, 1)
+    assert alone is not None and alone == Attention({FORM: 1}, 1, 1, 1024) and not alone.matters
     assert found.matters
 
 
@@ -216,6 +217,7 @@ def test_an_operator_that_cannot_be_timed_leaves_the_default(monkeypatch, tmp_pa
 def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spinning, reason):
     active = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"spinning": option} if option else {}})
     opened, cpu = settings.set_up("model.onnx", active, Opening(threads=threads), None)
+    assert cpu is not None
     assert (cpu.spinning, cpu.spinning_reason) == (spinning, reason)
     assert opened.config[settings.SPINNING] == str(int(spinning))
     assert active[0].provider_options == {}, "ONNX Runtime has no such options"

@@ -106,6 +106,7 @@ def test_a_session_computes_the_same_in_huge_pages(tmp_path):
             binding.bind_input("x", given)
             binding.bind_output("y", out)
             binding.run()
+            assert session.cpu is not None
             results[wanted] = (out.host.copy(), session.cpu.huge_page_bytes)
             binding.release()
     np.testing.assert_array_equal(results["0"][0], results["1"][0])
