@@ -21,7 +21,7 @@ class AttentionTiming(Record):
     nodes: int
     """Nodes of the graph that have this form."""
     tokens: tuple[int, ...]
-    """Lengths of the prompts."""
+    """Given at once: 1, after as many as the most of them, and prompts."""
     flash_us: tuple[float, ...]
     """Microseconds per length."""
     naive_us: tuple[float, ...]

@@ -29,6 +29,7 @@ PROVIDER = Provider(
             ours=True,
         ),
         Option("huge_pages", "bool", "1", "packed weights are put into pages of 2 MiB where Linux has them", ours=True),
+        Option("parallel_packing", "bool", "1", "weights are packed by all threads", ours=True),
         Option(
             "spinning", "bool", "", "threads wait for work in a loop, 1 unless there are more than cores", ours=True
         ),

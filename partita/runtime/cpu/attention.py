@@ -2,7 +2,7 @@
 
 Flash goes through a prompt in tiles, naive multiplies the whole matrix of scores. ONNX Runtime prefers flash; which is
 faster depends on the processor, the build and the form (1.31.1, AVX-512: naive in 60 % of the time at a head size of
-64, flash at 256 and 512 tokens). A token alone takes as long on both. Sources: group_query_attention.cc and
+64, flash at 256 and 512 tokens). A token alone takes about as long on both. Sources: group_query_attention.cc and
 gqa_attention_base.h in onnxruntime/contrib_ops/cpu/bert.
 """
 
@@ -26,10 +26,12 @@ OPERATOR = "GroupQueryAttention"
 PREFILL_TOKENS = 512
 """Longest part of a prompt that is timed: what a run gets at once unless the user says otherwise."""
 SHORT_TOKENS = 128
+NEW_TOKENS = 128
+"""Tokens that are reckoned to follow a prompt, one at a time after as many as the prompt has."""
 CLEARLY = 0.9
-"""Naive is taken when it needs less than this part of flash's time at the longer length, …"""
+"""Naive is taken when it needs less than this part of flash's time for a prompt and what follows, …"""
 NOT_SLOWER = 1.05
-"""… and not more than this at the shorter one."""
+"""… and not more than this for a short prompt."""
 STEADY = 1.15
 """The two lowest times of a path are this close, or something disturbed them."""
 LEAST_WORK = 5e7
@@ -70,8 +72,8 @@ class Attention:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Lengths of prompts to time."""
-        return tuple(sorted({min(SHORT_TOKENS, self.tokens), self.tokens}))
+        """Tokens to time at once: one, after a whole prompt, and prompts."""
+        return tuple(sorted({1, min(SHORT_TOKENS, self.tokens), self.tokens}))
 
     @property
     def scratch_bytes(self) -> int:
@@ -183,15 +185,14 @@ def choose(attention: Attention, times: Mapping[Form, Times], threads: int, *, k
         detail = "the timings varied too much to go by, so ONNX Runtime's default stays"
         return AttentionChoice(path="flash", reason="unclear", detail=detail, timings=timings)
     flash, naive = _totals(attention, timings, threads)
-    better = naive[-1] < CLEARLY * flash[-1] and all(
-        one <= NOT_SLOWER * other for one, other in zip(naive, flash, strict=True)
-    )
-    shown = f"{decimals(naive[-1], 1e-3)} ms on the naive path and {decimals(flash[-1], 1e-3)} ms on flash"
-    prompt = plural(attention.tokens, "token")
+    flash_whole, naive_whole = (path[-1] + NEW_TOKENS * path[0] for path in (flash, naive))
+    better = naive_whole < CLEARLY * flash_whole and naive[1] <= NOT_SLOWER * flash[1]
+    shown = f"{decimals(naive_whole, 1e-3)} ms on the naive path and {decimals(flash_whole, 1e-3)} ms on flash"
+    prompt = f"a prompt of {plural(attention.tokens, 'token')} and {NEW_TOKENS} after it"
     return AttentionChoice(
         path="naive" if better else "flash",
         reason="faster" if better else "not_faster",
-        detail=f"a prompt of {prompt} takes {shown}, by timings on one thread and reckoned for {threads}",
+        detail=f"{prompt} take {shown}, by timings on one thread and reckoned for {threads}",
         timings=timings,
         kept=kept,
     )

@@ -19,6 +19,8 @@ from partita.runtime.cpu.timing import kept_timings, times_of
 from partita.runtime.ort.session import NativeFailureError, Opening
 
 SPINNING = "session.intra_op.allow_spinning"
+PACKING = "session.prepack.enable_parallel"
+"""Weights are packed by all threads; ONNX Runtime's default, of 1.31 too, is one."""
 
 
 def set_up(
@@ -37,7 +39,8 @@ def set_up(
     if cpu is None:
         return opening, None
     spinning, spinning_why = _spinning(cpu.options.get("spinning"), cores.crowded(threads))
-    opening = replace(opening, config={**opening.config, SPINNING: str(int(spinning))})
+    packing = "0" if cpu.options.get("parallel_packing") == "0" else "1"
+    opening = replace(opening, config={**opening.config, SPINNING: str(int(spinning)), PACKING: packing})
     choice = _attention_choice(attention, active, cpu, threads)
     if choice is not None:
         variable = {VARIABLE: "1" if choice.path == "naive" else "0"}
