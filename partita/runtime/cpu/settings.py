@@ -39,8 +39,10 @@ def set_up(
     if cpu is None:
         return opening, None
     spinning, spinning_why = _spinning(cpu.options.get("spinning"), cores.crowded(threads))
-    packing = "0" if cpu.options.get("parallel_packing") == "0" else "1"
-    opening = replace(opening, config={**opening.config, SPINNING: str(int(spinning)), PACKING: packing})
+    # What other providers do when they pack need not be made for several threads.
+    packing = len(active) == 1 and cpu.options.get("parallel_packing") != "0"
+    config = {SPINNING: str(int(spinning)), PACKING: str(int(packing))}
+    opening = replace(opening, config={**opening.config, **config})
     choice = _attention_choice(attention, active, cpu, threads)
     if choice is not None:
         variable = {VARIABLE: "1" if choice.path == "naive" else "0"}
@@ -60,8 +62,8 @@ def set_up(
 
 def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
     """What the process has allocated, where what a session adds to it is to go into huge pages; None where not."""
-    cpu = next((entry for entry in active if entry.provider.ort_name == CPU), None)
-    if cpu is None or cpu.options.get("huge_pages") == "0" or not huge_pages.allowed():
+    first = active[0]
+    if first.provider.ort_name != CPU or first.options.get("huge_pages") == "0" or not huge_pages.allowed():
         return None
     return huge_pages.anonymous_memory()
 

@@ -232,6 +232,15 @@ def test_threads_do_not_spin_when_there_are_more_than_cores(threads, option, spi
     assert active[0].provider_options == {}, "ONNX Runtime has no such options"
 
 
+@pytest.mark.parametrize(
+    ("chain", "options", "packing"),
+    [("cpu", {}, "1"), ("cpu", {"cpu": {"parallel_packing": "0"}}, "0"), ("cpu,cuda", {}, "0")],
+)
+def test_all_threads_pack_weights_where_the_cpu_provider_is_alone(chain, options, packing):
+    active = resolve(parse_chain(chain), ["CUDAExecutionProvider", "CPUExecutionProvider"], options)
+    assert settings.set_up("model.onnx", active, Opening(), None)[0].config[settings.PACKING] == packing
+
+
 def test_timings_are_kept_apart_by_processor_and_build(monkeypatch, tmp_path):
     monkeypatch.setenv("PARTITA_CACHE_DIR", str(tmp_path))
     here = kept_timings().path

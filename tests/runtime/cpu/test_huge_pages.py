@@ -81,8 +81,8 @@ def test_what_the_system_says_is_kept_to(tmp_path, monkeypatch, setting, size, a
 
 
 @linux
-def test_nothing_is_done_without_the_cpu_provider_or_against_the_users_word():
-    cuda = resolve(parse_chain("cuda"), ["CUDAExecutionProvider"])
+def test_nothing_is_done_where_another_provider_is_first_or_against_the_users_word():
+    cuda = resolve(parse_chain("cuda,cpu"), ["CUDAExecutionProvider", "CPUExecutionProvider"])
     off = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"huge_pages": "0"}})
     assert memory_before(cuda) is None and memory_before(off) is None
     assert memory_before(resolve(parse_chain("cpu"), ["CPUExecutionProvider"]))
