@@ -30,14 +30,24 @@ def peak_rss_bytes() -> int:
     return max(peak if sys.platform == "darwin" else peak * 1024, rss_bytes())
 
 
+def anonymous_bytes() -> int | None:
+    """Resident memory that is of no file: what was allocated, and not mapped. None where the system does not say."""
+    return _status("RssAnon")
+
+
 def _high_water_mark() -> int | None:
-    """VmHWM of /proc/self/status, see proc_pid_status(5); None where there is no such line, as in some sandboxes."""
+    """The peak of this program; None where the system does not say."""
+    return _status("VmHWM")
+
+
+def _status(wanted: str) -> int | None:
+    """A line of /proc/self/status, see proc_pid_status(5); None where there is no such line, as in some sandboxes."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
     for line in lines:
         name, _, value = line.partition(":")
-        if name == "VmHWM":
+        if name == wanted:
             return int(value.split()[0]) * 1024
     return None

@@ -133,7 +133,7 @@ MaxCopiesOption = Annotated[
 MaxCopyBytesOption = Annotated[
     int | None, typer.Option(help="Maximum bytes copied between devices per decode step; exit code 3 if exceeded.")
 ]
-ThreadsOption = Annotated[int | None, typer.Option(help="Intra-op threads. Default: ONNX Runtime decides.")]
+ThreadsOption = Annotated[int | None, typer.Option(help="Intra-op threads. Default: one per usable core.")]
 ProbeSecondsOption = Annotated[
     float,
     typer.Option(metavar="SECONDS", help="Time budget for probing nodes that fell back; 0 disables probing."),

@@ -36,7 +36,7 @@ def load(
     `providers`: the chain, in order of preference, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime
     has them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
     `provider_libraries`: files of plugin providers by name. `pins`: modules by provider, "cpu:lm_head". `threads`:
-    intra-op threads; None: ONNX Runtime decides. `observe`: profile the first runs, which `report` needs to say what
+    intra-op threads; None: one per usable core. `observe`: profile the first runs, which `report` needs to say what
     ran; they are left out of its speed. `process`: a provider other than the CPU's brings native code that may crash;
     "auto" gives it a process of its own, "this" runs it in the calling process, "child" also gives the CPU provider
     its own.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from partita.observations.codes import Interruption
+from partita.observations.cpu import CpuSession
 from partita.observations.log_pattern import LogPattern
 from partita.observations.records import Memory, Probing
 
@@ -271,6 +272,8 @@ class SessionFacts:
     None when it was not asked for or could not be had."""
     optimised_why: str = ""
     """Why there is none, or why it is not used, in one sentence."""
+    cpu: CpuSession | None = None
+    """How the CPU provider was set up; None where it is not in the chain."""
 
     def of(self, provider: str) -> ProviderFacts:
         """What is known of one provider of the chain (ONNX Runtime's name); nothing of one that is not in it."""

@@ -176,6 +176,8 @@ class Memory(Record):
     rss_before_load_bytes: int | None
     rss_after_load_bytes: int | None
     peak_rss_bytes: int | None
+    anonymous_growth_bytes: int | None = None
+    """What loading added of memory that is of no file: packed forms of weights, and not weights that are mapped."""
     source: Source = "process"
 
 

@@ -74,6 +74,7 @@ def build_report(
         interrupted=facts.interrupted,
         cache=_build_cache(facts.states) if package is not None else None,
         memory=facts.memory,
+        cpu=tuple(session.cpu for session in facts.sessions if session.cpu is not None),
         totals=(
             Totals.taken_from(facts, session_load_seconds=sum(session.load_seconds for session in facts.sessions))
             if facts.finish_reason is not None

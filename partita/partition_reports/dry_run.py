@@ -88,7 +88,12 @@ def without_times(facts: RunFacts) -> RunFacts:
         steps=(),
         first_token_seconds=None,
         memory=facts.memory.model_copy(
-            update={"rss_before_load_bytes": None, "rss_after_load_bytes": None, "peak_rss_bytes": None}
+            update={
+                "rss_before_load_bytes": None,
+                "rss_after_load_bytes": None,
+                "peak_rss_bytes": None,
+                "anonymous_growth_bytes": None,
+            }
         ),
     )
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from partita.diagnosis.records import Fallback
 from partita.observations.codes import Interruption
+from partita.observations.cpu import CpuSession
 from partita.observations.records import (
     ChainEntry,
     Environment,
@@ -370,6 +371,8 @@ class Report(Record):
     cache: Cache | None
     """null for a model that is no package."""
     memory: Memory
+    cpu: tuple[CpuSession, ...] = ()
+    """Threads and kernels of the CPU provider, per ONNX file; empty where it is not in the chain."""
     totals: Totals | None
     """null where nothing is generated."""
     dry_run: DryRunFacts | None

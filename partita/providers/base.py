@@ -50,6 +50,8 @@ class Option:
     """When not empty, ONNX Runtime itself reads the option, from this entry of the session configuration."""
     session_suffix: str = ""
     """What follows the value there."""
+    ours: bool = False
+    """Partita itself reads the option; the provider is not given it."""
     least: int | None = None
     """Smallest value of an `int`."""
     opens: Opens | None = None

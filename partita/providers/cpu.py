@@ -1,10 +1,10 @@
 """The CPU execution provider, part of every ONNX Runtime build.
 
-It takes no options: threads and the memory arena are settings of the session. ONNX Runtime 1.31.1 accepts any provider
-option for it and ignores it, which is why none is offered here.
+ONNX Runtime 1.31.1 accepts any provider option for it and ignores it. The options here are Partita's: what can be set
+on the CPU are settings of the session and variables of the environment (`runtime/cpu` decides over them).
 """
 
-from partita.providers.base import PackedWeights, Provider
+from partita.providers.base import Option, PackedWeights, Provider
 from partita.remedies import Remedy
 
 PROVIDER = Provider(
@@ -18,6 +18,21 @@ PROVIDER = Provider(
     # sum is kept anyway: 8 bytes of scale and sum per block make 5 bits per 4-bit weight of blocks of 64.
     packed_weights=PackedWeights(
         symmetric=False, accuracy_level=4, bias=True, gather=True, block_sizes={4: 64, 8: 128}
+    ),
+    options=(
+        Option(
+            "attention",
+            "choice",
+            "auto",
+            "the path through attention, auto: the one that is faster here",
+            choices=("auto", "flash", "naive"),
+            ours=True,
+        ),
+        Option("huge_pages", "bool", "1", "packed weights are put into pages of 2 MiB where Linux has them", ours=True),
+        Option("parallel_packing", "bool", "1", "weights are packed by all threads", ours=True),
+        Option(
+            "spinning", "bool", "", "threads wait for work in a loop, 1 unless there are more than cores", ours=True
+        ),
     ),
     rank=1,
     remedies={

@@ -55,7 +55,8 @@ class Resolution:
     @property
     def provider_options(self) -> dict[str, str]:
         """The options that the provider itself takes."""
-        return {name: value for name, value in self.options.items() if name not in self._of_session()}
+        ours = {option.name for option in self.provider.options if option.ours}
+        return {name: value for name, value in self.options.items() if name not in {*self._of_session(), *ours}}
 
     @property
     def session_config(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ provider although the chain does not name it. Knows nothing of packages or token
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,8 @@ from partita.providers.resolve import Resolution
 from partita.providers.start import explain
 from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU
+from partita.runtime.cpu.attention import Attention
+from partita.runtime.cpu.settings import memory_before, set_up, with_huge_pages
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, one_line, open_error
@@ -79,11 +82,12 @@ def open_session(
     observe: bool,
     pins: Sequence[Pin] = (),
     model: bytes | None = None,
+    attention: Attention | None = None,
 ) -> Session:
     """Open `path` on the active providers of the chain, and on no other.
 
-    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe` turns on profiling and the log at INFO.
-    `model` is opened in place of the file, with the weights beside it.
+    `threads`: intra-op threads, None for one per core that the process may use. `observe` turns on profiling and the
+    log at INFO. `model` is opened in place of the file, with the weights beside it. `attention`: that of the graph.
     A provider that cannot start is left out when the chain goes on after it; the session's `resolutions` say so.
     Raises ProviderError when no provider of the chain starts, some node fits none of them, or a pin does not hold;
     UsageError when the chain cannot be kept to, or a pin fits no node;
@@ -98,8 +102,11 @@ def open_session(
             raise _start_refused(path, chain)  # experiments may tell over what
         if not active:
             raise ProviderError(nothing_left(chain), remedy=what_helps(chain))
+        began = time.perf_counter()
+        prepared, cpu = set_up(path.name, active, opening, attention)
+        before = memory_before(active)
         try:
-            session = _open_quiet(path, active, replace(opening, strict=CPU not in ort_names(active)))
+            session = _open_quiet(path, active, replace(prepared, strict=CPU not in ort_names(active)))
         except NativeFailureError as failure:
             if STRICT in str(failure):
                 raise _refusal(path, chain, opening, failure) from failure.error
@@ -112,6 +119,8 @@ def open_session(
             if not active_of(chain):
                 raise _start_refused(path, chain) from failure.error
             continue
+        session.cpu = with_huge_pages(cpu, before)
+        session.load_seconds = time.perf_counter() - began
         try:
             session.resolutions = settle(chain, session)
             _refuse_strays(path, session)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
-from pathlib import Path
 
 import psutil
 
 from partita.observations.records import Environment, InstalledWheel
+from partita.runtime.cpu.cores import cpu_name
 from partita.runtime.ort.registry import ort_build
 from partita.runtime.wheels import runtime_wheels
 
@@ -21,7 +21,7 @@ def environment() -> Environment:
     """Describe this machine and the installed packages."""
     build, wheels = ort_build(), _onnxruntime_wheels()
     return Environment(
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         logical_cores=os.cpu_count() or 1,
         memory_bytes=int(psutil.virtual_memory().total),
         operating_system=platform.platform(),
@@ -48,14 +48,3 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
 def _onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
     """The wheel that ONNX Runtime came in; all of them when several overwrote each other."""
     return tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in runtime_wheels())
-
-
-def _cpu_name() -> str:
-    """Model name of the processor."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

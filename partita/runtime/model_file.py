@@ -19,6 +19,7 @@ from partita.errors import PackageError
 from partita.observations.facts import GraphNode
 from partita.package import inside, refuse_absent
 from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.cpu.attention import Attention, find_attention
 
 if TYPE_CHECKING:
     import onnx
@@ -41,6 +42,8 @@ class ModelFile:
     outputs: tuple[str, ...]
     data_files: frozenset[str]
     """Files that hold tensors outside of it, by the name it uses."""
+    attention: Attention | None = None
+    """Attention for which the CPU provider has two paths."""
 
 
 def read_model_file(path: Path, folder: Path) -> ModelFile:
@@ -64,6 +67,7 @@ def read_model_file(path: Path, folder: Path) -> ModelFile:
         inputs=tuple(port.name for port in model.graph.input if port.name not in initializers),
         outputs=tuple(port.name for port in model.graph.output),
         data_files=data_files(model),
+        attention=find_attention(model),
     )
 
 

@@ -127,6 +127,7 @@ def _memory_facts(runner: Runner) -> Memory:
         rss_before_load_bytes=runner.rss_before_load_bytes,
         rss_after_load_bytes=runner.rss_after_load_bytes,
         peak_rss_bytes=max(peak_rss_bytes(), runner.rss_before_load_bytes, runner.rss_after_load_bytes),
+        anonymous_growth_bytes=runner.anonymous_growth_bytes,
     )
 
 

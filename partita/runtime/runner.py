@@ -14,11 +14,12 @@ from typing import Self
 from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError
 from partita.package import Manifest, check_files, inside, read_manifest
-from partita.process import rss_bytes
+from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import open_session
+from partita.runtime.cpu.attention import within
 from partita.runtime.engine.cache.cache import Cache
 from partita.runtime.engine.executor import Executor, LoadedGraph
 from partita.runtime.engine.recorder import Recorder, Step
@@ -36,9 +37,17 @@ class Runner:
     It observes the engine: the steps of the last generation are kept, and which profiled runs are of it.
     """
 
-    def __init__(self, folder: Path, contract: Contract, graphs: tuple[LoadedGraph, ...], rss: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        contract: Contract,
+        graphs: tuple[LoadedGraph, ...],
+        rss: tuple[int, int],
+        anonymous: int | None = None,
+    ) -> None:
         self.folder, self.contract, self.graphs = folder, contract, graphs
         self.rss_before_load_bytes, self.rss_after_load_bytes = rss
+        self.anonymous_growth_bytes = anonymous
         self.executor = Executor(contract, graphs)
         self.recorder = Recorder()
 
@@ -104,9 +113,10 @@ def load_runner(
 ) -> Runner:
     """Open the package in `folder` on the providers of `chain`.
 
-    `threads`: intra-op threads, None for ONNX Runtime's choice. `observe`: profile the first runs and keep what ONNX
-    Runtime says about placement. `manifest`: that of a package whose manifest is not written yet. `options`: those of
-    each provider, by its name. `crashed`: providers that are left out, see `registering.without_crashed`.
+    `threads`: intra-op threads, None for one per core that the process may use. `observe`: profile the first runs and
+    keep what ONNX Runtime says about placement. `manifest`: that of a package whose manifest is not written yet.
+    `options`: those of each provider, by its name. `crashed`: providers that are left out, see
+    `registering.without_crashed`.
     Raises PackageError, ProviderError, ResourceError; UsageError when no node fits a pin.
     """
     rss_before = rss_bytes()
@@ -153,17 +163,31 @@ def open_runner(
     with captured_output():  # some plugin packages write to it when they are imported
         resolutions = without_crashed(resolve(chain, available_ort_names(), options), crashed or {})
     graphs: list[LoadedGraph] = []
+    anonymous_before = anonymous_bytes()
     try:
         for graph, model in zip(contract.files, models, strict=True):
-            session = open_session(folder / graph.file, resolutions, threads=threads, observe=observe, pins=pins)
+            session = open_session(
+                folder / graph.file,
+                resolutions,
+                threads=threads,
+                observe=observe,
+                pins=pins,
+                attention=within(model.attention, graph.sequence_length),
+            )
             resolutions = session.resolutions  # a provider that one graph had to do without is not tried for the next
             phases: tuple[PhaseName, ...] = ("prefill", "decode") if graph.phase == "any" else (graph.phase,)
             graphs.append(LoadedGraph(graph, model, session, Window(session, phases), phases))
-        return Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()))
+        return Runner(folder, contract, tuple(graphs), (rss_before, rss_bytes()), _grown(anonymous_before))
     except BaseException:
         for entry in graphs:
             entry.session.close()
         raise
+
+
+def _grown(before: int | None) -> int | None:
+    """What of this process's memory is of no file, and was not there before; None where nobody can tell."""
+    now = anonymous_bytes()
+    return None if before is None or now is None else max(0, now - before)
 
 
 def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:

@@ -57,10 +57,10 @@ def make_sampler(
     if temperature == 0:
         return greedy if repetition_penalty == 1 else _penalised_greedy(repetition_penalty)
     filters = Filters(temperature, top_k, top_p, min_p, repetition_penalty)
-    generator = np.random.Generator(np.random.PCG64(seed))
+    generator, scratch = np.random.Generator(np.random.PCG64(seed)), selection.Scratch()
 
     def draw(logits: Logits, history: Ids) -> int:
-        return selection.draw(filters.weights(logits, history), generator.random())
+        return selection.draw(filters.weights(logits, history, scratch), generator.random())
 
     return draw
 
@@ -96,31 +96,41 @@ class Filters:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
-    def weights(self, logits: Logits, history: Ids) -> npt.NDArray[Any]:
+    def weights(self, logits: Logits, history: Ids, scratch: selection.Scratch | None = None) -> npt.NDArray[Any]:
         """How likely each token is beside the likeliest, which weighs 1: [vocab]. What cannot be drawn weighs 0.
 
-        float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes.
+        float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes. With
+        `scratch` the result is valid until its next use.
         """
-        score, far = self._distances(logits, history)
+        scratch = scratch or selection.Scratch()
+        score, far = self._distances(logits, history, scratch)
         kept = selection.largest(score, self.top_k) if 0 < self.top_k < len(score) else None
         with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
-            weight: npt.NDArray[Any] = np.exp(far(score if kept is None else score[kept]))
+            weight: npt.NDArray[Any] = far(score if kept is None else score[kept])
+            np.exp(weight, out=weight)
         if self.top_p < 1:
-            weight[~selection.nucleus(weight, self.top_p)] = 0
-        if self.min_p > 0:
-            weight[weight < self.min_p] = 0  # the largest weight is 1
+            weight = selection.nucleus(weight, self.top_p, scratch)
+        if self.min_p > 0:  # the largest weight is 1
+            weight = scratch.only("likely", weight, scratch.at_least("inside", weight, self.min_p))
         if kept is None:
             return weight
         whole = np.zeros(len(score), weight.dtype)
         whole[kept] = weight
         return whole
 
-    def _distances(self, logits: Logits, history: Ids) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
+    def _distances(
+        self, logits: Logits, history: Ids, scratch: selection.Scratch
+    ) -> tuple[npt.NDArray[Any], Callable[[npt.NDArray[Any]], Any]]:
         """Penalised scores [vocab], and what makes exponents of some of them: 0 for the largest, else below."""
         quick = _quick_scores(logits, history, self.repetition_penalty, self.temperature)
         if quick is not None:
             top, factor = quick.max(), np.float32(1 / self.temperature)
-            return quick, lambda some: (some - top) * factor
+
+            def far(some: Logits) -> Logits:
+                distance: Logits = np.subtract(some, top, out=scratch.array("distances", len(some), np.float32))
+                return np.multiply(distance, factor, out=distance) if factor != 1 else distance
+
+            return quick, far
         divisor, exponent = math.frexp(self.temperature)
         score, scale = _scores(logits, history, self.repetition_penalty, least=exponent)
         best = score.max()

@@ -41,4 +41,5 @@ def session_facts(
             for entry in chain
         },
         pins=session.pins,
+        cpu=session.cpu,
     )

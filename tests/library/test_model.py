@@ -429,8 +429,8 @@ def test_prompts_that_the_package_cannot_take_are_generation_errors(model):
         ({"providers": "cpu", "threads": True}, "threads must be an integer or None, not True"),
         ({"providers": "cpu", "pins": "cpu:lm_head"}, "pins must be a list of strings, not 'cpu:lm_head'"),
         ({"providers": "cpu", "process": "other"}, "process must be 'auto', 'this' or 'child', not 'other'"),
-        ({"providers": "cpu", "provider_options": {"cpu": {"nope": 1}}}, "takes no options"),
-        ({"providers": [("cpu", {"nope": 1})]}, "takes no options"),
+        ({"providers": "cpu", "provider_options": {"cpu": {"nope": 1}}}, "has no option 'nope'"),
+        ({"providers": [("cpu", {"nope": 1})]}, "has no option 'nope'"),
     ],
 )
 def test_loading_with_a_wrong_argument_is_a_sentence(package, arguments, says):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from partita.errors import UsageError
 from partita.providers.base import Option, Provider
 from partita.providers.generic import generic_provider
 from partita.providers.options import parse_options, unchecked_notes
-from partita.providers.resolve import known_providers, parse_chain
+from partita.providers.resolve import known_providers, parse_chain, resolve
 
 PROBE = Provider(
     name="probe",
@@ -83,8 +85,16 @@ def test_a_text_that_makes_no_sense_is_a_usage_error_of_one_line(texts, says):
 
 
 def test_a_provider_without_options_says_so():
-    with pytest.raises(UsageError, match="cpu takes no options"):
-        parse_options(["cpu.use_arena=1"], parse_chain("cpu"))
+    bare = replace(PROBE, options=())
+    with pytest.raises(UsageError, match="probe takes no options"):
+        parse_options(["probe.use_arena=1"], (bare,))
+
+
+def test_options_of_the_cpu_are_read_here_and_not_by_onnxruntime():
+    found = parse_options(["cpu.attention=NAIVE", "cpu.spinning=off"], parse_chain("cpu"))
+    assert found == {"cpu": {"attention": "naive", "spinning": "0"}}
+    (resolved,) = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], found)
+    assert resolved.options == found["cpu"] and resolved.provider_options == {}
 
 
 def test_options_of_two_providers_stay_apart():

@@ -233,12 +233,58 @@ def test_what_is_selected_without_a_sort_is_what_a_sort_selects(seed):
     )
     for weights, share in itertools.product(shapes, (0.01, 0.5, 0.9, 0.999)):
         ordered = np.sort(weights)[::-1]
-        chosen = selection.nucleus(weights, share)
+        kept = selection.nucleus(weights, share)
+        chosen = kept > 0
+        np.testing.assert_array_equal(kept[chosen], weights[chosen])
         wanted = max(int(np.count_nonzero(np.cumsum(ordered) - ordered < share * ordered.sum())), 1)
         assert abs(np.count_nonzero(chosen) - wanted) <= 1, "rounding of the sum may move the edge by one"
         np.testing.assert_array_equal(np.sort(weights[chosen])[::-1], ordered[: np.count_nonzero(chosen)])
         count = int(draw.integers(1, size + 1))
         np.testing.assert_array_equal(selection.largest(weights, count), np.flatnonzero(weights >= ordered[count - 1]))
+
+
+@pytest.mark.parametrize("size", [2049, 65_536, 150_001])
+@pytest.mark.parametrize("shape", ["peaked", "heavy", "flat", "steps", "equal", "falling", "one and dust"])
+def test_a_nucleus_of_any_shape_is_that_of_a_sort(shape, size):
+    """Whatever the sample says: it is taken where it hits badly too, as in what falls with the place."""
+    draw = np.random.default_rng(zlib.crc32(f"{shape} {size}".encode()))
+    weights = {
+        "peaked": np.exp(8 * (draw.standard_normal(size) - 5)),
+        "heavy": np.exp(3 * (draw.standard_normal(size) - 5)),
+        "flat": np.exp(draw.standard_normal(size) - 5),
+        "steps": np.exp2(draw.integers(-6, 0, size)),
+        "equal": np.full(size, 0.25),
+        "falling": 1 / np.arange(1, size + 1),
+        "one and dust": np.where(np.arange(size) == size // 2, 1, 1e-7),
+    }[shape].astype(np.float32)
+    scratch = selection.Scratch()
+    for share in (0.001, 0.3, 0.9, 0.95, 0.999, 1 - 1e-7):
+        kept = selection.nucleus(weights, share, scratch)
+        chosen = np.flatnonzero(kept)
+        np.testing.assert_array_equal(kept[chosen], weights[chosen])
+        ordered = np.argsort(-weights, kind="stable")
+        sums = np.cumsum(weights[ordered], dtype=np.float64)
+        wanted = int(np.searchsorted(sums, share * sums[-1])) + 1
+        # The sum of so many in float32 is off by less than a millionth of it.
+        slack = 1 + int(np.count_nonzero(abs(sums - share * sums[-1]) < 1e-6 * sums[-1]))
+        assert abs(len(chosen) - wanted) <= slack
+        np.testing.assert_array_equal(np.sort(ordered[: len(chosen)]), chosen)  # of equals, the first
+
+
+def test_what_is_used_anew_leaves_no_trace_in_the_next_draw():
+    """A sampler keeps its arrays: other logits, another vocabulary, another dtype in between change nothing."""
+    flat, peaked, small = (
+        some.astype(np.float32) for some in (logits_of(8, 30_000) / 3, 4 * logits_of(9, 30_000), logits_of(10, 300))
+    )
+    one, other = (make_sampler(0.9, top_p=0.9, min_p=0.001, seed=5) for _ in range(2))
+    mixed = [one(logits, HISTORY) for logits in (flat, peaked, small, flat, peaked)]
+    fresh = [
+        int(selection.draw(Filters(0.9, 0, 0.9, 0.001).weights(logits, HISTORY), uniform))
+        for logits, uniform in zip(
+            (flat, peaked, small, flat, peaked), np.random.Generator(np.random.PCG64(5)).random(5), strict=True
+        )
+    ]
+    assert mixed == fresh and [other(flat, HISTORY)] == mixed[:1]
 
 
 def test_what_weighs_nothing_is_never_drawn_in_any_block():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.records import Environment, Memory
 from partita.observations.text_format import human_bytes, plural
 from partita.partition_reports.records import Report
@@ -14,7 +17,7 @@ Pair = tuple[str, tuple[str, ...]]
 def section(report: Report) -> Section:
     """Memory and environment."""
     memory = _say_memory(report.memory, of_package=report.cache is not None)
-    rows = (*memory, *_say_environment(report.environment, report))
+    rows = (*memory, *_say_cpu(report.cpu), *_say_environment(report.environment, report))
     return Section("machine", "Machine", (Pairs("Memory and machine", rows),))
 
 
@@ -28,7 +31,45 @@ def _say_memory(memory: Memory, *, of_package: bool) -> tuple[Pair, ...]:
         sizes = (memory.rss_before_load_bytes, memory.rss_after_load_bytes, memory.peak_rss_bytes)
         before, after, peak = map(human_bytes, sizes)
         told.append(f"process {before} before load, {after} after load, {peak} at its peak (resident)")
+    if memory.anonymous_growth_bytes is not None:
+        grown = human_bytes(memory.anonymous_growth_bytes)
+        told.append(f"loading allocated {grown}; what else is resident of the weights is mapped from their file")
     return (("memory", tuple(told)),)
+
+
+def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
+    """Threads of the CPU provider, and its path through attention; per file where they differ."""
+    threads = {entry.file: _threads(entry) for entry in sessions}
+    paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
+    huge = {entry.file: f"{human_bytes(entry.huge_page_bytes)} of it" for entry in sessions if entry.huge_page_bytes}
+    rows = (("huge pages", huge), ("threads", threads), ("attention", paths))
+    return tuple((name, _by_file(told)) for name, told in rows if told)
+
+
+def _by_file(told: Mapping[str, str]) -> tuple[str, ...]:
+    """One text where all files have the same."""
+    if len(set(told.values())) == 1:
+        return (next(iter(told.values())),)
+    return tuple(f"{file}: {text}" for file, text in told.items())
+
+
+def _threads(entry: CpuSession) -> str:
+    """How many, why, and what they do when there is nothing to do."""
+    why = {
+        "option": "as asked for",
+        "cores": "one per core",
+        "affinity": "one per core that the process may run on",
+        "quota": f"within {entry.quota:g} CPUs of its control group" if entry.quota is not None else "by its quota",
+    }[entry.threads_reason]
+    waits = "spin" if entry.spinning else "sleep"
+    because = {"option": ", as asked for", "default": "", "crowded": ", because they are more than the cores"}
+    return f"{entry.threads}, {why}; they {waits} while they wait{because[entry.spinning_reason]}"
+
+
+def _path(choice: AttentionChoice) -> str:
+    """The path through GroupQueryAttention, and why."""
+    when = " (timed earlier)" if choice.kept else ""
+    return f"{choice.path} path: {choice.detail}{when}"
 
 
 def _say_environment(env: Environment, report: Report) -> tuple[Pair, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 import onnxruntime as ort
 
 from partita.files import temporary_directory
+from partita.observations.cpu import CpuSession
 from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
@@ -28,6 +29,7 @@ from partita.runtime.ort.errors import run_error
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
 from partita.runtime.ort.native_log import Captured, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
+from partita.runtime.ort.variables import variables
 from partita.signals import held
 
 VERBOSE, INFO, WARNING, FATAL = 0, 1, 2, 4
@@ -66,6 +68,8 @@ class Opening:
     """The model to open in place of the file; its weights are still those beside the file."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further entries of the session configuration."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that kernels read when they are built; this process has them while the session is opened."""
     optimised: Path | None = None
     """Where ONNX Runtime writes the graph as it runs it; the weights go into `WEIGHTS_FILE` beside it."""
 
@@ -102,6 +106,8 @@ class Session:
         self.registered: tuple[str, ...] = tuple(native.get_providers())
         self.pins: dict[str, str] = {}
         """Nodes that are pinned, and the pin as the user wrote it; `chain` completes it."""
+        self.cpu: CpuSession | None = None
+        """How the CPU provider was set up; `chain` completes it."""
         self.profiling = opening.observe
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
@@ -228,6 +234,9 @@ class Binding:
         self._options = ort.RunOptions()
         # A failed run raises; ONNX Runtime need not also write it to stderr.
         self._options.log_severity_level = FATAL
+        # What it is by default. Said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25
+        # microseconds to be told by an exception that it is not there.
+        self._options.add_run_config_entry("gpu_graph_id", "0")
         self._outputs: list[str] = []
         self.buffers: dict[str, Buffer] = {}
 
@@ -298,7 +307,7 @@ def _open_held(path: Path, active: Sequence[Resolution], opening: Opening) -> Se
         if any(resolution.provider.preload for resolution in active) and not os.environ.get(BUILD_VARIABLE):
             preload_libraries()  # in a dry run it would bring real CUDA libraries in place of the stubs
         options = _session_options(folder, active, opening, path.parent)
-        with captured_output() as captured:
+        with captured_output() as captured, variables(opening.environment):
             try:
                 ort.set_default_logger_severity(_log_level(opening))
                 native = ort.InferenceSession(

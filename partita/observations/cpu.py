@@ -1,0 +1,69 @@
+"""How the CPU provider was set up for a session, and why: parts of the schema `partita.report/1`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from partita.observations.records import Record
+
+AttentionPath = Literal["flash", "naive"]
+"""GroupQueryAttention's two ways through a prompt on the CPU: in tiles, or with the whole matrix of scores."""
+
+
+class AttentionTiming(Record):
+    """What one form of GroupQueryAttention takes for a prompt on either path: the lowest CPU times of one thread."""
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    window: int | None
+    """Tokens that a query sees; null for all before it."""
+    nodes: int
+    """Nodes of the graph that have this form."""
+    tokens: tuple[int, ...]
+    """Given at once: 1, after as many as the most of them, and prompts."""
+    flash_us: tuple[float, ...]
+    """Microseconds per length."""
+    naive_us: tuple[float, ...]
+
+
+class AttentionChoice(Record):
+    """The path that GroupQueryAttention took, and why."""
+
+    path: AttentionPath
+    reason: Literal[
+        "faster",  # naive: clearly faster when timed
+        "not_faster",  # flash: naive is not clearly faster when timed
+        "unclear",  # flash: timings varied too much to go by
+        "memory",  # flash: the matrix of scores would be too large
+        "option",  # the user said so
+        "environment",  # a variable of ONNX Runtime says so
+        "failed",  # flash: the timing failed
+    ]
+    detail: str
+    """In one sentence."""
+    timings: tuple[AttentionTiming, ...] = ()
+    kept: bool = False
+    """The timings are of an earlier session on this machine."""
+
+
+class CpuSession(Record):
+    """Threads and kernels of the CPU provider in one session."""
+
+    file: str
+    threads: int
+    """Threads that compute a node, the calling one included."""
+    threads_reason: Literal["option", "cores", "affinity", "quota"]
+    """The user said so; physical cores of the machine; of those that the process may run on; of its share of time."""
+    cores: int
+    """Physical cores that the process may run on."""
+    quota: float | None
+    """CPUs' worth of time that the control group may use; null without a limit."""
+    spinning: bool
+    """Threads wait for work in a loop, which is quick and keeps their cores busy."""
+    spinning_reason: Literal["option", "default", "crowded"]
+    """The user said so; ONNX Runtime's default; more threads than cores would wait for each other's loops."""
+    huge_page_bytes: int | None = None
+    """Of what the session allocated, in pages of 2 MiB; null where the system has none, or the user wants none."""
+    attention: AttentionChoice | None
+    """null without GroupQueryAttention of two paths, where another provider comes first, and for short prompts."""

@@ -1,0 +1,126 @@
+"""How many threads the CPU provider should have: cores, affinity and the control group's share of time.
+
+ONNX Runtime counts the physical cores of the machine and ties a thread to each, also to those that the process may not
+use (1.31.1, seen with taskset). So the number is given to it whenever the process has less than the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+ROOT = Path("/")
+Reason = Literal["option", "cores", "affinity", "quota"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What this process may compute on."""
+
+    machine: int
+    """Physical cores of the machine."""
+    allowed: int
+    """Physical cores that the process may run on."""
+    quota: float | None
+    """CPUs' worth of time that its control group may use; None without a limit."""
+
+    def threads(self, wanted: int | None = None) -> tuple[int, Reason]:
+        """How many threads to compute with, at least one, and what decides it; `wanted` is the user's word."""
+        if wanted is not None:
+            return wanted, "option"
+        if self.quota is not None and math.floor(self.quota) < self.allowed:
+            return max(1, math.floor(self.quota)), "quota"
+        return self.allowed, "cores" if self.allowed >= self.machine else "affinity"
+
+    def crowded(self, threads: int) -> bool:
+        """Whether so many threads cannot all run at once."""
+        return threads > self.allowed or (self.quota is not None and threads > max(1, math.floor(self.quota)))
+
+
+def usable_cores(root: Path = ROOT, affinity: Collection[int] | None = None) -> Cores:
+    """The cores of this machine and process. `root`, `affinity`: in place of the system's, for tests."""
+    every = range(os.cpu_count() or 1)
+    may = _affinity() if affinity is None else affinity
+    if may is None:  # a system that ties no process to CPUs
+        physical = psutil.cpu_count(logical=False) or len(every)
+        return Cores(physical, physical, None)
+    siblings = {cpu: _core_of(root, cpu) for cpu in {*every, *may}}
+    machine, allowed = (len({siblings[cpu] for cpu in some}) for some in (siblings, may))
+    return Cores(machine, max(allowed, 1), _quota(root))
+
+
+def _affinity() -> Collection[int] | None:
+    """Numbers of the CPUs that this process may run on; None where the system cannot say."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+def _core_of(root: Path, cpu: int) -> str:
+    """What tells the physical core of a CPU from others; CPUs that share a core have the same."""
+    try:
+        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(cpu)
+
+
+def _quota(root: Path) -> float | None:
+    """CPUs' worth of time that the tightest control group around this process leaves it; None without a limit."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    limits = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        # Inside a container its own group is mounted as the root, and the path may be that outside.
+        if not controllers:
+            for folder in _up(root / "sys/fs/cgroup", path):
+                limits.append(_pair(folder / "cpu.max"))
+        elif "cpu" in controllers.split(","):
+            for folder in (*_up(root / "sys/fs/cgroup/cpu", path), *_up(root / "sys/fs/cgroup/cpu,cpuacct", path)):
+                limits.append(_pair(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"))
+    found = [limit for limit in limits if limit is not None]
+    return min(found) if found else None
+
+
+def _up(mount: Path, path: str) -> list[Path]:
+    """The folder of a control group and of those around it."""
+    parts = [part for part in path.split("/") if part not in {"", ".."}]
+    return [mount.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _pair(*files: Path) -> float | None:
+    """Quota by period, from one file that has both or from two; None for no limit."""
+    try:
+        quota, period = (float(word) for file in files for word in file.read_text(encoding="utf-8").split())
+    except (OSError, ValueError):  # no such group, or `max`
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def cpu_name() -> str:
+    """Model name of the processor."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_identity() -> tuple[str, str]:
+    """What timings on this processor depend on: its name, and a hash of its instruction sets."""
+    flags = _cpuinfo("flags") or _cpuinfo("Features")
+    return cpu_name(), hashlib.sha256(flags.encode()).hexdigest()[:16]
+
+
+def _cpuinfo(wanted: str) -> str:
+    """A value of Linux's description of the first CPU; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == wanted), "")

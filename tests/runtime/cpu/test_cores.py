@@ -1,0 +1,116 @@
+"""Threads follow what the process may use of the machine, not what the machine has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partita.runtime.cpu.cores import Cores, usable_cores
+from tests.conftest import REPOSITORY
+
+
+def machine(root: Path, siblings: dict[int, str], files: dict[str, str] | None = None) -> Path:
+    """A folder with what Linux says of its CPUs and of a process's control group."""
+    for cpu, listed in siblings.items():
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{listed}\n")
+    for name, text in (files or {}).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def four_cpus(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+
+
+PAIRS = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
+V2 = "0::/work/job\n"
+
+
+@pytest.mark.usefixtures("four_cpus")
+def test_two_cpus_of_one_core_are_one_thread(tmp_path):
+    root = machine(tmp_path, PAIRS)
+    assert usable_cores(root, {0, 1, 2, 3}).threads() == (2, "cores")
+    assert usable_cores(root, {0, 2}).threads() == (1, "affinity")
+    assert usable_cores(root, {0, 3}).threads() == (2, "cores")
+
+
+@pytest.mark.usefixtures("four_cpus")
+@pytest.mark.parametrize(
+    ("files", "quota", "threads"),
+    [
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/work/job/cpu.max": "150000 100000\n"}, 1.5, 1),
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/work/job/cpu.max": "50000 100000\n"}, 0.5, 1),
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/work/job/cpu.max": "max 100000\n"}, None, 4),
+        # The group around it, which is also where a container finds its own.
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3.0, 3),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/job\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "200000\n",
+                "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+            },
+            2.0,
+            2,
+        ),
+        (
+            {
+                "proc/self/cgroup": "1:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+            4,
+        ),
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": "nonsense\n"}, None, 4),
+    ],
+)
+def test_a_quota_is_rounded_down_to_whole_threads(tmp_path, files, quota, threads):
+    cores = usable_cores(machine(tmp_path, {cpu: str(cpu) for cpu in range(4)}, files), {0, 1, 2, 3})
+    assert cores.quota == quota
+    assert cores.threads() == (threads, "cores" if threads == 4 else "quota")
+
+
+def test_the_user_has_the_last_word_and_more_threads_than_cores_are_known_as_such():
+    cores = Cores(machine=8, allowed=4, quota=3.5)
+    assert cores.threads(6) == (6, "option")
+    assert [cores.crowded(threads) for threads in (3, 4, 5)] == [False, True, True]
+    assert not Cores(8, 8, None).crowded(8)
+
+
+TASKS = """
+import os, sys
+from pathlib import Path
+from partita.providers.resolve import parse_chain, resolve
+from partita.runtime.chain import open_session
+from partita.runtime.ort.registry import available_ort_names
+before = len(os.listdir("/proc/self/task"))
+chain = resolve(parse_chain("cpu"), available_ort_names())
+session = open_session(Path(sys.argv[1]), chain, threads=None, observe=False)
+tasks = os.listdir("/proc/self/task")
+print(len(tasks) - before, sorted({cpu for task in tasks for cpu in os.sched_getaffinity(int(task))}))
+print(session.cpu.threads, session.cpu.threads_reason)
+"""
+
+
+@pytest.mark.skipif(not shutil.which("taskset") or (os.cpu_count() or 1) < 2, reason="needs taskset and two CPUs")
+def test_a_process_that_is_tied_to_one_cpu_stays_there(tiny_package):
+    """ONNX Runtime's own choice starts a thread per core of the machine, and ties one to a CPU that was ruled out."""
+    path = tiny_package() / "model.onnx"
+    done = subprocess.run(
+        ["taskset", "-c", "0", sys.executable, "-c", TASKS, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+    )
+    assert done.stdout.splitlines() == ["0 [0]", "1 affinity"]

@@ -1,0 +1,114 @@
+"""What a session allocates goes into huge pages, and nothing else: not what was there, not what nobody has touched."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from contextlib import closing
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from partita.providers.resolve import parse_chain, resolve
+from partita.runtime.chain import open_session
+from partita.runtime.cpu import huge_pages
+from partita.runtime.cpu.huge_pages import HUGE, added, anonymous_memory, full_blocks, make_huge, runs
+from partita.runtime.cpu.settings import memory_before
+from partita.runtime.ort.buffers import host_buffer
+
+linux = pytest.mark.skipif(not huge_pages.allowed(), reason="this system makes no huge pages for who asks")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "new"),
+    [
+        ([], [(0, 4)], [(0, 4)]),
+        ([(0, 4)], [(0, 4)], []),
+        ([(2, 4)], [(0, 8)], [(0, 2), (4, 8)]),  # grown on both sides
+        ([(0, 2), (6, 8)], [(0, 8)], [(2, 6)]),  # two have become one
+        ([(0, 4)], [(2, 3)], []),  # some was given back
+        ([(0, 4)], [(3, 6), (8, 9)], [(4, 6), (8, 9)]),
+    ],
+)
+def test_only_what_was_not_there_before_counts(before, now, new):
+    assert added(before, now) == new
+
+
+def test_neighbours_are_asked_for_at_once():
+    assert runs([0, HUGE, 4 * HUGE]) == [(0, 2 * HUGE), (4 * HUGE, HUGE)]
+    assert runs([]) == []
+
+
+@linux
+def test_memory_in_use_is_found_and_put_into_huge_pages_as_it_is():
+    before = anonymous_memory()
+    with mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        values = np.frombuffer(memory, np.uint32)
+        values[: (24 << 20) // 4] = np.arange((24 << 20) // 4, dtype=np.uint32)  # what is beyond stays untouched
+        resident = sum(len(full_blocks(new)) for new in added(before, anonymous_memory()))
+        assert 11 <= resident <= 14
+        made = make_huge(before)
+        assert made in range((28 << 20) + 1)  # a kernel before 6.1 refuses
+        np.testing.assert_array_equal(values[: (24 << 20) // 4], np.arange((24 << 20) // 4))
+        assert sum(len(full_blocks(new)) for new in added(before, anonymous_memory())) <= resident + 1
+        del values
+
+
+@linux
+def test_a_little_memory_is_left_as_it_is(monkeypatch):
+    monkeypatch.setattr(huge_pages, "runs", lambda blocks: pytest.fail("asked for too little"))
+    before = anonymous_memory()
+    with mmap.mmap(-1, 6 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = bytes(6 << 20)
+        assert make_huge(before) == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "size", "allowed"),
+    [("always [madvise] never", 4096, True), ("[always] madvise never", 4096, True),
+     ("always madvise [never]", 4096, False), ("always [madvise] never", 65536, False)],
+)  # fmt: skip
+def test_what_the_system_says_is_kept_to(tmp_path, monkeypatch, setting, size, allowed):
+    path = tmp_path / "enabled"
+    path.write_text(setting)
+    monkeypatch.setattr(huge_pages, "SETTING", path)
+    monkeypatch.setattr(huge_pages, "_page_size", lambda: size)
+    assert huge_pages.allowed() is (allowed and sys.platform == "linux")
+    path.unlink()
+    assert not huge_pages.allowed()
+
+
+@linux
+def test_nothing_is_done_where_another_provider_is_first_or_against_the_users_word():
+    cuda = resolve(parse_chain("cuda,cpu"), ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    off = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"huge_pages": "0"}})
+    assert memory_before(cuda) is None and memory_before(off) is None
+    assert memory_before(resolve(parse_chain("cpu"), ["CPUExecutionProvider"]))
+
+
+@linux
+def test_a_session_computes_the_same_in_huge_pages(tmp_path):
+    weights = np.random.default_rng(0).standard_normal((2048, 3072), np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    ports = [helper.make_tensor_value_info(name, 1, [1, size]) for name, size in (("x", 2048), ("y", 3072))]
+    graph = helper.make_graph([node], "g", ports[:1], ports[1:], [numpy_helper.from_array(weights, "w")])
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    results = {}
+    for wanted in ("0", "1"):
+        chain = resolve(parse_chain("cpu"), ["CPUExecutionProvider"], {"cpu": {"huge_pages": wanted}})
+        with closing(open_session(path, chain, threads=1, observe=False)) as session:
+            binding, out = session.binding(), host_buffer((1, 3072), "float32")
+            given = host_buffer((1, 2048), "float32")
+            given.host[:] = 1
+            binding.bind_input("x", given)
+            binding.bind_output("y", out)
+            binding.run()
+            assert session.cpu is not None
+            results[wanted] = (out.host.copy(), session.cpu.huge_page_bytes)
+            binding.release()
+    np.testing.assert_array_equal(results["0"][0], results["1"][0])
+    assert results["0"][1] is None
+    assert results["1"][1] in (0, *range(16 << 20, 64 << 20, HUGE))  # 0 from a kernel that refuses
