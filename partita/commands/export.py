@@ -12,7 +12,7 @@ from partita.commands.terminal import Bars, fold, note, print_record, write_stdo
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
-from partita.package import Manifest, Verification
+from partita.package import Manifest, PackedKind, Verification
 
 LABEL = 14
 """Columns before what a line of the summary says."""
@@ -127,12 +127,18 @@ def _packed(manifest: Manifest) -> list[str]:
         return []
     kinds = manifest.packed.kinds
     told = [
-        f"{plural(kind.weights, 'weight')} in {kind.precision}, blocks of {kind.block_size}, "
+        f"{plural(kind.weights, 'weight')} in {kind.precision}, {_blocks(kind)}, "
         f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}: {human_bytes(kind.size_bytes)}, "
         f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
         for kind in kinds
     ]
+    told.append(f"read by {manifest.packed.reads}, activations {manifest.packed.activations}")
     return [f"  packed      {line}" for line in told]
+
+
+def _blocks(kind: PackedKind) -> str:
+    """Weights that share a scale."""
+    return f"blocks of {kind.block_size}" if kind.block_size else "one scale for each row"
 
 
 def _quality(manifest: Manifest) -> list[str]:

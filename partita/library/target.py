@@ -100,7 +100,9 @@ def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
 def _kernels(provider: Provider) -> Kernels:
     """What is known of how a provider takes packed weights, as the exporter has it."""
     known = provider.packed_weights
-    return Kernels(known.symmetric, known.accuracy_level, known.bias, known.gather, known.block_sizes)
+    return Kernels(
+        known.symmetric, known.accuracy_level, known.bias, known.gather, known.block_sizes, known.activations
+    )
 
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:

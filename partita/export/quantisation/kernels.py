@@ -16,3 +16,5 @@ class Kernels:
     gather: bool = True
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
     """The default, by bits."""
+    activations: str = "fp32"
+    """What packed products are computed with, as --activations has it, where nobody says otherwise."""

@@ -18,7 +18,8 @@ from partita.export.checkpoint import open_checkpoint
 from partita.export.quantisation import packed as packed_module
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.operators import GATHER, MATMUL, gather_attributes, matmul_attributes
-from partita.export.quantisation.packed import Packed, Packing, pack, unpack
+from partita.export.quantisation.bits import pack, unpack
+from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisers import Grid
 from partita.export.weight_sources import Plain, StoredPart, checkpoint_weight
 from tests.conftest import TinyCheckpoint
