@@ -180,13 +180,13 @@ class InColumns:
 
 @dataclass(frozen=True, slots=True)
 class InBlocks:
-    """Row after row in blocks, as Gather, Cast and Mul read it: int8 [N, M, B], scales [N, M, 1]; 0 is the middle."""
+    """Row after row in blocks, as Gather, Cast and Mul read it: uint8 [N, M, B], scales [N, M, 1]; no zero points."""
 
     def parts(self, weight: Sizes) -> tuple[Part, ...]:
         """Integers and scales."""
         rows, count = weight.rows, weight.blocks_per_row
         return (
-            Part((rows, count, weight.packing.block_size), ir.DataType.INT8),
+            Part((rows, count, weight.packing.block_size), ir.DataType.UINT8),
             Part((rows, count, 1), weight.dtype, SCALES),
         )
 
@@ -194,7 +194,7 @@ class InBlocks:
         """Integers as they come; scales are kept until all are through."""
         scales = []
         for _, rows in weight.rows_quantised():
-            yield 0, _signed(rows.integers, weight).contiguous()
+            yield 0, rows.integers.contiguous()
             scales.append(weight.fitting(rows.scales))
         yield 1, torch.cat(scales)
 
@@ -204,7 +204,7 @@ class InBlocks:
         data = torch.from_numpy(np.array(written[0].reshape(shape)[start:stop]))
         scales = _scales(written[1], self.parts(weight)[1])[start:stop].squeeze(-1)
         middle = torch.full(scales.shape, weight.packing.grid.middle, dtype=torch.uint8)
-        return Quantised(_signed(data, weight), scales, middle)
+        return Quantised(data, scales, middle)
 
 
 def integer_type(bits: int, *, signed: bool) -> ir.DataType:

@@ -100,7 +100,7 @@ def make_plan(
     kernels = Kernels() if target is None else target.kernels
     forms = candidates(
         rounds_activations=options.activations == INTEGERS,
-        standard=options.attention != AUTO and not lowering(options.attention).domains,
+        standard=kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains),
     )
     forms = _fitting(forms, options, keep)
     plan = Plan(bits, options.block_size, options.quantiser, kernels, forms[0], keep, options.activations or "fp32")

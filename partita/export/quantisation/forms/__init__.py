@@ -30,8 +30,8 @@ def form(name: str) -> Form:
 def candidates(*, rounds_activations: bool, standard: bool) -> tuple[Form, ...]:
     """Forms to ask about, the best first.
 
-    `rounds_activations`: products are to be of 8-bit integers, activations included. `standard`: a lowering in ONNX's
-    own operators was asked for, and packed weights go with it.
+    `rounds_activations`: products are to be of 8-bit integers, activations included. `standard`: ONNX's own
+    operators first, for a compiler, and for a lowering that has no others.
     """
     if rounds_activations:
         return (form("matmul_integer"),)

@@ -36,7 +36,7 @@ def _exact(model: ir.Model) -> None:
     Should a later one fuse them all the same, the twin rounds activations, and the tight tolerance says so.
     """
     for node in model.graph:
-        if node.op_type == RESTORE:
+        if node.op_type == RESTORE and "block_size" in node.attributes:
             node.attributes["axis"] = ir.AttrInt64("axis", -2)
 
 
