@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 from partita import dtypes
 from partita.commands.audience import TERMINAL
@@ -14,6 +13,8 @@ from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
 from partita.package import Manifest, PackedKind, Verification
 
+PACKED_WEIGHTS = "packed_weights"
+"""What the last change of a graph is called where its passes are counted."""
 LABEL = 14
 """Columns before what a line of the summary says."""
 
@@ -27,7 +28,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     if as_json:
         print_record(_as_record(summary))
     else:
-        lines = [*describe(summary), *(explained(summary.passes) if explain else [])]
+        lines = [*describe(summary), *(explained(summary) if explain else [])]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -91,14 +92,18 @@ def describe(summary: Summary) -> list[str]:
     ]
 
 
-def explained(passes: Mapping[str, int]) -> list[str]:
-    """A line for each pass over the graph: how many places it changed, and what it does."""
+def explained(summary: Summary) -> list[str]:
+    """A line for each pass over the graph, how many places it changed, and what it does; then for packed weights."""
     from partita.export.passes import ORDER
 
+    passes = summary.passes
     if not passes:
         return ["  passes      none: the graphs are another exporter's"]
-    width = max(len(each.name) for each in ORDER)
-    rows = [f"    {passes.get(each.name, 0):>5} {each.name:<{width}}  {each.summary}" for each in ORDER]
+    told = {each.name: each.summary for each in ORDER}
+    if summary.manifest.packed is not None:
+        told[PACKED_WEIGHTS] = f"Weights as integers: {summary.manifest.packed.reads}"
+    width = max(map(len, told))
+    rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {said}" for name, said in told.items()]
     return ["  passes      places changed by each pass over the graph, in their order", *rows]
 
 

@@ -21,7 +21,7 @@ from partita.errors import UsageError
 from partita.export.node_names import MODULE
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers, replace, take_names
+from partita.export.passes.rewriting import drop_unused_initializers, replace
 from partita.export.quantisation.forms import Place, Weight
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from partita.export.quantisation.forms.base import Form, LookUp, Place, Product, Weight, last
+from partita.export.quantisation.forms.base import Form, Place, Product, Weight, last
 from partita.export.quantisation.layouts import InColumns
 from partita.export.quantisation.look_up import LOOK_UP
 
