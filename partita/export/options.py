@@ -94,6 +94,8 @@ def check_options(options: ExportOptions) -> None:
 
 def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
+    if options.activations is not None and options.activations not in ACTIVATIONS:
+        raise UsageError(f"{spelled('activations', options.activations)}: choose one of {', '.join(ACTIVATIONS)}")
     quantisers.check_name(options.quantiser)
     read_keep(options.keep, options.precision)
     if options.computing.bits is None:
@@ -121,8 +123,6 @@ def _check_packing(options: ExportOptions) -> None:
 def _check_activations(options: ExportOptions) -> None:
     """Check what packed weights are to be multiplied with. Raises UsageError."""
     said = spelled("activations", options.activations)
-    if options.activations is not None and options.activations not in ACTIVATIONS:
-        raise UsageError(f"{said}: choose one of {', '.join(ACTIVATIONS)}")
     if options.activations != INTEGERS:
         return
     if options.precision != "int8":

@@ -3,8 +3,8 @@
     ids ─ Gather(E uint8 [V, M, B]) ─ DequantizeLinear(1, 128) ─┐
     ids ─ Gather(scales [V, M, 1]) ─────────────────────────── Mul ─ Reshape [B, S, K] ─ e
 
-DequantizeLinear with the scale 1 is a Cast and a Sub that compilers take, too: OpenVINO casts no integers of 8 bits that
-come from outside of what it compiles.
+DequantizeLinear with the scale 1 is a Cast and a Sub that compilers take, too: OpenVINO casts no integers of 8 bits
+that come from outside of what it compiles.
 """
 
 from __future__ import annotations

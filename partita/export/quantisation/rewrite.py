@@ -4,10 +4,9 @@
     x ─ Gemm(W [N, K], transB=1, c) ─ y
     ids ─ Gather(E [V, H]) ─ e
 
-become what the form of the plan has for them (`forms/`). A tied embedding and head are the same bytes where it lays them
-out in the same way. Routers stay as they are: they are small, and rounding
-them sends tokens to other experts. So do weights that no such node reads, stacks of experts among them; what stays is
-counted, and told.
+become what the form of the plan has for them (`forms/`). A tied embedding and head are the same bytes where it lays
+them out in the same way. Routers stay as they are: they are small, and rounding them sends tokens to other experts. So
+do weights that no such node reads, stacks of experts among them; what stays is counted, and told.
 """
 
 from __future__ import annotations
