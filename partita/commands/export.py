@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from partita import dtypes
 from partita.commands.audience import TERMINAL
@@ -11,7 +12,7 @@ from partita.commands.terminal import Bars, fold, note, print_record, write_stdo
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
-from partita.package import Manifest, PackedKind, Verification
+from partita.package import Manifest, PackedKind, PackedWeights, Verification
 
 PACKED_WEIGHTS = "packed_weights"
 """What the last change of a graph is called where its passes are counted."""
@@ -28,7 +29,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     if as_json:
         print_record(_as_record(summary))
     else:
-        lines = [*describe(summary), *(explained(summary) if explain else [])]
+        lines = [*describe(summary), *(explained(summary.passes, summary.manifest.packed) if explain else [])]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -92,16 +93,15 @@ def describe(summary: Summary) -> list[str]:
     ]
 
 
-def explained(summary: Summary) -> list[str]:
+def explained(passes: Mapping[str, int], packed: PackedWeights | None = None) -> list[str]:
     """A line for each pass over the graph, how many places it changed, and what it does; then for packed weights."""
     from partita.export.passes import ORDER
 
-    passes = summary.passes
     if not passes:
         return ["  passes      none: the graphs are another exporter's"]
     told = {each.name: each.summary for each in ORDER}
-    if summary.manifest.packed is not None:
-        told[PACKED_WEIGHTS] = f"Weights as integers: {summary.manifest.packed.reads}"
+    if packed is not None:
+        told[PACKED_WEIGHTS] = f"Weights as integers: {packed.reads}"
     width = max(map(len, told))
     rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {said}" for name, said in told.items()]
     return ["  passes      places changed by each pass over the graph, in their order", *rows]
@@ -161,7 +161,10 @@ def _quality(manifest: Manifest) -> list[str]:
 
 def _by_twin(manifest: Manifest) -> str:
     """What was verified in place of the package itself."""
-    return " through a float32 twin" if manifest.verification.twin is not None else ""
+    if manifest.verification.twin is None:
+        return ""
+    half = manifest.packed is not None and manifest.packed.activations == "fp16"
+    return f" through a {'float16' if half else 'float32'} twin"
 
 
 def _verification(result: Verification) -> str:

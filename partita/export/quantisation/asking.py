@@ -104,38 +104,39 @@ def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[P
     return not answer.fails and not answer.left
 
 
-def asked_products(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
-    """A model with a product for every packing."""
-    place, hidden = _begun("x", to_ir(dtype), kernels)
+def asked_products(
+    form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str, *, tokens: int = 1, width: int = ASKED_WIDTH
+) -> bytes:
+    """A model with a product of x [1, tokens, width] and a weight [width, width] for every packing."""
+    place, hidden = _begun("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.product.layout, packing, to_ir(dtype))
+        weight = _zeros(place, f"w{index}", form.product.layout, _Asked(packing, to_ir(dtype), width, width))
         made.append(form.product.write(place, hidden, None, weight))
     return _finished(place, made)
 
 
 def _asked_look_ups(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
     """A model with a look-up for every packing."""
-    place, ids = _begun("ids", ir.DataType.INT64, kernels)
+    place, ids = _begun("ids", ir.DataType.INT64, kernels, SIZES["ids"])
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.look_up.layout, packing, to_ir(dtype))
+        weight = _zeros(place, f"w{index}", form.look_up.layout, _Asked(packing, to_ir(dtype)))
         made.append(form.look_up.write(place, ids, weight))
     return _finished(place, made)
 
 
-def _begun(name: str, dtype: ir.DataType, kernels: Kernels) -> tuple[Place, ir.Value]:
+def _begun(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
     """A graph with one input, to be written at its end."""
-    value = ir.Value(name=name, shape=ir.Shape(SIZES[name]), type=ir.TensorType(dtype))
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
     graph = ir.Graph([value], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name="packed")
     return Place(graph, None, kernels), value
 
 
-def _zeros(place: Place, name: str, layout: Layout, packing: Packing, dtype: ir.DataType) -> Weight:
+def _zeros(place: Place, name: str, layout: Layout, sizes: _Asked) -> Weight:
     """A weight that is 0 everywhere."""
-    sizes = _Asked(packing, dtype)
     values = tuple(_zero_part(place, name, part) for part in layout.parts(sizes))
-    return Weight(values, sizes.rows, sizes.width, packing)
+    return Weight(values, sizes.rows, sizes.width, sizes.packing)
 
 
 def _zero_part(place: Place, name: str, part: Part) -> ir.Value:
