@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,9 @@ import torch
 
 from partita.export.element_types import of_ir, to_torch
 from partita.export.quantisation.bits import pack, unpack
+from partita.export.quantisation.packing import Packing
 from partita.export.quantisers import Quantised
 from partita.export.weight_sources import SLICE_BYTES, Part
-
-if TYPE_CHECKING:
-    from partita.export.quantisation.packed import Packed, Packing
 
 SCALES, ZEROS = "scales", "zero_points"
 """Labels of the parts beside the integers."""
@@ -54,13 +52,23 @@ class Sizes(Protocol):
         """Of the scales."""
 
 
+class Rounded(Sizes, Protocol):
+    """A weight that is quantised a few rows at a time."""
+
+    def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
+        """The number of the first row and some rows from there on, all rows in order. Raises CheckpointError."""
+
+    def fitting(self, scales: torch.Tensor) -> torch.Tensor:
+        """Scales in the type of the graph. Raises CheckpointError when one does not fit."""
+
+
 class Layout(Protocol):
     """One way to write a weight."""
 
     def parts(self, weight: Sizes) -> tuple[Part, ...]:
         """Integers, scales, and zero points where there are any."""
 
-    def pieces(self, weight: Packed) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
         """The parts in pieces, as `WeightSource.pieces` has them. Raises CheckpointError."""
 
     def read(self, weight: Sizes, written: Sequence[Bytes], start: int, stop: int) -> Quantised:
@@ -85,7 +93,7 @@ class InRows:
         )
         return parts if packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
 
-    def pieces(self, weight: Packed) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
         """Integers as they come; scales and zero points are kept until all are through."""
         grid, scales, zeros = weight.packing.grid, [], []
         for _, rows in weight.rows_quantised():
@@ -132,7 +140,7 @@ class InColumns:
         )
         return parts if grid.symmetric else (*parts, Part(shape, kind, ZEROS))
 
-    def pieces(self, weight: Packed) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
         """All integers are found before the first is written: they come in rows, and are wanted in columns.
 
         A temporary file has them until then, a byte each.
@@ -190,7 +198,7 @@ class InBlocks:
             Part((rows, count, 1), weight.dtype, SCALES),
         )
 
-    def pieces(self, weight: Packed) -> Iterator[tuple[int, torch.Tensor]]:
+    def pieces(self, weight: Rounded) -> Iterator[tuple[int, torch.Tensor]]:
         """Integers as they come; scales are kept until all are through."""
         scales = []
         for _, rows in weight.rows_quantised():

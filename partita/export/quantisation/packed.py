@@ -19,29 +19,16 @@ from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Origin, blocks
 from partita.export.quantisation.layouts import InRows, Layout
-from partita.export.quantisers import Grid, Quantised, quantiser
+from partita.export.quantisation.packing import Packing
+from partita.export.quantisers import Quantised, quantiser
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
 
+__all__ = ["Packed", "Packing"]
 WORKING_ELEMENTS = 1 << 16
 """Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache.
 Four times as many took a third longer.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How weights are quantised, and with which quantiser."""
-
-    grid: Grid
-    block_size: int
-    """Weights of a row that share a scale and a zero point."""
-    quantiser: str
-
-    @property
-    def name(self) -> str:
-        """What it is called where there is room for a word: int4."""
-        return f"int{self.grid.bits}"
 
 
 @dataclass(frozen=True, slots=True)
