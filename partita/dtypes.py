@@ -190,3 +190,5 @@ PRECISIONS = {
 """By their names."""
 EXACT = PRECISIONS["fp32"]
 """What the original model is run in."""
+ACTIVATIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32"}
+"""What packed weights may be multiplied with, and the type of everything else in such a graph."""

@@ -128,7 +128,7 @@ class PackedKind(Record):
     precision: str
     """int4 or int8."""
     block_size: int
-    """Weights of a row that share a scale, and a zero point where there are any."""
+    """Weights of a row that share a scale, and a zero point where there are any; 0: all of them."""
     zero_points: bool
     """Each block has an integer zero point of its own; False: it is the middle of the range everywhere."""
     quantiser: str
@@ -143,7 +143,13 @@ class PackedWeights(Record):
 
     kinds: tuple[PackedKind, ...]
     accuracy_level: int
-    """Of the products, as the graph asks for it: 4 lets them be computed with 8-bit activations."""
+    """Of MatMulNBits, as the graph asks for it: 4 lets products be computed with 8-bit activations."""
+    form: str = "matmul_nbits"
+    """How they are written: a name of `export/quantisation/forms/`."""
+    reads: str = "MatMulNBits and GatherBlockQuantized"
+    """The operators that read them, in words."""
+    activations: str = "fp32"
+    """What they are multiplied with: fp32, fp16, or int8 where the graph itself rounds activations."""
     kept: tuple[str, ...] = ()
     """What was asked for of single modules, as MODULE=PRECISION."""
     not_packed: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from partita.dtypes import PRECISIONS
+from partita.dtypes import ACTIVATIONS, PRECISIONS
 from partita.errors import UsageError
 from partita.export.attention import names
 
@@ -112,6 +112,11 @@ def devices(typed: str) -> list[tuple[str, str]]:
 def precisions(typed: str) -> list[str]:
     """Values of `--precision`."""
     return _beginning(typed, PRECISIONS)
+
+
+def activations(typed: str) -> list[str]:
+    """Values of `--activations`."""
+    return _beginning(typed, ACTIVATIONS)
 
 
 def attentions(typed: str) -> list[str]:

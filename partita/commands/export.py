@@ -12,8 +12,10 @@ from partita.commands.terminal import Bars, fold, note, print_record, write_stdo
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
-from partita.package import Manifest, Verification
+from partita.package import Manifest, PackedKind, PackedWeights, Verification
 
+PACKED_WEIGHTS = "packed_weights"
+"""What the last change of a graph is called where its passes are counted."""
 LABEL = 14
 """Columns before what a line of the summary says."""
 
@@ -27,7 +29,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     if as_json:
         print_record(_as_record(summary))
     else:
-        lines = [*describe(summary), *(explained(summary.passes) if explain else [])]
+        lines = [*describe(summary), *(explained(summary.passes, summary.manifest.packed) if explain else [])]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -91,14 +93,17 @@ def describe(summary: Summary) -> list[str]:
     ]
 
 
-def explained(passes: Mapping[str, int]) -> list[str]:
-    """A line for each pass over the graph: how many places it changed, and what it does."""
+def explained(passes: Mapping[str, int], packed: PackedWeights | None = None) -> list[str]:
+    """A line for each pass over the graph, how many places it changed, and what it does; then for packed weights."""
     from partita.export.passes import ORDER
 
     if not passes:
         return ["  passes      none: the graphs are another exporter's"]
-    width = max(len(each.name) for each in ORDER)
-    rows = [f"    {passes.get(each.name, 0):>5} {each.name:<{width}}  {each.summary}" for each in ORDER]
+    told = {each.name: each.summary for each in ORDER}
+    if packed is not None:
+        told[PACKED_WEIGHTS] = f"Weights as integers: {packed.reads}"
+    width = max(map(len, told))
+    rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {said}" for name, said in told.items()]
     return ["  passes      places changed by each pass over the graph, in their order", *rows]
 
 
@@ -127,12 +132,18 @@ def _packed(manifest: Manifest) -> list[str]:
         return []
     kinds = manifest.packed.kinds
     told = [
-        f"{plural(kind.weights, 'weight')} in {kind.precision}, blocks of {kind.block_size}, "
+        f"{plural(kind.weights, 'weight')} in {kind.precision}, {_blocks(kind)}, "
         f"{'with' if kind.zero_points else 'without'} zero points, {kind.quantiser}: {human_bytes(kind.size_bytes)}, "
         f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
         for kind in kinds
     ]
+    told.append(f"read by {manifest.packed.reads}, activations {manifest.packed.activations}")
     return [f"  packed      {line}" for line in told]
+
+
+def _blocks(kind: PackedKind) -> str:
+    """Weights that share a scale."""
+    return f"blocks of {kind.block_size}" if kind.block_size else "one scale for each row"
 
 
 def _quality(manifest: Manifest) -> list[str]:
@@ -150,7 +161,10 @@ def _quality(manifest: Manifest) -> list[str]:
 
 def _by_twin(manifest: Manifest) -> str:
     """What was verified in place of the package itself."""
-    return " through a float32 twin" if manifest.verification.twin is not None else ""
+    if manifest.verification.twin is None:
+        return ""
+    half = manifest.packed is not None and manifest.packed.activations == "fp16"
+    return f" through a {'float16' if half else 'float32'} twin"
 
 
 def _verification(result: Verification) -> str:

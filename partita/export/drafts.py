@@ -156,7 +156,8 @@ class Draft:
                 f"({spelled('max_length', self.max_length)}): prefill.onnx reads {self.max_length} tokens at a time",
             )
         chosen = lowering(way.attention)
-        specs = [_spec(options, way, self.max_length, length) for _, _, length in wanted]
+        oldest = 1 if self.plan is None else self.plan.form.opset
+        specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
 
@@ -205,9 +206,9 @@ def _unread_states(item: Traced) -> list[str]:
     return [state.past for state in item.states if state.past not in used]
 
 
-def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None) -> TraceSpec:
-    """The fixed sizes of one graph; `length`: S, None when it is symbolic."""
-    opset = options.opset or lowering(way.attention).opset
+def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None, oldest: int) -> TraceSpec:
+    """The fixed sizes of one graph; `length`: S, None when it is symbolic; `oldest`: opset that weights need."""
+    opset = options.opset or max(oldest, lowering(way.attention).opset)
     return TraceSpec(options.batch_size, max_length, length, opset, way.form)
 
 

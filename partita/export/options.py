@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from partita.dtypes import PRECISIONS, Precision
+from partita.dtypes import ACTIVATIONS, PRECISIONS, Precision
 from partita.errors import UsageError
 from partita.export import quantisers
 from partita.export.attention import lowering
@@ -19,6 +19,8 @@ DEFAULT_MAX_LENGTH = 2048
 DEFAULT_PREFILL_CHUNK = 128
 RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
+INTEGERS = "int8"
+"""Activations that the graph itself rounds."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
 OLDEST_OPSET = 17
@@ -52,10 +54,14 @@ class ExportOptions:
     quality_text: Path | None = None
     """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
 
+    activations: str | None = None
+    """What packed weights are multiplied with, a name of ACTIVATIONS; None for the target's default."""
+
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
-        return PRECISIONS[self.precision]
+        found = PRECISIONS[self.precision]
+        return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
 
 
 def check_options(options: ExportOptions) -> None:
@@ -88,10 +94,16 @@ def check_options(options: ExportOptions) -> None:
 
 def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
+    if options.activations is not None and options.activations not in ACTIVATIONS:
+        raise UsageError(f"{spelled('activations', options.activations)}: choose one of {', '.join(ACTIVATIONS)}")
     quantisers.check_name(options.quantiser)
     read_keep(options.keep, options.precision)
     if options.computing.bits is None:
-        for name, value in (("block_size", options.block_size), ("quality_text", options.quality_text)):
+        for name, value in (
+            ("block_size", options.block_size),
+            ("quality_text", options.quality_text),
+            ("activations", options.activations),
+        ):
             if value is not None:
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
@@ -100,11 +112,25 @@ def _check_packing(options: ExportOptions) -> None:
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
         raise UsageError(f"{spelled('block_size', options.block_size)}: choose one of {sizes}")
+    _check_activations(options)
     if not options.verify:
         raise UsageError(
             f"{spelled('precision', options.precision)} is written with its quality, which takes the original model: "
             f"leave {spelled('verify', False)} out"
         )
+
+
+def _check_activations(options: ExportOptions) -> None:
+    """Check what packed weights are to be multiplied with. Raises UsageError."""
+    said = spelled("activations", options.activations)
+    if options.activations != INTEGERS:
+        return
+    if options.precision != "int8":
+        raise UsageError(
+            f"{said}: products of 8-bit integers take weights of 8 bits: it needs {spelled('precision', 'int8')}"
+        )
+    if options.block_size is not None:
+        raise UsageError(f"{said}: every row of a weight has one scale: leave {spelled('block_size')} out")
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:

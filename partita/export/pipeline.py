@@ -8,6 +8,7 @@ may not import: the caller passes functions.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 from partita.dtypes import EXACT
 from partita.errors import PartitaError, ResourceError, UsageError
@@ -47,6 +48,8 @@ def export(
     behind.
     """
     check_options(options)
+    if options.computing.bits is not None and options.activations is None:
+        options = replace(options, activations="fp32" if target is None else target.kernels.activations)
     with ExitStack() as cleanup:
         try:
             place = cleanup.enter_context(reserve(options.out, options.checkpoint, force=options.force))

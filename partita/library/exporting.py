@@ -81,6 +81,7 @@ def export(
     quantiser: str = "refit",
     keep: Mapping[str, str] | None = None,
     quality_text: str | os.PathLike[str] | None = None,
+    activations: str | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -110,6 +111,7 @@ def export(
             quantiser=quantiser,
             keep=tuple((keep or {}).items()),
             quality_text=None if quality_text is None else Path(quality_text),
+            activations=activations,
         )
         if target_options and target is None:
             raise UsageError(

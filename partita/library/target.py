@@ -100,7 +100,15 @@ def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
 def _kernels(provider: Provider) -> Kernels:
     """What is known of how a provider takes packed weights, as the exporter has it."""
     known = provider.packed_weights
-    return Kernels(known.symmetric, known.accuracy_level, known.bias, known.gather, known.block_sizes)
+    return Kernels(
+        symmetric=known.symmetric,
+        accuracy_level=known.accuracy_level,
+        bias=known.bias,
+        gather=known.gather,
+        block_sizes=known.block_sizes,
+        folds=provider.compiles,
+        activations=known.activations,
+    )
 
 
 def _one_provider(name: str, libraries: tuple[Provider, ...] = ()) -> Provider:

@@ -103,6 +103,8 @@ class PackedWeights:
     """It has GatherBlockQuantized, for embeddings; taken for granted only where it cannot be asked."""
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 32, 8: 32})
     """Weights that share a scale, by bits."""
+    activations: Literal["fp32", "fp16"] = "fp32"
+    """What they are multiplied with unless the user says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

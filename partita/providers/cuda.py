@@ -9,7 +9,7 @@ them.
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Library, Option, Provider
+from partita.providers.base import OPTIONS, Library, Option, PackedWeights, Provider
 from partita.providers.patterns import CPU_PREFERRED
 from partita.remedies import Remedy
 
@@ -24,6 +24,7 @@ PROVIDER = Provider(
     wheels=("onnxruntime-gpu",),
     device_memory="Cuda",
     preferred_attention="gqa",
+    packed_weights=PackedWeights(activations="fp16"),
     rank=100,
     preload=True,
     variables=("CUDA_VISIBLE_DEVICES",),

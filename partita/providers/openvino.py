@@ -7,7 +7,7 @@ with 1.24.1, which gives no reason for a single node.
 """
 
 from partita.observations.log_pattern import LogPattern
-from partita.providers.base import OPTIONS, Option, Plugin, Provider
+from partita.providers.base import OPTIONS, Option, PackedWeights, Plugin, Provider
 from partita.remedies import Remedy
 
 WORDS = ("False", "True")
@@ -23,6 +23,7 @@ PROVIDER = Provider(
     wheels=("onnxruntime-openvino",),
     device_memory="Cpu",
     preferred_attention="primitives",
+    packed_weights=PackedWeights(symmetric=False, block_sizes={4: 64, 8: 128}),
     rank=30,
     compiles=True,
     plugin=Plugin(

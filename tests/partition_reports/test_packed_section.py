@@ -51,3 +51,27 @@ def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
     assert found is not None and [block.text for block in found.blocks if isinstance(block, Line)] == [
         "No node computes with packed weights."
     ]
+
+
+def test_what_a_compiler_was_given_is_told_apart_from_what_computes_with_it() -> None:
+    report = of_precision("int8", {})
+    phases = []
+    for phase in report.phases:
+        whole = phase.nodes[0].model_copy(
+            update={"op_type": None, "replaces_op_types": ("DequantizeLinear", "MatMul", "DequantizeLinear", "Add")}
+        )
+        phases.append(phase.model_copy(update={"nodes": (whole,)}))
+    found = section(report.model_copy(update={"phases": tuple(phases)}))
+    assert found is not None
+    said = [str(block.text) for block in found.blocks if isinstance(block, Line)]
+    assert said[0].startswith("2 nodes of decode read") and "1 product in floating point" in said[0]
+    assert said[1] == "CPU compiled packed weights in, and does not say what it makes of them."
+    (table,) = [block for block in found.blocks if isinstance(block, Table)]
+    assert [row.cells[:2] for row in table.rows] == [("DequantizeLinear", "compiled"), ("MatMul", "floating point")]
+
+
+def test_weights_that_are_restored_in_every_run_are_said() -> None:
+    found = section(of_precision("int4", {"MatMul": "DequantizeLinear"}))
+    assert found is not None and "restore floats first" in str(
+        next(b for b in found.blocks if isinstance(b, Line)).text
+    )

@@ -57,6 +57,14 @@ def export(
             help="int8, int4: weights that share a scale, 32, 64 or 128. Default: the target's, 64 for int4 on cpu."
         ),
     ] = None,
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete("activations"),
+            help="int8, int4: what the weights are multiplied with: fp32; fp16, with a cache in fp16; or int8, rounded "
+            "for every token, with --precision int8. Default: the target's, fp16 on cuda, else fp32.",
+        ),
+    ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -166,6 +174,7 @@ def export(
             quantiser=quantiser,
             keep=read_pairs(keep),
             quality_text=quality_text,
+            activations=activations,
         ),
         TargetOptions(
             target,

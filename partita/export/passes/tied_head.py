@@ -53,8 +53,8 @@ def _rewrite(graph: ir.Graph, turn: ir.Node, matmul: ir.Node, hidden: ir.Value, 
     )
     for node in (flat, gemm, back):
         take_names(node, matmul)
-    for node in (flat, gemm):
-        node.outputs[0].type = hidden.type
+    for node, size in ((flat, width), (gemm, vocabulary)):
+        node.outputs[0].type, node.outputs[0].shape = hidden.type, ir.Shape([None, size])
         graph.insert_before(matmul, node)
     replace(graph, matmul, back, dead=(turn,))
 

@@ -1,8 +1,9 @@
 """Verify packed weights without the rounding of activations: replay a twin whose products are computed in float32.
 
-At accuracy level 4 MatMulNBits rounds what it multiplies to 8 bits, which costs more than any mistake in a graph would
-have to. The twin is the exported graph at level 0, over the very weight file of the package. It proves the graph, and
-how the weights are packed, within the tolerance of float32; what the rounding costs is part of the package's quality.
+The fast kernels round what they multiply to 8 bits, which costs more than any mistake in a graph would have to. The
+twin is the exported graph without that rounding, over the very weight file of the package: each form says how. It
+proves the graph, and how the weights are packed, within the tolerance of its activations; what the rounding costs is
+part of the package's quality.
 """
 
 from __future__ import annotations
@@ -13,27 +14,26 @@ from pathlib import Path
 import onnx_ir as ir
 
 from partita.export import twins
-from partita.export.quantisation.operators import DOMAIN, MATMUL
+from partita.export.quantisation.forms import form
 from partita.package import Manifest, Verification
 
-DETAIL = "products in float32 over the packed weights, without the 8-bit activations of the fast kernels"
-EXACT_LEVEL = 0
+DETAIL = "products in {} over the packed weights, without the 8-bit activations of the fast kernels"
 
 
 def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Verification]) -> Verification:
-    """Replay the known answer on the twin with `run`, within the tolerance of float32."""
+    """Replay the known answer on the twin with `run`, within the tolerance of what the graph computes in."""
+    assert manifest.packed is not None
+    written = form(manifest.packed.form)
+    half = manifest.packed.activations == "fp16"
+    detail = DETAIL.format("float16" if half else "float32")
 
     def exactly(twin: Path, changed: Manifest) -> Verification:
-        graph = changed.graph.model_copy(update={"precision": "fp32"})
+        graph = changed.graph.model_copy(update={"precision": "fp16" if half else "fp32"})
         return run(twin, changed.model_copy(update={"graph": graph}))
 
-    result = twins.beside(folder, manifest, _exact, exactly)
-    return result.model_copy(update={"detail": f"{result.detail}; {DETAIL}", "twin": DETAIL})
+    def change(model: ir.Model) -> ir.Model:
+        written.product.exact(model)
+        return model
 
-
-def _exact(model: ir.Model) -> ir.Model:
-    """Every product of packed weights at the level that rounds no activations, in place."""
-    for node in model.graph:
-        if node.op_type == MATMUL and node.domain == DOMAIN:
-            node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", EXACT_LEVEL)
-    return model
+    result = twins.beside(folder, manifest, change, exactly)
+    return result.model_copy(update={"detail": f"{result.detail}; {detail}", "twin": detail})

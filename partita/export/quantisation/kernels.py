@@ -16,3 +16,7 @@ class Kernels:
     gather: bool = True
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
     """The default, by bits."""
+    folds: bool = False
+    """It is a compiler, which folds DequantizeLinear: packed weights in standard operators are asked about first."""
+    activations: str = "fp32"
+    """What packed products are computed with, as --activations has it, where nobody says otherwise."""

@@ -1,9 +1,7 @@
 """A quantised weight on its way from the checkpoint to the package: packed integers, scales and zero points.
 
-It is read, quantised and packed a few rows at a time, whatever its size. The layout is that of MatMulNBits and of
-GatherBlockQuantized, which are the same bytes under two shapes (ONNX Runtime, docs/ContribOperators.md): integers of a
-row one after the other, the first of two in the low four bits; zero points packed like them; scales in the type that
-the graph computes in.
+It is read, quantised and packed a few rows at a time, whatever its size. How it lies in the file is a layout
+(`layouts.py`), which the operators that read it ask for.
 """
 
 from __future__ import annotations
@@ -20,36 +18,22 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Origin, blocks
-from partita.export.quantisers import Grid, Quantised, quantiser
+from partita.export.quantisation.layouts import InRows, Layout
+from partita.export.quantisation.packing import Packing
+from partita.export.quantisers import Quantised, quantiser
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
 
+__all__ = ["Packed", "Packing"]
 WORKING_ELEMENTS = 1 << 16
 """Weights that are quantised at a time: a search goes over them some ten times, so they should stay in a cache.
 Four times as many took a third longer.
 """
-SCALES, ZEROS = "scales", "zero_points"
-"""Labels of the parts beside the integers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How weights are quantised, and with which quantiser."""
-
-    grid: Grid
-    block_size: int
-    """Weights of a row that share a scale and a zero point."""
-    quantiser: str
-
-    @property
-    def name(self) -> str:
-        """What it is called where there is room for a word: int4."""
-        return f"int{self.grid.bits}"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A weight [N, K] in blocks along K: MatMulNBits multiplies by its transpose."""
+    """A weight [N, K] in blocks along K."""
 
     checkpoint: Checkpoint
     origin: Origin
@@ -57,11 +41,12 @@ class Packed:
     """Of the scales, and of what the graph computes."""
     name: str
     packing: Packing
+    layout: Layout = InRows()
 
     @classmethod
-    def of(cls, plain: Plain, packing: Packing) -> Packed:
+    def of(cls, plain: Plain, packing: Packing, layout: Layout | None = None) -> Packed:
         """The weight [N, K] that `plain` is, quantised."""
-        return cls(plain.checkpoint, plain.origin, plain.dtype, plain.name, packing)
+        return cls(plain.checkpoint, plain.origin, plain.dtype, plain.name, packing, layout or InRows())
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -91,18 +76,12 @@ class Packed:
     @property
     def key(self) -> Hashable:
         """Where the values come from, and what they become."""
-        return self.origin, int(self.dtype), self.packing
+        return self.origin, int(self.dtype), self.packing, self.layout
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Integers [N, M, B * bits / 8], scales [N, M], and zero points [N, packed M] unless they are the middle."""
-        rows, count, bits = self.rows, self.blocks_per_row, self.packing.grid.bits
-        byte = ir.DataType.UINT8
-        parts = (
-            Part((rows, count, self.packing.block_size * bits // 8), byte),
-            Part((rows, count), self.dtype, SCALES),
-        )
-        return parts if self.packing.grid.symmetric else (*parts, Part((rows, -(-count * bits // 8)), byte, ZEROS))
+        """Integers, scales, and zero points where there are any, as the layout has them."""
+        return self.layout.parts(self)
 
     def permuted(self, order: tuple[int, ...]) -> Packed | None:
         """None but for the order that it has: blocks lie along the last axis."""
@@ -118,18 +97,11 @@ class Packed:
         """None: passes that join weights run before they are packed."""
 
     def pieces(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """Integers as they come; scales and zero points are kept until all are through.
+        """The parts as the layout writes them.
 
         Raises CheckpointError when a weight is NaN or infinite, or a scale does not fit the type of the graph.
         """
-        grid, scales, zeros = self.packing.grid, [], []
-        for _, rows in self.rows_quantised():
-            yield 0, pack(rows.integers.flatten(1), grid.bits)
-            scales.append(self._fitting(rows.scales))
-            zeros.append(pack(rows.zeros, grid.bits))
-        yield 1, torch.cat(scales)
-        if not grid.symmetric:
-            yield 2, torch.cat(zeros)
+        return self.layout.pieces(self)
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
         """The number of the first row and some rows from there on, all rows in order."""
@@ -154,7 +126,8 @@ class Packed:
             rows = torch.nn.functional.pad(rows, (0, count * size - rows.shape[1]))
         return quantiser(self.packing.quantiser).quantise(rows.reshape(-1, count, size), self.packing.grid)
 
-    def _fitting(self, scales: torch.Tensor) -> torch.Tensor:
+    def fitting(self, scales: torch.Tensor) -> torch.Tensor:
+        """Scales in the type of the graph. Raises CheckpointError when one does not fit."""
         cast = scales.to(to_torch(of_ir(self.dtype)))
         if not torch.isfinite(cast).all():
             raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
@@ -175,19 +148,3 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
             yield workers
     finally:
         torch.set_num_threads(count)
-
-
-def pack(integers: torch.Tensor, bits: int) -> torch.Tensor:
-    """Integers [R, C] uint8 as bytes [R, ceil(C * bits / 8)]; of two in a byte the first has the low bits."""
-    if bits == 8:
-        return integers.contiguous()
-    if integers.shape[1] % 2:
-        integers = torch.nn.functional.pad(integers, (0, 1))
-    return integers[:, 0::2] | (integers[:, 1::2] << 4)
-
-
-def unpack(packed: torch.Tensor, bits: int, count: int) -> torch.Tensor:
-    """Bytes [R, C] uint8 as the first `count` integers of each row."""
-    if bits == 8:
-        return packed[:, :count]
-    return torch.stack([packed & 15, packed >> 4], dim=-1).flatten(1)[:, :count]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from partita.export.options import BLOCK_SIZES, ExportOptions
+from partita.errors import UsageError
+from partita.export.attention import lowering
+from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
+from partita.export.quantisation.asking import ASKED_WIDTH, settled
+from partita.export.quantisation.forms import Form, candidates
 from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
-from partita.export.quantisation.operators import ASKED_WIDTH, settled
 from partita.export.quantisation.packed import Packing
 from partita.export.quantisers import Grid
 from partita.export.target import Target
+from partita.export.ways import AUTO
+from partita.spelling import spelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,24 +28,55 @@ class Plan:
     """As asked for; None: the target's default, or what divides a row where that does not."""
     quantiser: str
     kernels: Kernels
+    form: Form
     keep: tuple[Keep, ...] = ()
+    activations: str = "fp32"
+    """What packed weights are multiplied with, as --activations has it."""
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
         """How a weight of `modules`, with rows of `width`, is packed; None when it is not. What was said last counts.
 
         `embedding`: it is only ever looked up, which reads a row of it: eight bits cost no time and hardly any quality.
         """
-        where = list(modules)
-        said = [keep for keep in self.keep if any(keep.fits(module) for module in where)]
+        said = self._said(modules)
         bits = said[-1].bits if said else 8 if embedding else self.bits
-        return None if bits is None else self.packed(bits, width)
+        if bits is None:
+            return None
+        return self.looked_up(bits, width) if embedding else self.packed(bits, width)
 
-    def packed(self, bits: int, width: int) -> Packing:
-        """A packing of so many bits for rows of `width`, as the target takes it."""
-        default = self.kernels.block_sizes[bits]
-        dividing = (size for size in reversed(BLOCK_SIZES) if size <= default and width % size == 0)
-        size = self.block_size or next(dividing, BLOCK_SIZES[0])
+    def asked_to_stay(self, modules: Iterable[str]) -> bool:
+        """Whether it was said of one of `modules` that its weights are not packed."""
+        said = self._said(modules)
+        return bool(said) and said[-1].bits is None
+
+    def _said(self, modules: Iterable[str]) -> list[Keep]:
+        """What was said of any of them, in order."""
+        where = list(modules)
+        return [keep for keep in self.keep if any(keep.fits(module) for module in where)]
+
+    def packed(self, bits: int, width: int) -> Packing | None:
+        """A packing of so many bits for products with rows of `width`, as the target takes it; None where blocks have
+        to divide a row and do not.
+        """
+        if self.form.one_scale:
+            return Packing(Grid(bits, symmetric=True), width, self.quantiser)
+        size = self.block_size or next(self._dividing(bits, width), BLOCK_SIZES[0])
+        if width % size and not self.form.fills_up:
+            return None
         return Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
+
+    def looked_up(self, bits: int, width: int) -> Packing | None:
+        """The same for an embedding."""
+        if not self.form.look_up.symmetric:
+            return self.packed(bits, width)
+        size = self.block_size if self.block_size and width % self.block_size == 0 else None
+        size = size or next(self._dividing(8, width), width)
+        return Packing(Grid(8, symmetric=True), size, self.quantiser)
+
+    def _dividing(self, bits: int, width: int) -> Iterator[int]:
+        """Sizes of blocks that divide a row, the largest first, from the target's default on."""
+        default = self.kernels.block_sizes[bits]
+        return (size for size in reversed(BLOCK_SIZES) if size <= default and width % size == 0)
 
     @property
     def all_bits(self) -> tuple[int, ...]:
@@ -62,11 +98,43 @@ def make_plan(
     keep = read_keep(options.keep, options.precision)
     check_modules(keep, modules)
     kernels = Kernels() if target is None else target.kernels
-    plan = Plan(bits, options.block_size, options.quantiser, kernels, keep)
+    forms = candidates(
+        rounds_activations=options.activations == INTEGERS,
+        standard=kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains),
+    )
+    forms = _fitting(forms, options, keep)
+    plan = Plan(bits, options.block_size, options.quantiser, kernels, forms[0], keep, options.activations or "fp32")
     if target is None:
         return plan
-    forms = [plan.packed(each, ASKED_WIDTH) for each in plan.all_bits]
-    found = settled(target, forms, options.computing.dtype)
+
+    def packings(form: Form, kernels: Kernels) -> list[Packing]:
+        tried = replace(plan, form=form, kernels=kernels)
+        return [found for each in plan.all_bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
+
+    def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
+        tried = replace(plan, form=form, kernels=kernels)
+        found = (tried.looked_up(each, ASKED_WIDTH) for each in plan.all_bits)
+        return list(dict.fromkeys(each for each in found if each is not None))
+
+    form, found = settled(target, forms, packings, looked_up, options.computing.dtype)
     if found.symmetric != kernels.symmetric:
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
-    return replace(plan, kernels=found)
+    if form is not forms[0]:
+        told(f"{target.provider} does not take {forms[0].summary}; packed weights are written as {form.summary}")
+    return replace(plan, form=form, kernels=found)
+
+
+def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, ...]) -> tuple[Form, ...]:
+    """Those that can be written in the operator set that was asked for. Raises UsageError when none can."""
+    found = tuple(form for form in forms if options.opset is None or form.opset <= options.opset)
+    if not found:
+        raise UsageError(
+            f"{spelled('opset', options.opset)}: packed weights as {forms[0].summary} need {forms[0].opset} or newer"
+        )
+    for form in found:
+        for each in keep:
+            if each.bits is not None and each.bits not in form.bits:
+                raise UsageError(
+                    f"{spelled('keep', f'{each.pattern}={each.precision}')}: {form.summary} is of int8 weights alone"
+                )
+    return found

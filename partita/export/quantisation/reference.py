@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import torch
 
 from partita.export.naming import Sources
 from partita.export.origins import Computed, Joined, Origin, Region, Rescaled, Stored
-from partita.export.quantisation.packed import unpack
 from partita.export.quantisation.rewrite import Placed
 from partita.export.weight_files import OpenFiles, TensorInfo
 from partita.export.weight_sources import Plain
@@ -106,26 +106,20 @@ class _Places(OpenFiles):
 
 def written_rows(placed: Placed) -> Iterator[tuple[int, torch.Tensor]]:
     """Rows of a weight as they were written, float32 [R, K], with the number of the first, all rows in order."""
-    packed, grid = placed.packed, placed.packed.packing.grid
-    data, scales, *zeros = (_written(value) for value in placed.values)
-    count, width = packed.blocks_per_row, packed.width
-    step = max(1, ROWS_ELEMENTS // width)
+    packed = placed.packed
+    written = [_written(value) for value in placed.values]
+    step = max(2, ROWS_ELEMENTS // packed.width) & ~1
     for start in range(0, packed.rows, step):
-        part = slice(start, start + step)
-        packed_rows = torch.from_numpy(np.array(data[part]))
-        integers = unpack(packed_rows.flatten(1), grid.bits, count * packed.packing.block_size)
-        middle = torch.full((1, 1), grid.middle, dtype=torch.uint8)
-        if zeros:
-            middle = unpack(torch.from_numpy(np.array(zeros[0][part])), grid.bits, count)
-        steps = integers.reshape(len(integers), count, -1).float() - middle.float().unsqueeze(-1)
-        rows = steps * torch.from_numpy(scales[part].astype(np.float32)).unsqueeze(-1)
-        yield start, rows.flatten(1)[:, :width]
+        found = packed.layout.read(packed, written, start, min(start + step, packed.rows))
+        steps = found.integers.float() - found.zeros.float().unsqueeze(-1)
+        yield start, (steps * found.scales.unsqueeze(-1)).flatten(1)[:, : packed.width]
 
 
 def _written(value: Any) -> np.ndarray[Any, Any]:
-    """What was written of a part; mapped from the file, and copied where a piece is taken."""
-    assert value.const_value is not None
-    return np.asarray(value.const_value.numpy())
+    """The bytes of a part; mapped from the file, and copied where a piece is taken."""
+    tensor = value.const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    return np.memmap(tensor.path, np.uint8, "r", offset=tensor.offset or 0, shape=(tensor.nbytes,))
 
 
 def _get(model: Any, name: str) -> torch.Tensor:

@@ -1,17 +1,16 @@
 """Put packed weights into a graph whose passes are done.
 
-    x ─ MatMul(W [K, N]) ─ y              x ─ MatMulNBits(W packed, scales, zero points) ─ y
-    x ─ Gemm(W [N, K], transB=1, c) ─ y   x ─ MatMulNBits(W packed, scales, zero points, c) ─ y
-    ids ─ Gather(E [V, H]) ─ e            ids ─ GatherBlockQuantized(E packed, scales, zero points) ─ e
+    x ─ MatMul(W [K, N]) ─ y
+    x ─ Gemm(W [N, K], transB=1, c) ─ y
+    ids ─ Gather(E [V, H]) ─ e
 
-A tied embedding and head are the same bytes, under two shapes. Routers stay as they are: they are small, and rounding
-them sends tokens to other experts. So do weights that no such node reads, stacks of experts among them; what stays is
-counted, and told.
+become what the form of the plan has for them (`forms/`). A tied embedding and head are the same bytes where it lays
+them out in the same way. Routers stay as they are: they are small, and rounding them sends tokens to other experts. So
+do weights that no such node reads, stacks of experts among them; what stays is counted, and told.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,15 +20,15 @@ from partita.errors import UsageError
 from partita.export.node_names import MODULE
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
-from partita.export.passes.rewriting import drop_unused_initializers, replace, take_names
-from partita.export.quantisation.operators import DOMAIN, GATHER, MATMUL, gather_attributes, matmul_attributes
+from partita.export.passes.rewriting import drop_unused_initializers, replace
+from partita.export.quantisation.forms import Place, Weight
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
 from partita.export.weight_sources import Plain, StoredPart, initializers, stored
 from partita.spelling import spelled
 
 VERSION = 1
-"""Of the operator set that the operators on packed weights are in."""
+"""Of the operator sets besides ONNX's that operators on packed weights are in."""
 SMALL_ELEMENTS = 1 << 12
 """Weights with fewer numbers are not worth a mention when they stay as they are."""
 ROUTER_STEPS = 6
@@ -71,8 +70,8 @@ def quantise(
 
     def run(model: ir.Model, context: PassContext) -> int:
         count = _Rewriter(model.graph, context, plan, outcome, movable).run()
-        if count:
-            model.opset_imports.setdefault(DOMAIN, VERSION)
+        for domain in plan.form.domains if count else ():
+            model.opset_imports.setdefault(domain, VERSION)
         return count
 
     return run_passes(model, (Pass("packed_weights", run),), context)
@@ -100,6 +99,8 @@ class _Rewriter:
     movable: Callable[[Plain], bool]
     values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
     """Of the weights that this graph has already."""
+    shared: dict[tuple[str, ir.Value], tuple[ir.Value, ...]] = field(default_factory=dict)
+    """What products of this graph share."""
 
     def run(self) -> int:
         """Replace every node that reads a weight to be packed; returns how many."""
@@ -113,7 +114,8 @@ class _Rewriter:
                     packing = self._packing(node, plain)
                     if packing is not None:
                         heads[_tensor(plain)] = packing
-                        count += self._product(node, Packed.of(plain, packing))
+                        self._product(node, Packed.of(plain, packing, self.plan.form.product.layout))
+                        count += 1
         for node in list(self.graph):
             with over(node):
                 count += self._looked_up(node, tokens, heads)
@@ -128,60 +130,56 @@ class _Rewriter:
         module = node.metadata_props.get(MODULE, "")
         where = [module, *sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)]
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
-        if packing is None:
+        if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
         return packing
 
-    def _product(self, node: ir.Node, packed: Packed) -> bool:
-        """Put MatMulNBits in the place of a MatMul or Gemm."""
+    def _product(self, node: ir.Node, packed: Packed) -> None:
+        """Put the product of the form in the place of a MatMul or Gemm."""
         hidden, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
         assert hidden is not None
-        inputs: list[ir.Value | None] = [hidden, *self._parts(packed, node)]
-        if bias is not None and self.plan.kernels.bias:
-            inputs += [None] * (5 - len(inputs)) + [bias]
-        attributes = matmul_attributes(packed.rows, packed.width, packed.packing, self.plan.kernels)
-        new = ir.node(MATMUL, inputs=inputs, domain=DOMAIN, attributes=attributes)
-        take_names(new, node)
-        if bias is not None and not self.plan.kernels.bias:
-            self.graph.insert_before(node, new)
-            new.outputs[0].type, new.outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
-            new = ir.node("Add", inputs=[new.outputs[0], bias])
-            take_names(new, node)
-        replace(self.graph, node, new)
-        return True
+        self._replace(node, self.plan.form.product.write(self._place(node), hidden, bias, self._weight(packed, node)))
 
     def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
-        """Put GatherBlockQuantized in the place of the Gather of an embedding; False where it is not one."""
+        """Put the look-up of the form in the place of the Gather of an embedding; False where it is not one."""
+        form = self.plan.form
         if node.op_type != "Gather" or node.inputs[1] is not tokens or node.attributes.get_int("axis", 0) != 0:
             return False
         weight = stored(node.inputs[0])
         if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
             return False
         packing = self._packing(node, weight.source, embedding=True)
-        if packing is not None and not _is_kept(self.plan, node):
+        ties = form.look_up.layout == form.product.layout and not _is_kept(self.plan, node)
+        if packing is not None and ties:
             packing = heads.get(_tensor(weight.source), packing)  # tied: the bytes of the head
         if packing is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % packing.block_size:
             return False
-        packed = Packed.of(weight.source, packing)
-        data, *rest = self._parts(packed, node)
-        rows = stored(data)
-        assert rows is not None
-        flat = rows.reshaped((packed.rows, math.prod(rows.part.shape[1:])))
-        name = f"{data.name}.rows"
-        value = ir.Value(name=name, shape=flat.shape, type=ir.TensorType(flat.dtype), const_value=flat)
-        self.graph.initializers[name] = value
-        new = ir.node(
-            GATHER, inputs=[value, tokens, *rest], domain=DOMAIN, attributes=gather_attributes(packed.packing)
-        )
-        take_names(new, node)
-        replace(self.graph, node, new)
+        packed = Packed.of(weight.source, packing, form.look_up.layout)
+        assert tokens is not None
+        self._replace(node, form.look_up.write(self._place(node), tokens, self._weight(packed, node)))
         return True
+
+    def _place(self, node: ir.Node) -> Place:
+        """Where what replaces `node` is written."""
+        return Place(self.graph, node, self.plan.kernels, self.shared)
+
+    def _replace(self, node: ir.Node, value: ir.Value) -> None:
+        """Let `value` be read in place of what `node` gives."""
+        new = value.producer()
+        assert new is not None
+        replace(self.graph, node, new)
+
+    def _weight(self, packed: Packed, node: ir.Node) -> Weight:
+        """A weight as nodes read it."""
+        return Weight(self._parts(packed, node), packed.rows, packed.width, packed.packing)
 
     def _parts(self, packed: Packed, node: ir.Node) -> tuple[ir.Value, ...]:
         """The initializers of a weight, made once for a graph."""
         key, module = packed.key, node.metadata_props.get(MODULE, "")
         if key not in self.values:
             name = f"{packed.name}.{packed.packing.name}"
+            if name in self.graph.initializers:  # a tied embedding, laid out otherwise than the head
+                name = f"{name}.rows"
             self.values[key] = initializers(packed, name)
             for value in self.values[key]:
                 assert value.name is not None

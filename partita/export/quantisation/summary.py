@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome
@@ -13,17 +15,22 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
     """The record of the manifest."""
     kinds: dict[Packing, list[Packed]] = {}
     for each in outcome.placed.values():
-        kinds.setdefault(each.packed.packing, []).append(each.packed)
+        whole = plan.form.one_scale and each.packed.layout == plan.form.product.layout
+        packing = replace(each.packed.packing, block_size=0) if whole else each.packed.packing
+        kinds.setdefault(packing, []).append(each.packed)
     return PackedWeights(
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
+        form=plan.form.name,
+        reads=plan.form.summary,
+        activations=plan.activations,
         kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
         not_packed=tuple(not_packed(outcome)),
     )
 
 
 def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
-    """Weights that are packed in one way."""
+    """Weights that are packed in one way; a block of 0 is a whole row."""
     return PackedKind(
         precision=packing.name,
         block_size=packing.block_size,

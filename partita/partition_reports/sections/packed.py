@@ -11,10 +11,29 @@ from partita.partition_reports.records import Phase, Report
 from partita.partition_reports.sections.model import Block, Column, Line, Section, table, words
 
 PRECISIONS = ("int8", "int4")
-PACKED = frozenset({"MatMulNBits", "MatMulNBitsMlp", "MatMulNBitsQkv", "GatherBlockQuantized", "QMoE"})
+PACKED = frozenset(
+    {
+        "MatMulNBits",
+        "MatMulNBitsMlp",
+        "MatMulNBitsQkv",
+        "GatherBlockQuantized",
+        "QMoE",
+        "MatMulInteger",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeMatMul",
+    }
+)
 """Operators that read packed weights, those among them into which providers fuse others."""
+RESTORING = frozenset({"DequantizeLinear"})
+"""Operators that make floats of packed weights, for others to read; compilers fold them into those."""
 FLOATING = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MoE"})
 """Operators that do the same with weights, or with each other's results, in floating point."""
+KNOWN = PACKED | RESTORING | FLOATING
+
+Kind = tuple[str, str, str]
+"""Operator, how it reads weights, provider."""
+AS_PACKED, COMPILED, RESTORED, FLOATS = "packed", "compiled", "restored first", "floating point"
+ORDER = (AS_PACKED, COMPILED, RESTORED, FLOATS)
 
 
 def section(report: Report) -> Section | None:
@@ -27,25 +46,45 @@ def section(report: Report) -> Section | None:
     if not kinds:
         return Section("packed", "Packed weights", (Line("No node computes with packed weights.", tone="bad"),))
     rows = [
-        (operator, "packed" if operator in PACKED else "floating point", short_provider(provider))
-        + tuple(str(counts[operator, provider]) for counts in counted)
-        for operator, provider in sorted(kinds, key=lambda kind: (kind[0] not in PACKED, kind))
+        (operator, how, short_provider(provider)) + tuple(str(counts[operator, how, provider]) for counts in counted)
+        for operator, how, provider in sorted(kinds, key=lambda kind: (ORDER.index(kind[1]), kind))
     ]
     heads = (words("operator"), words("weights"), words("on"), *(Column(f"{phase.name} nodes") for phase in phases))
     blocks: list[Block] = [Line(_summary(report.package.precision, counted[-1], phases[-1]))]
+    inside = sorted({short_provider(provider) for _, how, provider in kinds if how == COMPILED})
+    if inside:
+        blocks.append(
+            Line(f"{' and '.join(inside)} compiled packed weights in, and does not say what it makes of them.")
+        )
     blocks.append(table("Products and look-ups", heads, rows))
     return Section("packed", "Packed weights", tuple(blocks))
 
 
-def _counted(phase: Phase) -> Counter[tuple[str, str]]:
-    """Nodes by operator and provider, of those that read weights."""
-    known = ((node.op_type, provider_of(node)) for node in phase.nodes if node.op_type is not None)
-    return Counter((operator, provider) for operator, provider in known if operator in PACKED | FLOATING)
+def _counted(phase: Phase) -> Counter[Kind]:
+    """Nodes that read weights, by kind; a compiled node counts with the operators that it was compiled from."""
+    found: Counter[Kind] = Counter()
+    for node in phase.nodes:
+        if node.op_type in KNOWN:
+            found[node.op_type, _how(node.op_type), provider_of(node)] += 1
+            continue
+        for operator in node.replaces_op_types:
+            if operator in KNOWN:
+                found[operator, FLOATS if operator in FLOATING else COMPILED, provider_of(node)] += 1
+    return found
 
 
-def _summary(precision: str, counts: Counter[tuple[str, str]], phase: Phase) -> str:
+def _how(operator: str) -> str:
+    """How an operator reads weights."""
+    return AS_PACKED if operator in PACKED else RESTORED if operator in RESTORING else FLOATS
+
+
+def _summary(precision: str, counts: Counter[Kind], phase: Phase) -> str:
     """One sentence."""
-    packed = sum(count for (operator, _), count in counts.items() if operator in PACKED)
-    rest = sum(counts.values()) - packed
-    left = f"; {plural(rest, 'product')} in floating point" if rest else ""
-    return f"{plural(packed, 'node')} of {phase.name} read weights of an {precision} package as they are packed{left}."
+    by_how: Counter[str] = Counter()
+    for (_, how, _), count in counts.items():
+        by_how[how] += count
+    packed = by_how[AS_PACKED] + by_how[COMPILED]
+    restored = f"; {plural(by_how[RESTORED], 'node')} restore floats first" if by_how[RESTORED] else ""
+    left = f"; {plural(by_how[FLOATS], 'product')} in floating point" if by_how[FLOATS] else ""
+    told = f"{plural(packed, 'node')} of {phase.name} read weights of an {precision} package as they are packed"
+    return f"{told}{restored}{left}."

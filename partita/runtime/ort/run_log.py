@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from partita.observations.names import CPU
 from partita.runtime.ort.native_log import captured_output
 
 INFO, WARNING = 1, 2
+RESTORES = "DequantizeLinear"
+"""What is left where ONNX Runtime's optimiser has made no product of packed weights of it and a MatMul."""
 UNPACKED = "unpacked compute mode"
 """MatMulNBits on the CPU provider: it has no kernel for this form on this processor, and restores the whole matrix in
 every call (contrib_ops/cpu/quantization/matmul_nbits.cc, `Compute`).
@@ -24,13 +28,20 @@ def unpacks_weights(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
 
     `sizes`: of its inputs. Raises what ONNX Runtime does when the model does not open or run.
     """
-    return any(UNPACKED in line for line in _lines_of_run(model, sizes))
+    import onnx
+
+    with TemporaryDirectory() as folder:
+        optimised = Path(folder) / "optimised.onnx"
+        if any(UNPACKED in line for line in _lines_of_run(model, sizes, optimised)):
+            return True
+        return any(node.op_type == RESTORES for node in onnx.load(optimised).graph.node)
 
 
-def _lines_of_run(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The log at INFO of opening and running `model`."""
+def _lines_of_run(model: bytes, sizes: Mapping[str, tuple[int, ...]], optimised: Path) -> tuple[str, ...]:
+    """The log at INFO of opening and running `model`; what ONNX Runtime runs is written to `optimised`."""
     options: Any = ort.SessionOptions()
     options.log_severity_level = INFO
+    options.optimized_model_filepath = str(optimised)
     with captured_output() as captured:
         ort.set_default_logger_severity(INFO)
         try:

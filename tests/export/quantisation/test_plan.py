@@ -10,10 +10,10 @@ import onnx
 import pytest
 
 from partita.errors import ProviderError, UsageError
-from partita.export.options import ExportOptions
+from partita.export.options import ExportOptions, check_options
+from partita.export.quantisation.forms.matmul_nbits import GATHER, MATMUL
 from partita.export.quantisation.keep import Keep, check_modules
 from partita.export.quantisation.kernels import Kernels
-from partita.export.quantisation.operators import GATHER, MATMUL
 from partita.export.quantisation.plan import make_plan
 from partita.export.target import Answer, Target
 
@@ -32,7 +32,7 @@ class Asked:
         onnx.checker.check_model(proto, full_check=False)
         self.models.append(proto)
         with_zeros = any(len(node.input) > 3 for node in proto.graph.node if node.op_type == MATMUL)
-        left = dict.fromkeys(self.leaves, 1)
+        left = dict.fromkeys(self.leaves & {node.op_type for node in proto.graph.node}, 1)
         if with_zeros and not self.zero_points:
             left[MATMUL] = 1
         return Answer(len(proto.graph.node), left, "")
@@ -89,16 +89,87 @@ def test_the_form_is_the_one_that_the_target_takes() -> None:
     asked = Asked(frozenset({GATHER}), zero_points=False)
     told: list[str] = []
     plan = make_plan(options(keep=(("lm_head", "int8"),)), target(asked), MODULES, told.append)
-    assert plan is not None and plan.kernels.symmetric and not plan.kernels.gather
+    assert plan is not None and plan.form.name == "matmul_nbits"
+    assert plan.kernels.symmetric and not plan.kernels.gather
     assert told == ["npu takes packed weights without zero points only"]
     bits = {a.i for n in asked.models[0].graph.node for a in n.attribute if a.name == "bits"}
-    assert bits == {4, 8} and len(asked.models) == 2
+    assert bits == {4, 8} and len(asked.models) == 3, "products with and without zero points, then look-ups"
 
 
-def test_a_precision_without_a_kernel_is_refused_by_operator_and_provider() -> None:
-    said = r"--precision int4: npu has no kernel for MatMulNBits \(com\.microsoft\) with int4 weights in blocks of 64"
+def test_standard_operators_are_written_where_the_target_has_no_others() -> None:
+    asked, told = Asked(frozenset({MATMUL, GATHER})), list[str]()
+    plan = make_plan(options(), target(asked), MODULES, told.append)
+    assert plan is not None and plan.form.name == "dequantize_linear" and plan.kernels.gather
+    assert [node.op_type for node in asked.models[-1].graph.node][:2] == ["Gather", "DequantizeLinear"]
+    assert "packed weights are written as DequantizeLinear before MatMul" in told[-1]
+    assert plan.packing(["lm_head"], 100) is None, "blocks have to divide a row"
+    embedding = plan.packing(["model.embed_tokens"], 100, embedding=True)
+    assert embedding is not None and (embedding.grid.bits, embedding.block_size) == (8, 100)
+
+
+@pytest.mark.parametrize(
+    ("folds", "attention", "first"),
+    [
+        (False, "auto", "matmul_nbits"),
+        (False, "gqa", "matmul_nbits"),
+        (True, "auto", "dequantize_linear"),
+        (False, "primitives", "dequantize_linear"),
+        (False, "onnx24", "dequantize_linear"),
+    ],
+)
+def test_compilers_and_standard_lowerings_get_standard_operators(folds: bool, attention: str, first: str) -> None:
+    asked = Asked(frozenset())
+    wanted = replace(options(), attention=attention)
+    plan = make_plan(wanted, target(asked, Kernels(folds=folds)), MODULES)
+    assert plan is not None and plan.form.name == first
+
+
+def test_rounded_activations_are_a_form_of_their_own() -> None:
+    asked = Asked(frozenset())
+    plan = make_plan(replace(options("int8"), activations="int8"), target(asked), MODULES)
+    assert plan is not None and plan.form.name == "matmul_integer"
+    found = plan.packing(["lm_head"], 100)
+    assert found is not None and (found.block_size, found.grid.symmetric) == (100, True)
+    with pytest.raises(ProviderError, match=r"npu has no kernel .* MatMulInteger over rounded activations"):
+        make_plan(replace(options("int8"), activations="int8"), target(Asked(frozenset({"MatMulInteger"}))), MODULES)
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes", "said"),
+    [
+        ("int4", {"activations": "int8"}, r"--activations int8: .* needs --precision int8"),
+        ("int8", {"activations": "int8", "block_size": 32}, r"--activations int8: .* leave --block-size out"),
+        ("int8", {"activations": "int2"}, r"--activations int2: choose one of fp32, fp16, int8"),
+        ("fp16", {"activations": "fp16"}, r"--activations fp16 is about packed weights"),
+    ],
+)
+def test_activations_that_make_no_sense_are_refused(precision: str, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (replace(options("int8"), activations="int8", opset=17), r"--opset 17: packed weights as MatMulInteger"),
+        (
+            replace(options("int8", keep=(("lm_head", "int4"),)), activations="int8"),
+            r"--keep lm_head=int4: .* int8 weights alone",
+        ),
+    ],
+)
+def test_what_a_form_cannot_be_is_refused_before_it_is_asked_about(wanted: ExportOptions, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_plan(wanted, None, MODULES)
+
+
+def test_a_precision_without_a_kernel_is_refused_by_operators_and_provider() -> None:
+    said = (
+        r"--precision int4: npu has no kernel that computes float32 activations with int4 weights in blocks of 64 .*"
+        r"MatMulNBits \(com\.microsoft\).* leaves MatMulNBits .*DequantizeLinear of blocks and MatMul"
+    )
     with pytest.raises(ProviderError, match=said):
-        make_plan(options(), target(Asked(frozenset({MATMUL}))), MODULES)
+        make_plan(options(), target(Asked(frozenset({MATMUL, "DequantizeLinear"}))), MODULES)
 
 
 def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
@@ -107,8 +178,12 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
 
     found = find_target("cpu", (), default_allowed=False)
     slow = replace(found, kernels=Kernels(accuracy_level=0))
-    with pytest.raises(ProviderError, match=r"cpu has no kernel for MatMulNBits .* restores the whole matrix"):
-        make_plan(options("int8"), slow, MODULES)
+    told: list[str] = []
+    plan = make_plan(options("int8"), slow, MODULES, told.append)
+    assert plan is not None and plan.form.name == "dequantize_linear", "of which MatMulNBits at level 4 is made"
+    assert "cpu does not take MatMulNBits" in told[-1]
+    with pytest.raises(ProviderError, match=r"cpu has no kernel .* restores the whole matrix"):
+        make_plan(options("int8"), replace(slow, unpacks=lambda model, sizes: True), MODULES)
 
 
 def test_where_nobody_can_be_asked_the_record_decides() -> None:

@@ -101,6 +101,34 @@ def test_int8(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.9
 
 
+def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Products of integers on both sides; what reads the same activations shares their rounding."""
+    package = exported(tiny_checkpoint("qwen2"), precision="int8", activations="int8", max_length=128)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.quality is not None
+    assert (manifest.packed.form, manifest.packed.activations) == ("matmul_integer", "int8")
+    assert {kind.block_size for kind in manifest.packed.kinds if kind.weights > 1} == {0}
+    layers = len([s for s in manifest.graph.states if s.kind == "key"])
+    found = operators(package)
+    assert found["MatMulInteger"] == 5 * layers + 1, "queries, keys and values are one product"
+    assert found["Round"] == 4 * layers + 1, "gate and up read the same activations"
+    assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.8
+
+
+def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """As an fp16 package has them: cache and products in float16, logits in float32."""
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", activations="fp16", max_length=128)
+    manifest = read_manifest(package)
+    assert manifest.verification.status == "verified" and manifest.verification.tolerance == 2e-2
+    assert manifest.packed is not None and manifest.packed.activations == "fp16"
+    assert {state.dtype for state in manifest.graph.states} == {"float16"}
+    plain = read_manifest(exported(tiny_checkpoint("llama", tied=True), precision="fp16"))
+    logits = [next(o.dtype for o in m.graph.files[0].outputs if o.role == "logits") for m in (manifest, plain)]
+    assert logits[0] == logits[1]
+    quality = manifest.quality
+    assert quality is not None and 0.9 < quality.perplexity_ratio < 1.2
+
+
 def test_experts_and_their_router_stay(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
     package = exported(tiny_checkpoint("mixtral"), precision="int4")
     manifest = checked(package)
@@ -139,10 +167,13 @@ def test_a_static_pair_shares_its_packed_weights(tiny_checkpoint: TinyCheckpoint
     checkpoint = tiny_checkpoint("llama", tied=True)
     package = exported(checkpoint, precision="int4", static_shapes=True, prefill_chunk=6, attention="onnx24")
     manifest = checked(package)
-    assert manifest.graph.opsets["com.microsoft"] == 1, "the lowering alone needs none of ONNX Runtime's operators"
-    assert operators(package, "prefill.onnx")["MatMulNBits"] == operators(package, "decode.onnx")["MatMulNBits"] > 0
+    assert "com.microsoft" not in manifest.graph.opsets, "weights are in standard operators as the lowering is"
+    restored = operators(package, "prefill.onnx")["DequantizeLinear"]
+    assert restored == operators(package, "decode.onnx")["DequantizeLinear"] > 0
+    assert manifest.packed is not None and manifest.packed.form == "dequantize_linear"
     single = read_manifest(exported(checkpoint, precision="int4"))
-    assert manifest.graph.weight_bytes < 1.1 * single.graph.weight_bytes
+    embedding = next(kind.size_bytes for kind in manifest.packed.kinds if kind.precision == "int8")
+    assert manifest.graph.weight_bytes < 1.1 * single.graph.weight_bytes + embedding
 
 
 def test_evaluate_measures_the_same_without_the_original(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:

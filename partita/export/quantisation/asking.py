@@ -1,0 +1,159 @@
+"""Which form of packed weights a target takes: it is asked about one after the other, before anything is traced.
+
+What is asked about is what would be written: the form itself writes its nodes, over weights of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from partita.errors import ProviderError
+from partita.export.element_types import to_ir
+from partita.export.quantisation.forms import Form, Place, Weight
+from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.layouts import Layout
+from partita.export.quantisation.packed import Packing
+from partita.export.target import Answer, Target
+from partita.export.weight_sources import Part
+from partita.spelling import spelled
+
+ASKED_WIDTH = 256
+"""K and N of the nodes that are asked about: a multiple of every block size."""
+SIZES: Mapping[str, tuple[int, ...]] = {"x": (1, 1, ASKED_WIDTH), "ids": (1, 1)}
+"""Of the inputs of what is asked."""
+OPSET, IR_VERSION = 21, 10
+Packings = Callable[[Form, Kernels], Sequence[Packing]]
+"""The packings of products that a package may need in some form."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Sizes of a weight that is asked about."""
+
+    packing: Packing
+    dtype: ir.DataType
+    rows: int = ASKED_WIDTH
+    width: int = ASKED_WIDTH
+
+    @property
+    def blocks_per_row(self) -> int:
+        """M."""
+        return -(-self.width // self.packing.block_size)
+
+
+def settled(
+    target: Target, forms: Sequence[Form], packings: Packings, looked_up: Packings, dtype: str
+) -> tuple[Form, Kernels]:
+    """The first of `forms` that `target` takes, computing in `dtype`, and how.
+
+    Each is asked about with and without zero points, that of the target's record first. Where nobody can be asked, the
+    record decides. Raises ProviderError, which names the operators, when there is no kernel for any, or none that
+    computes with packed weights.
+    """
+    if target.ask is None:
+        return forms[0], target.kernels
+    said = []
+    for form in forms:
+        for kernels in _both(target.kernels, form):
+            answer = refused(target, form, kernels, packings(form, kernels), dtype)
+            if not answer:
+                takes = _looks_up(target, form, kernels, looked_up(form, kernels), dtype)
+                return form, replace(kernels, gather=takes)
+        said.append((form, answer))
+    asked = packings(forms[0], target.kernels)
+    kinds = " and ".join(dict.fromkeys(f"{p.name} weights in blocks of {p.block_size}" for p in asked))
+    kinds = kinds if not forms[0].one_scale else f"{asked[0].name} weights"
+    told = "; ".join(f"for {form.product.operator}, with or without zero points: {answer}" for form, answer in said)
+    raise ProviderError(
+        f"{spelled('precision', asked[0].name)}: {target.provider} has no kernel that computes {dtype} activations "
+        f"with {kinds}: {told}; nothing was written; name another {spelled('target')}, as cpu, or a "
+        f"{spelled('precision')} that it computes in, as fp16"
+    )
+
+
+def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:
+    """The target's record, and the other way with zero points, where the form can have them."""
+    return (kernels,) if form.one_scale else (kernels, replace(kernels, symmetric=not kernels.symmetric))
+
+
+def refused(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> str:
+    """Why `target` does not compute products of a form with packed weights; empty when it does."""
+    assert target.ask is not None
+    question = asked_products(form, kernels, packings, dtype)
+    answer = target.ask(question, SIZES)
+    if answer.fails or answer.left:
+        return _told(answer)
+    if target.unpacks is not None and target.unpacks(question, SIZES):
+        return "restores the whole matrix in every run on this machine, which is slower than fp32"
+    return ""
+
+
+def _told(answer: Answer) -> str:
+    """What a provider said of nodes that it does not take."""
+    return answer.fails or f"leaves {', '.join(sorted(answer.left))} to another provider"
+
+
+def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
+    """Whether `target` looks up rows of packed weights."""
+    assert target.ask is not None
+    answer = target.ask(_asked_look_ups(form, kernels, packings, dtype), SIZES)
+    return not answer.fails and not answer.left
+
+
+def asked_products(
+    form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str, *, tokens: int = 1, width: int = ASKED_WIDTH
+) -> bytes:
+    """A model with a product of x [1, tokens, width] and a weight [width, width] for every packing."""
+    place, hidden = _begun("x", to_ir(dtype), kernels, (1, tokens, width))
+    made = []
+    for index, packing in enumerate(packings):
+        weight = _zeros(place, f"w{index}", form.product.layout, _Asked(packing, to_ir(dtype), width, width))
+        made.append(form.product.write(place, hidden, None, weight))
+    return _finished(place, made)
+
+
+def _asked_look_ups(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with a look-up for every packing."""
+    place, ids = _begun("ids", ir.DataType.INT64, kernels, SIZES["ids"])
+    made = []
+    for index, packing in enumerate(packings):
+        weight = _zeros(place, f"w{index}", form.look_up.layout, _Asked(packing, to_ir(dtype)))
+        made.append(form.look_up.write(place, ids, weight))
+    return _finished(place, made)
+
+
+def _begun(name: str, dtype: ir.DataType, kernels: Kernels, shape: tuple[int, ...]) -> tuple[Place, ir.Value]:
+    """A graph with one input, to be written at its end."""
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
+    graph = ir.Graph([value], [], nodes=[], opset_imports={"": OPSET, "com.microsoft": 1}, name="packed")
+    return Place(graph, None, kernels), value
+
+
+def _zeros(place: Place, name: str, layout: Layout, sizes: _Asked) -> Weight:
+    """A weight that is 0 everywhere."""
+    values = tuple(_zero_part(place, name, part) for part in layout.parts(sizes))
+    return Weight(values, sizes.rows, sizes.width, sizes.packing)
+
+
+def _zero_part(place: Place, name: str, part: Part) -> ir.Value:
+    """A part of it. Scales are 1."""
+    name = f"{name}.{part.label}" if part.label else name
+    array = np.ones(part.shape) if part.dtype.is_floating_point() else np.zeros(part.shape)
+    tensor = ir.tensor(array.astype(part.dtype.numpy()), dtype=part.dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(part.shape), type=ir.TensorType(part.dtype), const_value=tensor)
+    place.graph.initializers[name] = value
+    return value
+
+
+def _finished(place: Place, outputs: Sequence[ir.Value]) -> bytes:
+    """The model, with a name for everything."""
+    for index, node in enumerate(place.graph):
+        node.name = f"{node.op_type}_{index}"
+        for value in node.outputs:
+            value.name = f"{node.name}.output"
+    place.graph.outputs.extend(outputs)
+    return bytes(ir.to_proto(ir.Model(place.graph, ir_version=IR_VERSION)).SerializeToString())
