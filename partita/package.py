@@ -138,6 +138,23 @@ class PackedKind(Record):
     """With scales and zero points."""
 
 
+class Calibration(Record):
+    """The text on which weights were rounded."""
+
+    quantiser: str
+    text: str
+    """Name of the file."""
+    text_sha256: str
+    tokens: int
+    """How many of its tokens the original model read."""
+    window_tokens: int
+    """Tokens that were read at a time, each window from the beginning of an empty cache."""
+    not_calibrated: tuple[str, ...] = ()
+    """Weights that are packed and were rounded without the text, because no module multiplies by them as they are;
+    embeddings of their own are not among them.
+    """
+
+
 class PackedWeights(Record):
     """What became of the weights of an int8 or int4 package."""
 
@@ -148,6 +165,8 @@ class PackedWeights(Record):
     """What was asked for of single modules, as MODULE=PRECISION."""
     not_packed: tuple[str, ...] = ()
     """What stayed in the type of the activations without having been asked to, and what reads it."""
+    calibration: Calibration | None = None
+    """null: no text was looked at."""
 
 
 class Quality(Record):

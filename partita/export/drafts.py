@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from partita.errors import UnsupportedModelError
@@ -16,7 +17,8 @@ from partita.export.operators import Form
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
-from partita.export.progress import stage
+from partita.export.progress import Stage, stage
+from partita.export.quantisation import calibration
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import movable, round_weights
 from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
@@ -25,9 +27,11 @@ from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
 from partita.export.target import TakesEach, Target
+from partita.export.texts import Text
 from partita.export.tracing import FixedLengthError, Traced, trace, without_unread
 from partita.export.ways import Way
 from partita.export.work import Work, tell
+from partita.package import Calibration
 from partita.spelling import spelled
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
@@ -63,6 +67,8 @@ class Draft:
     """The provider that the package is for; None when nobody is asked."""
     plan: Plan | None = None
     """How weights are packed; None when they are not."""
+    text: Text | None = None
+    """What they are rounded on; None without one."""
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object]], known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt, and the weights that are packed."""
@@ -96,6 +102,24 @@ class Draft:
                 self.checkpoint, self.fake.vocab_size, self.max_length, tokens, prepare=rounded if placed else None
             )
         return self.answers[key]
+
+    def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> Calibration:
+        """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written."""
+        assert self.plan is not None and self.plan.rounded is not None and self.text is not None
+        placed, rounded = tuple(graphs.packing.placed.values()), self.plan.rounded
+        calibration.check_memory(placed, self.fake.parameters, self.fake.hidden_size, self.text)
+        rounded.begin(folder)
+        sources = match_names(self.fake.module, self.checkpoint.tensors)
+        model = known_answer.load(self.checkpoint)
+        left = calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
+        return Calibration(
+            quantiser=self.plan.quantiser,
+            text=self.text.name,
+            text_sha256=self.text.sha256,
+            tokens=self.text.tokens,
+            window_tokens=self.text.windows.shape[1],
+            not_calibrated=tuple(left),
+        )
 
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)

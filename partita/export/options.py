@@ -45,17 +45,24 @@ class ExportOptions:
     """Name of a file in `export/exporters/`."""
     block_size: int | None = None
     """Weights that share a scale, where they are packed; None for the target's default."""
-    quantiser: str = quantisers.DEFAULT
-    """Name of a file in `export/quantisers/`."""
+    quantiser: str | None = None
+    """Name of a file in `export/quantisers/`; None for the best that needs no more than is given."""
     keep: tuple[tuple[str, str], ...] = ()
     """Modules whose weights have another precision, and which."""
     quality_text: Path | None = None
     """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
+    calibrate: Path | None = None
+    """UTF-8 text on which packed weights are rounded; None: they are rounded without one."""
 
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
         return PRECISIONS[self.precision]
+
+    @property
+    def rounding(self) -> str:
+        """The quantiser that is used."""
+        return self.quantiser or (quantisers.DEFAULT if self.calibrate is None else quantisers.CALIBRATED)
 
 
 def check_options(options: ExportOptions) -> None:
@@ -88,15 +95,27 @@ def check_options(options: ExportOptions) -> None:
 
 def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
-    quantisers.check_name(options.quantiser)
+    quantisers.check_name(options.rounding)
     read_keep(options.keep, options.precision)
     if options.computing.bits is None:
-        for name, value in (("block_size", options.block_size), ("quality_text", options.quality_text)):
+        for name, value in (
+            ("block_size", options.block_size),
+            ("quality_text", options.quality_text),
+            ("calibrate", options.calibrate),
+        ):
             if value is not None:
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
                 )
         return
+    calibrates = quantisers.quantiser(options.rounding).calibrate is not None
+    if calibrates and options.calibrate is None:
+        raise UsageError(f"{spelled('quantiser', options.rounding)} rounds on a text: add {spelled('calibrate')}")
+    if options.calibrate is not None and not calibrates:
+        raise UsageError(
+            f"{spelled('quantiser', options.rounding)} takes no text: leave {spelled('calibrate')} out, or choose "
+            f"{spelled('quantiser', quantisers.CALIBRATED)}"
+        )
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
         raise UsageError(f"{spelled('block_size', options.block_size)}: choose one of {sizes}")

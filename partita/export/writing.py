@@ -6,7 +6,10 @@ import datetime
 import importlib.metadata
 import shutil
 import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +47,7 @@ from partita.package import (
     write_manifest,
 )
 from partita.process import peak_rss_bytes
+from partita.spelling import spelled
 
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
 
@@ -72,7 +76,10 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         twin = options.computing.twin  # which keeps all of its cache in its own type
         known_answer.check_memory(exported.original_parameters, _cache_bytes(contract, twin))
     _check_space(options.out.parent, contract.weight_bytes)
-    with stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current:
+    with (
+        _calibrated(exported, work) as exported,
+        stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
+    ):
         data = weights.write_data(exported.models, work.folder, current)
     with stage(work.progress, "write graph", work.seconds):
         for file, model in zip(contract.files, exported.models, strict=True):
@@ -99,6 +106,21 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
+
+
+@contextmanager
+def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
+    """The same with weights that were rounded on a text, where there is one, for as long as they are written."""
+    if exported.calibrate is None or exported.packed is None:
+        yield exported
+        return
+    size = sum(kind.parameters for kind in exported.packed.kinds)
+    with tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=f"{work.folder.name}-rounded-") as name:
+        with stage(work.progress, "calibrate", work.seconds, size) as current:
+            found = exported.calibrate(Path(name), current)
+        if found.not_calibrated:
+            tell(work, f"rounded without {spelled('calibrate')}: {', '.join(found.not_calibrated)}")
+        yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found}))
 
 
 def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:

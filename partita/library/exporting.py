@@ -78,9 +78,10 @@ def export(
     opset: int | None = None,
     exporter: str = "native",
     block_size: int | None = None,
-    quantiser: str = "refit",
+    quantiser: str | None = None,
     keep: Mapping[str, str] | None = None,
     quality_text: str | os.PathLike[str] | None = None,
+    calibrate: str | os.PathLike[str] | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -110,6 +111,7 @@ def export(
             quantiser=quantiser,
             keep=tuple((keep or {}).items()),
             quality_text=None if quality_text is None else Path(quality_text),
+            calibrate=None if calibrate is None else Path(calibrate),
         )
         if target_options and target is None:
             raise UsageError(

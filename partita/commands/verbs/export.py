@@ -18,7 +18,6 @@ from partita.commands.arguments import (
 )
 from partita.export.attention import names as attention_names
 from partita.export.exporters import names as exporter_names
-from partita.export.quantisers import DEFAULT as DEFAULT_QUANTISER
 from partita.export.quantisers import names as quantiser_names
 
 LOWERINGS = ", ".join(attention_names())
@@ -65,9 +64,20 @@ def export(
         ),
     ] = None,
     quantiser: Annotated[
-        str,
-        typer.Option(autocompletion=complete("quantisers"), help=f"int8, int4: what rounds the weights: {QUANTISERS}."),
-    ] = DEFAULT_QUANTISER,
+        str | None,
+        typer.Option(
+            autocompletion=complete("quantisers"),
+            help=f"int8, int4: what rounds the weights: {QUANTISERS}. Default: refit, or gptq with --calibrate.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=read_path,
+            help="int8, int4: UTF-8 text on which the weights are rounded; another than that of --quality-text.",
+        ),
+    ] = None,
     quality_text: Annotated[
         Path | None,
         typer.Option(
@@ -166,6 +176,7 @@ def export(
             quantiser=quantiser,
             keep=read_pairs(keep),
             quality_text=quality_text,
+            calibrate=calibrate,
         ),
         TargetOptions(
             target,

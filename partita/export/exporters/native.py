@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from partita.contract import Contract, GraphFile
 from partita.dtypes import EXACT
@@ -17,6 +18,7 @@ from partita.export.exporters.base import Exported, Exporter
 from partita.export.fake_model import build_fake_model
 from partita.export.options import max_length
 from partita.export.progress import stage
+from partita.export.quantisation import calibration
 from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.summary import summary
 from partita.export.target import Target
@@ -79,6 +81,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
     options = work.options
     length = max_length(options, checkpoint)
+    text = None if options.calibrate is None else calibration.read_text(options.calibrate, checkpoint, length)
     with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
@@ -90,7 +93,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             plan = make_plan(options, target, modules, work.notes.append)
-    draft = Draft(work, checkpoint, fake, length, target, plan)
+    draft = Draft(work, checkpoint, fake, length, target, plan, text)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -121,6 +124,7 @@ def _exported(graphs: Graphs) -> Exported:
         unused=tuple(graphs.unused),
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
+        calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
         caution=_caution(graphs),
     )
 

@@ -10,6 +10,7 @@ from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.operators import ASKED_WIDTH, settled
 from partita.export.quantisation.packed import Packing
+from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid
 from partita.export.target import Target
 
@@ -24,6 +25,8 @@ class Plan:
     quantiser: str
     kernels: Kernels
     keep: tuple[Keep, ...] = ()
+    rounded: Rounded | None = None
+    """What a calibration finds; None without one."""
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
         """How a weight of `modules`, with rows of `width`, is packed; None when it is not. What was said last counts.
@@ -62,7 +65,8 @@ def make_plan(
     keep = read_keep(options.keep, options.precision)
     check_modules(keep, modules)
     kernels = Kernels() if target is None else target.kernels
-    plan = Plan(bits, options.block_size, options.quantiser, kernels, keep)
+    rounded = None if options.calibrate is None else Rounded()
+    plan = Plan(bits, options.block_size, options.rounding, kernels, keep, rounded)
     if target is None:
         return plan
     forms = [plan.packed(each, ASKED_WIDTH) for each in plan.all_bits]

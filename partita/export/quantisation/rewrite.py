@@ -113,7 +113,7 @@ class _Rewriter:
                     packing = self._packing(node, plain)
                     if packing is not None:
                         heads[_tensor(plain)] = packing
-                        count += self._product(node, Packed.of(plain, packing))
+                        count += self._product(node, Packed.of(plain, packing, self.plan.rounded))
         for node in list(self.graph):
             with over(node):
                 count += self._looked_up(node, tokens, heads)
@@ -162,7 +162,7 @@ class _Rewriter:
             packing = heads.get(_tensor(weight.source), packing)  # tied: the bytes of the head
         if packing is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % packing.block_size:
             return False
-        packed = Packed.of(weight.source, packing)
+        packed = Packed.of(weight.source, packing, self.plan.rounded)
         data, *rest = self._parts(packed, node)
         rows = stored(data)
         assert rows is not None
