@@ -107,10 +107,15 @@ class Draft:
         """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written."""
         assert self.plan is not None and self.plan.rounded is not None and self.text is not None
         placed, rounded = tuple(graphs.packing.placed.values()), self.plan.rounded
-        calibration.check_memory(placed, self.fake.parameters, self.fake.hidden_size, self.text)
+        fake = self.fake
+        calibration.check_memory(placed, fake.parameters, fake.hidden_size, self.text)
         rounded.begin(folder)
-        sources = match_names(self.fake.module, self.checkpoint.tensors)
+        sources = match_names(fake.module, self.checkpoint.tensors)
         model = known_answer.load(self.checkpoint)
+        if not calibration.without_weights(model, self.text):
+            calibration.check_memory(
+                placed, fake.parameters, fake.hidden_size, self.text, fake.heads, loaded=fake.parameters
+            )
         left = calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
         return Calibration(
             quantiser=self.plan.quantiser,

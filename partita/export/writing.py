@@ -25,9 +25,9 @@ from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
-from partita.export.quality import Text
 from partita.export.quantisation import exact_twin
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
+from partita.export.texts import Text
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
 from partita.export.work import Work, tell

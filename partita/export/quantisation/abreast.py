@@ -9,7 +9,7 @@ activations of one layer.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ class _Pass:
 
 def abreast(
     model: Any, batches: Sequence[torch.Tensor], modules: Mapping[str, torch.nn.Module]
-) -> Iterator[tuple[str, list[torch.Tensor]]]:
+) -> Generator[tuple[str, list[torch.Tensor]]]:
     """Run `model` over `batches` of tokens [B, L]; every module of `modules` that is given activations stops them once.
 
     Yields the name of the module, as `modules` has it, and what each batch gives it, while all of them wait before it;
@@ -88,9 +88,10 @@ def abreast(
         def hook(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
             walker = by_thread.get(threading.get_ident())
             activations = given[0] if given else None
-            if walker is None or name in done or not _is_float(activations):
+            if walker is None or name in done or not isinstance(activations, torch.Tensor):
                 return
-            walker.wait(name, activations)
+            if activations.is_floating_point():  # an embedding of the same weights is given tokens
+                walker.wait(name, activations)
 
         return hook
 
@@ -120,7 +121,3 @@ def abreast(
             hook.remove()
         for each in passes:
             each.cancel()
-
-
-def _is_float(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -36,6 +36,8 @@ from partita.export.texts import Text
 from partita.observations.text_format import human_bytes
 from partita.spelling import spelled
 
+LEAN = "sdpa"
+"""transformers' name of attention that keeps no weights."""
 WINDOWS_ABREAST = 4
 """Windows of one forward pass."""
 TRIED_TOKENS = 4
@@ -82,17 +84,42 @@ class _Wanted:
     packing: Packing
 
 
-def check_memory(placed: Iterable[Placed], parameters: int, hidden: int, text: Text) -> None:
+def without_weights(model: Any, text: Text) -> bool:
+    """Let `model` attend without keeping the weights of attention, where it then computes the same; whether it does.
+
+    They are as large as all else in a layer, and a pass that waits before the product after them holds them.
+    """
+    ids = torch.from_numpy(text.windows[:1])
+    before = model.config._attn_implementation
+    try:
+        with quiet(), torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits
+            model.set_attn_implementation(LEAN)
+            found = model(input_ids=ids, use_cache=False).logits
+        if float((found - expected).abs().max()) <= SAME * float(expected.abs().max()):
+            return True
+    except Exception:  # noqa: BLE001 - a model may refuse in any way, and then computes as it did
+        pass
+    with quiet(), translated("running the original model"):
+        model.set_attn_implementation(before)
+    return False
+
+
+def check_memory(
+    placed: Iterable[Placed], parameters: int, hidden: int, text: Text, heads: int = 0, loaded: int = 0
+) -> None:
     """Raise ResourceError when there is less memory than a calibration on `text` takes at its peak.
 
-    That is the model in float32, what all windows hold in one layer with its mask, and for the widest product the
-    moments, their float64 factor and its inverse, and the weights that are being rounded.
+    That is the model in float32, what all windows hold in one layer, its mask and the weights of attention of so many
+    `heads` among it, and for the widest product the moments, their float64 factor and its inverse, and the weights
+    that are being rounded. `loaded`: parameters that are in memory already.
     """
     packed = [each.packed for each in placed]
     width = max((each.width for each in packed), default=0)
     largest = max((each.elements for each in packed), default=0)
-    waiting = 4 * text.tokens * (HELD * hidden + 2 * width + text.windows.shape[1])
-    needed = int(4 * parameters * MEMORY_MARGIN) + waiting + width * width * (4 + 3 * 8) + 5 * 4 * largest
+    window = text.windows.shape[1]
+    waiting = 4 * text.tokens * (HELD * hidden + 2 * width + (1 + heads) * window)
+    needed = int(4 * (parameters - loaded) * MEMORY_MARGIN) + waiting + width * width * (4 + 3 * 8) + 5 * 4 * largest
     free = free_bytes()
     if needed > free:
         raise ResourceError(
@@ -149,15 +176,15 @@ class _Rounds:
     def take(self, module: Any, wanted: _Wanted, given: Sequence[torch.Tensor]) -> bool:
         """Round the weights of a module by what it is `given`; False where it is no product with them."""
         weight = module.weight.detach()
-        turned = _turned(module, given[0])
-        if turned is None:
-            return False
         if not all(bool(torch.isfinite(each).all()) for each in given):
             raise CheckpointError(
                 f"{self.checkpoint.folder}: what is multiplied by {wanted.tensor} overflows float32 on "
                 f"{spelled('calibrate', self.text.name)}, though no weight is NaN or infinite; leave "
                 f"{spelled('calibrate')} out"
             )
+        turned = _turned(module, given[0])
+        if turned is None:
+            return False
         rows = self._round(wanted.packing, given)
         found = _in_parts(rows, weight.T.contiguous() if turned else weight)
         packing = wanted.packing
@@ -212,6 +239,7 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> dict[str,
             continue
         for tensor in sorted(each.packed.tensors):
             modules = [name.removesuffix(".weight") for name in names[tensor] if name.endswith(".weight")]
+            modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
             for module in [name for name in modules if name in each.modules] or modules:
                 found.setdefault(module, _Wanted(tensor, packing))
     return found

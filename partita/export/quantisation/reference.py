@@ -53,7 +53,7 @@ def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> Non
             for name in shared[1:]:  # tied: head and embedding may have been rounded in different ways
                 _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
         for each in placed:
-            _put_back(model, each, names)
+            put_back(model, each, names, written_rows(each))
 
 
 def parameter_names(model: Any, sources: Sources) -> dict[str, list[str]]:
@@ -66,14 +66,20 @@ def parameter_names(model: Any, sources: Sources) -> dict[str, list[str]]:
     return names
 
 
-def _put_back(model: Any, placed: Placed, names: dict[str, list[str]]) -> None:
-    """Write one weight over its parameters: those of the modules that read it, where several have the same tensor."""
+Rows = Iterable[tuple[int, torch.Tensor]]
+"""The number of the first row, and rows [R, K] float32, all rows of a weight in order."""
+
+
+def put_back(model: Any, placed: Placed, names: dict[str, list[str]], rows_of: Rows) -> None:
+    """Write rows of one weight over its parameters, in place: those of the modules that read it, where several have
+    the same tensor.
+    """
     targets: dict[str, list[torch.Tensor]] = {}
     for tensor in placed.packed.tensors:
         found = names[tensor]
         own = [name for name in found if name.rpartition(".")[0] in placed.modules]
-        targets[tensor] = [_get(model, name) for name in own or found]
-    for start, rows in written_rows(placed):
+        targets[tensor] = [_get(model, name).detach() for name in own or found]
+    for start, rows in rows_of:
         region = ((start, start + len(rows)), (0, placed.packed.width))
         origin = placed.packed.origin
         if isinstance(origin, Stored):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from partita.export.origins import Origin, Region, blocks
@@ -22,7 +23,7 @@ ROWS_ELEMENTS = 1 << 22
 
 Key = tuple[str, Grid, int]
 """Name of a tensor, grid and block size."""
-Arrays = dict[str, np.ndarray]  # type: ignore[type-arg]
+Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(slots=True)

@@ -65,7 +65,8 @@ def _factor(moments: torch.Tensor) -> torch.Tensor:
     diagonal[diagonal == 0] = 1.0
     diagonal += share
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
-    return torch.linalg.cholesky(inverse, upper=True).float()
+    factor: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return factor.float()
 
 
 def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
