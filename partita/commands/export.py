@@ -12,7 +12,7 @@ from partita.commands.terminal import Bars, fold, note, print_record, write_stdo
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
-from partita.package import Manifest, Verification
+from partita.package import Manifest, PackedWeights, Verification
 
 LABEL = 14
 """Columns before what a line of the summary says."""
@@ -27,7 +27,9 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     if as_json:
         print_record(_as_record(summary))
     else:
-        lines = [*describe(summary), *(explained(summary.passes) if explain else [])]
+        lines = describe(summary)
+        if explain:
+            lines += [*explained(summary.passes), *explained_mix(summary.manifest.packed)]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -132,7 +134,43 @@ def _packed(manifest: Manifest) -> list[str]:
         f"{8 * kind.size_bytes / kind.parameters:.2f} bits per weight"
         for kind in kinds
     ]
-    return [f"  packed      {line}" for line in told]
+    return [*(f"  packed      {line}" for line in told), *_rounded(manifest.packed)]
+
+
+def _rounded(packed: PackedWeights) -> list[str]:
+    """Lines on the text that weights were rounded on, and on how widths were chosen."""
+    lines = []
+    if packed.calibration is not None:
+        found = packed.calibration
+        lines.append(f"  calibrated  {found.quantiser}, on {found.tokens:,} tokens of {found.text}")
+    if packed.mix is not None:
+        mix = packed.mix
+        judged = next((each for each in mix.tried if each.wider == mix.taken), None)
+        told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
+        lines.append(
+            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} to wider weights, chosen on {mix.tokens:,} "
+            f"tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} written in vain"
+        )
+    return lines
+
+
+def explained_mix(packed: PackedWeights | None) -> list[str]:
+    """What each unit of weights costs when it alone is rounded, and the mixes that were measured."""
+    mix = None if packed is None else packed.mix
+    if mix is None:
+        return []
+    rows = [f"    {cost.kl_mean:>9.6f} {', '.join(cost.modules)}" for cost in mix.costs]
+    tried = [
+        f"    {each.wider:>5} wider: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
+        for each in mix.tried
+    ]
+    return [
+        "  widths      KL divergence when these weights alone are rounded",
+        *rows,
+        f"  mixes       measured on {mix.tokens:,} tokens of {mix.text}",
+        *tried,
+        *(f"    written and not published: ratio {ratio:.4f}" for ratio in mix.missed),
+    ]
 
 
 def _quality(manifest: Manifest) -> list[str]:

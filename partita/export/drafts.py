@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx_ir as ir
+
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
 from partita.export.attention import Lowering, lowering
@@ -53,6 +55,8 @@ class Graphs:
     """Tensors of the checkpoint that no graph uses, by module."""
     packing: Outcome = field(default_factory=Outcome)
     """What became of the weights, where the precision packs them."""
+    unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
+    """Copies from before that, where it may be done again with other widths."""
 
 
 @dataclass(slots=True)
@@ -105,18 +109,8 @@ class Draft:
 
     def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> Calibration:
         """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written."""
-        assert self.plan is not None and self.plan.rounded is not None and self.text is not None
-        placed, rounded = tuple(graphs.packing.placed.values()), self.plan.rounded
-        fake = self.fake
-        calibration.check_memory(placed, fake.parameters, fake.hidden_size, self.text)
-        rounded.begin(folder)
-        sources = match_names(fake.module, self.checkpoint.tensors)
-        model = known_answer.load(self.checkpoint)
-        if not calibration.without_weights(model, self.text):
-            calibration.check_memory(
-                placed, fake.parameters, fake.hidden_size, self.text, fake.heads, loaded=fake.parameters
-            )
-        left = calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
+        _, left = self.calibrated(graphs, folder, stage)
+        assert self.plan is not None and self.text is not None
         return Calibration(
             quantiser=self.plan.quantiser,
             text=self.text.name,
@@ -125,6 +119,20 @@ class Draft:
             window_tokens=self.text.windows.shape[1],
             not_calibrated=tuple(left),
         )
+
+    def calibrated(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Any, list[str]]:
+        """The original with the weights of `graphs` rounded on the text, into `folder`, and those that could not be."""
+        assert self.plan is not None and self.plan.rounded is not None and self.text is not None
+        placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
+        calibration.check_memory(placed, fake.parameters, fake.hidden_size, self.text)
+        rounded.begin(folder)
+        sources = match_names(fake.module, self.checkpoint.tensors)
+        model = known_answer.load(self.checkpoint)
+        if not calibration.without_weights(model, self.text):
+            calibration.check_memory(
+                placed, fake.parameters, fake.hidden_size, self.text, fake.heads, loaded=fake.parameters
+            )
+        return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
 
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
@@ -240,6 +248,18 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None)
     return TraceSpec(options.batch_size, max_length, length, opset, way.form)
 
 
+def repacked(graphs: Graphs, plan: Plan) -> Graphs:
+    """The same graphs with their weights packed by another plan."""
+    draft = replace(graphs.draft, plan=plan)
+    sources, packing, traced = match_names(draft.fake.module, draft.checkpoint.tensors), Outcome(), []
+    for item, (unpacked, context) in zip(graphs.traced, graphs.unpacked, strict=True):
+        model = unpacked.clone()
+        quantise(model, context, plan, packing, movable(sources))
+        name_nodes(model)
+        traced.append(replace(item, model=model))
+    return replace(graphs, draft=draft, traced=traced, packing=packing)
+
+
 def _rewrite(graphs: Graphs) -> None:
     """Give the graphs their weights by reference, and run every pass."""
     draft = graphs.draft
@@ -262,6 +282,8 @@ def _rewrite(graphs: Graphs) -> None:
         graphs.traced[index] = without_unread(replace(item, model=model))
         name_nodes(model)
         if draft.plan is not None:  # by module, so nodes need their names first
+            if work.options.searches:
+                graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             for name, count in packed.items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count

@@ -21,6 +21,7 @@ RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
+MOST_RATIO = 10
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
@@ -53,11 +54,20 @@ class ExportOptions:
     """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
     calibrate: Path | None = None
     """UTF-8 text on which packed weights are rounded; None: they are rounded without one."""
+    max_perplexity_ratio: float | None = None
+    """Weights are packed wider, as few as will do, until the perplexity is at most so many times the original's."""
+    max_weight_size: int | None = None
+    """Weights are packed wider, those that matter most, as long as the weight file has at most so many bytes."""
 
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
         return PRECISIONS[self.precision]
+
+    @property
+    def searches(self) -> bool:
+        """Whether widths are chosen by what they cost."""
+        return self.max_perplexity_ratio is not None or self.max_weight_size is not None
 
     @property
     def rounding(self) -> str:
@@ -102,12 +112,21 @@ def _check_packing(options: ExportOptions) -> None:
             ("block_size", options.block_size),
             ("quality_text", options.quality_text),
             ("calibrate", options.calibrate),
+            ("max_perplexity_ratio", options.max_perplexity_ratio),
+            ("max_weight_size", options.max_weight_size),
         ):
             if value is not None:
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
                 )
         return
+    if options.max_perplexity_ratio is not None and not 1 < options.max_perplexity_ratio <= MOST_RATIO:
+        raise UsageError(
+            f"{spelled('max_perplexity_ratio', options.max_perplexity_ratio)}: must be above 1, which is no loss, and "
+            f"at most {MOST_RATIO}"
+        )
+    if options.max_weight_size is not None and options.max_weight_size < 1:
+        raise UsageError(f"{spelled('max_weight_size', options.max_weight_size)}: must be a number of bytes")
     calibrates = quantisers.quantiser(options.rounding).calibrate is not None
     if calibrates and options.calibrate is None:
         raise UsageError(f"{spelled('quantiser', options.rounding)} rounds on a text: add {spelled('calibrate')}")

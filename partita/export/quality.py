@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from safetensors.numpy import save as serialised
 
-from partita.errors import UsageError
+from partita.errors import ParityError, UsageError
 from partita.export import texts
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
@@ -42,6 +42,14 @@ RANDOM = "random tokens"
 """What stands for the name of a text where there is none."""
 
 Logits = npt.NDArray[np.float32]
+
+
+class MissedRatioError(ParityError):
+    """The package is further from the original than was allowed."""
+
+    def __init__(self, message: str, ratio: float, weight_bytes: int) -> None:
+        super().__init__(message)
+        self.ratio, self.weight_bytes = ratio, weight_bytes
 
 
 class Scorer(Protocol):

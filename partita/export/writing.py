@@ -25,6 +25,7 @@ from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
+from partita.export.quality import MissedRatioError
 from partita.export.quantisation import exact_twin
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
 from partita.export.texts import Text
@@ -95,6 +96,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     manifest = _verify(exported, work, manifest, runtime.replay)
     result, smoke = run_all(work, manifest, runtime.smoke, attempts.target)
     manifest = _measured(exported, work, manifest, text, runtime)
+    _refuse_ratio(work, manifest)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
     write_manifest(work.folder, manifest)
     return Summary(
@@ -143,6 +145,17 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
         found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current)
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
+
+
+def _refuse_ratio(work: Work, manifest: Manifest) -> None:
+    """Raise MissedRatioError when the package is further from the original than is allowed."""
+    allowed, found = work.options.max_perplexity_ratio, manifest.quality
+    if allowed is None or found is None or found.perplexity_ratio <= allowed:
+        return
+    size = manifest.graph.weight_bytes
+    raise MissedRatioError(
+        f"{found.perplexity_ratio:.4f} with {human_bytes(size)} of weights", found.perplexity_ratio, size
+    )
 
 
 def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:

@@ -82,6 +82,8 @@ def export(
     keep: Mapping[str, str] | None = None,
     quality_text: str | os.PathLike[str] | None = None,
     calibrate: str | os.PathLike[str] | None = None,
+    max_perplexity_ratio: float | None = None,
+    max_weight_size: int | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -112,6 +114,8 @@ def export(
             keep=tuple((keep or {}).items()),
             quality_text=None if quality_text is None else Path(quality_text),
             calibrate=None if calibrate is None else Path(calibrate),
+            max_perplexity_ratio=max_perplexity_ratio,
+            max_weight_size=max_weight_size,
         )
         if target_options and target is None:
             raise UsageError(

@@ -48,6 +48,8 @@ class Exported:
     """What became of the weights, where the precision packs them."""
     calibrate: Callable[[Path, Stage], Calibration] | None = None
     """Rounds the weights on a text, into a folder that has to last until they are written; None: there is no text."""
+    widen: Callable[[float], bool] | None = None
+    """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
 
 
 class Attempts(Protocol):

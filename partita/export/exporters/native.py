@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from partita.contract import Contract, GraphFile
@@ -16,6 +16,7 @@ from partita.export.config_values import named
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter
 from partita.export.fake_model import build_fake_model
+from partita.export.mixes import Mixes
 from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
@@ -39,6 +40,10 @@ class Traces:
     choosing: Choices
     tried: dict[str, Way] = field(default_factory=dict)
     """By the label of what was made."""
+    mixes: Mixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mixes = Mixes(self.draft)
 
     @property
     def target(self) -> Target | None:
@@ -50,9 +55,18 @@ class Traces:
         way = self.choosing.best()
         if way is None:
             return None
-        made = _exported(self.draft.graphs(way))
+        made = self._made(self.draft.graphs(way))
         self.tried[made.label] = way
         return made
+
+    def _made(self, graphs: Graphs) -> Exported:
+        """The graphs as they are handed over, with the widths of weights that a budget allows, where there is one."""
+        if not self.draft.work.options.searches or not graphs.packing.placed:
+            return _exported(graphs)
+        mixed, record = self.mixes.take(graphs)
+        made = _exported(mixed)
+        assert made.packed is not None
+        return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=self.mixes.widen)
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Rule out the way that made `tried`."""
