@@ -142,8 +142,8 @@ class Mixes:
 
 
 def _size(graphs: Graphs) -> int:
-    """Bytes of all weights."""
-    return weights.planned_bytes(item.model for item in graphs.traced)
+    """Bytes of the weight file."""
+    return weights.file_bytes(item.model for item in graphs.traced)
 
 
 def _out_of_memory(count: int) -> mixing.Judged:

@@ -174,8 +174,8 @@ def ladder(
 ) -> Ladder:
     """Measure what rounding each unit of `placed` costs, and order them.
 
-    `model`: of transformers, with its own weights. What may not be made wider is rounded all along. `names`: tensor of the checkpoint -> its parameters. `advance`
-    hears the bytes of weights that were measured.
+    `model`: of transformers, with its own weights. What may not be made wider is rounded all along. `names`: tensor of
+    the checkpoint -> its parameters. `advance` hears the bytes of weights that were measured.
     """
     found = units(placed, plan)
     with torch.no_grad(), quiet(), translated("running the original model"):
