@@ -1,8 +1,8 @@
 """Write a text to calibrate the demo checkpoint on: documents that it was trained on, none of the held-out ones.
 
 Run it as ``python -m tools.calibration_text OUT_FILE``; it needs no network. The documents are those of
-`tools.train_demo`, in an order drawn with a fixed seed, up to a size. Another CPython than the one that the checkpoint's
-model card names has other documents, among them perhaps some of the held-out ones.
+`tools.train_demo`, in an order drawn with a fixed seed, up to a size. Another CPython than the one that the model card
+of the checkpoint names has other documents, among them perhaps some of the held-out ones.
 """
 
 import argparse

@@ -58,24 +58,15 @@ class Mixes:
             size = sum(4 * each.packed.elements for each in graphs.packing.placed.values())
             with stage(work.progress, "choose widths", work.seconds, size) as current:
                 self.ladder = self._search(graphs, current)
-        count, limit = self.counts[0], work.options.max_weight_size
-        mixed = repacked(graphs, self._plan(count))
-        while limit is not None and count > 0 and _size(mixed) > limit:
-            count -= 1
-            mixed = repacked(graphs, self._plan(count))
-        return mixed, self._record(count)
+        assert self.draft.plan is not None
+        count = self.counts[0]
+        return repacked(graphs, _mixed(self.draft.plan, self.ladder, count)), self._record(count)
 
     def widen(self, ratio: float) -> bool:
         """Note that what was written has so large a ratio; False when nothing wider is left to try."""
         self.missed.append(ratio)
         self.counts.pop(0)
         return bool(self.counts)
-
-    def _plan(self, count: int) -> Plan:
-        """The plan of the mix with so many steps."""
-        assert self.ladder is not None and self.draft.plan is not None
-        plan = self.draft.plan
-        return replace(plan, keep=(*plan.keep, *self.ladder.keep(count)))
 
     def _search(self, graphs: Graphs, current: Stage) -> Ladder:
         """Measure what widths cost, and choose what is to be tried. Raises ResourceError when nothing fits."""
@@ -98,18 +89,16 @@ class Mixes:
                     model, _ = draft.calibrated(graphs, Path(found), calibrating)
                 mixing.restore(model, placed, parameter_names(model, names))
             ladder = mixing.ladder(model, placed, parameter_names(model, names), plan, self.text, current.advance)
-            self.counts = self._counts(ladder, plan, base)
+            self.counts = self._counts(ladder, _most(ladder, graphs, plan, options.max_weight_size))
             for count in (0, *self.counts):
                 ladder.judged(count)
         del model
         gc.collect()
         return replace(ladder, judge=_out_of_memory)
 
-    def _counts(self, ladder: Ladder, plan: Plan, base: int) -> list[int]:
-        """Steps that are to be tried: those that bring the divergence down, within the size; at least one."""
-        options, most = self.draft.work.options, len(ladder.steps)
-        if options.max_weight_size is not None:
-            most = ladder.largest(options.max_weight_size, base, plan) or 0
+    def _counts(self, ladder: Ladder, most: int) -> list[int]:
+        """Steps that are to be tried, at `most` so many: those that bring the divergence down; one in any case."""
+        options = self.draft.work.options
         if options.max_perplexity_ratio is None:
             return [most]
         found: list[int] = []
@@ -139,6 +128,21 @@ class Mixes:
             ),
             missed=tuple(self.missed),
         )
+
+
+def _mixed(plan: Plan, ladder: Ladder, count: int) -> Plan:
+    """The plan of the mix with so many steps."""
+    return replace(plan, keep=(*plan.keep, *ladder.keep(count)))
+
+
+def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
+    """The most steps with which the weight file has at most `limit` bytes, with what lies between its tensors."""
+    if limit is None:
+        return len(ladder.steps)
+    count = ladder.largest(limit, _size(graphs), plan) or 0
+    while count > 0 and _size(repacked(graphs, _mixed(plan, ladder, count))) > limit:
+        count -= 1
+    return count
 
 
 def _size(graphs: Graphs) -> int:
