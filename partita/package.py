@@ -138,6 +138,62 @@ class PackedKind(Record):
     """With scales and zero points."""
 
 
+class Calibration(Record):
+    """The text on which weights were rounded."""
+
+    quantiser: str
+    text: str
+    """Name of the file."""
+    text_sha256: str
+    tokens: int
+    """How many of its tokens the original model read."""
+    window_tokens: int
+    """Tokens that were read at a time, each window from the beginning of an empty cache."""
+    not_calibrated: tuple[str, ...] = ()
+    """Weights that are packed and were rounded without the text, because no module multiplies by them as they are;
+    embeddings of their own are not among them.
+    """
+
+
+class UnitCost(Record):
+    """What rounding some weights alone costs."""
+
+    modules: tuple[str, ...]
+    kl_mean: float
+    """Of the model from the original on the text of the search, in nats."""
+
+
+class TriedMix(Record):
+    """A mix of widths that was judged on the text of the search."""
+
+    wider: int
+    """How many steps of the row it takes: one makes the weights of a unit wider."""
+    kl_mean: float
+    perplexity_ratio: float
+
+
+class Mix(Record):
+    """How the widths of weights were chosen."""
+
+    text: str
+    """What mixes were judged on."""
+    text_sha256: str
+    tokens: int
+    unseen: bool
+    """The quality of the package was measured on other text."""
+    max_perplexity_ratio: float | None
+    max_weight_size: int | None
+    """Bytes."""
+    steps: int
+    """Of all, from the width of the package to float32."""
+    taken: int
+    costs: tuple[UnitCost, ...]
+    """The largest first."""
+    tried: tuple[TriedMix, ...]
+    missed: tuple[float, ...] = ()
+    """Ratios of packages that were written before this one, and not published."""
+
+
 class PackedWeights(Record):
     """What became of the weights of an int8 or int4 package."""
 
@@ -154,6 +210,10 @@ class PackedWeights(Record):
     """What was asked for of single modules, as MODULE=PRECISION."""
     not_packed: tuple[str, ...] = ()
     """What stayed in the type of the activations without having been asked to, and what reads it."""
+    calibration: Calibration | None = None
+    """null: no text was looked at."""
+    mix: Mix | None = None
+    """null: widths were not chosen by measuring them."""
 
 
 class Quality(Record):

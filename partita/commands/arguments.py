@@ -3,6 +3,7 @@ it imports typer alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,18 @@ def read_pairs(text: str | None) -> tuple[tuple[str, str], ...]:
             raise typer.BadParameter(f"{part.strip() or 'nothing'!r} is not NAME=VALUE", param_hint="--keep")
         pairs.append((name, value))
     return tuple(pairs)
+
+
+SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+"""Bytes of each unit."""
+
+
+def read_size(text: str) -> int:
+    """Bytes: 600MiB, 2 GiB, 1.5GB, 5000000. Raises BadParameter."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", text.lower())
+    if found is None or found[2] not in SIZES:
+        raise typer.BadParameter(f"{text!r} is no size; write it as 600MiB, 2GiB or a number of bytes")
+    return int(float(found[1]) * SIZES[found[2]])
 
 
 def complete(kind: str) -> Callable[[str], list[Any]]:

@@ -29,7 +29,10 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     if as_json:
         print_record(_as_record(summary))
     else:
-        lines = [*describe(summary), *(explained(summary.passes, summary.manifest.packed) if explain else [])]
+        lines = describe(summary)
+        if explain:
+            packed = summary.manifest.packed
+            lines += [*explained(summary.passes, packed), *explained_mix(packed)]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -138,7 +141,43 @@ def _packed(manifest: Manifest) -> list[str]:
         for kind in kinds
     ]
     told.append(f"read by {manifest.packed.reads}, activations {manifest.packed.activations}")
-    return [f"  packed      {line}" for line in told]
+    return [*(f"  packed      {line}" for line in told), *_rounded(manifest.packed)]
+
+
+def _rounded(packed: PackedWeights) -> list[str]:
+    """Lines on the text that weights were rounded on, and on how widths were chosen."""
+    lines = []
+    if packed.calibration is not None:
+        found = packed.calibration
+        lines.append(f"  calibrated  {found.quantiser}, on {found.tokens:,} tokens of {found.text}")
+    if packed.mix is not None:
+        mix = packed.mix
+        judged = next((each for each in mix.tried if each.wider == mix.taken), None)
+        told = "" if judged is None else f": KL divergence {judged.kl_mean:.4f}"
+        lines.append(
+            f"  mix         {mix.taken} of {plural(mix.steps, 'step')} to wider weights, chosen on {mix.tokens:,} "
+            f"tokens of {mix.text}{told}; {plural(len(mix.tried), 'mix')} measured, {len(mix.missed)} written in vain"
+        )
+    return lines
+
+
+def explained_mix(packed: PackedWeights | None) -> list[str]:
+    """What each unit of weights costs when it alone is rounded, and the mixes that were measured."""
+    mix = None if packed is None else packed.mix
+    if mix is None:
+        return []
+    rows = [f"    {cost.kl_mean:>9.6f} {', '.join(cost.modules)}" for cost in mix.costs]
+    tried = [
+        f"    {each.wider:>5} wider: KL divergence {each.kl_mean:.5f}, ratio {each.perplexity_ratio:.4f}"
+        for each in mix.tried
+    ]
+    return [
+        "  widths      KL divergence when these weights alone are rounded",
+        *rows,
+        f"  mixes       measured on {mix.tokens:,} tokens of {mix.text}",
+        *tried,
+        *(f"    written and not published: ratio {ratio:.4f}" for ratio in mix.missed),
+    ]
 
 
 def _blocks(kind: PackedKind) -> str:

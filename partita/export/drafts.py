@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
+
+import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
@@ -16,7 +19,8 @@ from partita.export.operators import Form
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
-from partita.export.progress import stage
+from partita.export.progress import Stage, stage
+from partita.export.quantisation import calibration
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import movable, round_weights
 from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
@@ -25,9 +29,11 @@ from partita.export.recurrence import used_by
 from partita.export.spec import TraceSpec
 from partita.export.state import Probed
 from partita.export.target import TakesEach, Target
+from partita.export.texts import Text
 from partita.export.tracing import FixedLengthError, Traced, trace, without_unread
 from partita.export.ways import Way
 from partita.export.work import Work, tell
+from partita.package import Calibration
 from partita.spelling import spelled
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
@@ -49,6 +55,8 @@ class Graphs:
     """Tensors of the checkpoint that no graph uses, by module."""
     packing: Outcome = field(default_factory=Outcome)
     """What became of the weights, where the precision packs them."""
+    unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
+    """Copies from before that, where it may be done again with other widths."""
 
 
 @dataclass(slots=True)
@@ -63,6 +71,8 @@ class Draft:
     """The provider that the package is for; None when nobody is asked."""
     plan: Plan | None = None
     """How weights are packed; None when they are not."""
+    text: Text | None = None
+    """What they are rounded on; None without one."""
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object]], known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt, and the weights that are packed."""
@@ -96,6 +106,33 @@ class Draft:
                 self.checkpoint, self.fake.vocab_size, self.max_length, tokens, prepare=rounded if placed else None
             )
         return self.answers[key]
+
+    def calibrate(self, graphs: Graphs, folder: Path, stage: Stage) -> Calibration:
+        """Round the weights of `graphs` on the text, into `folder`; they are taken from there when they are written."""
+        _, left = self.calibrated(graphs, folder, stage)
+        assert self.plan is not None and self.text is not None
+        return Calibration(
+            quantiser=self.plan.quantiser,
+            text=self.text.name,
+            text_sha256=self.text.sha256,
+            tokens=self.text.tokens,
+            window_tokens=self.text.windows.shape[1],
+            not_calibrated=tuple(left),
+        )
+
+    def calibrated(self, graphs: Graphs, folder: Path, stage: Stage) -> tuple[Any, list[str]]:
+        """The original with the weights of `graphs` rounded on the text, into `folder`, and those that could not be."""
+        assert self.plan is not None and self.plan.rounded is not None and self.text is not None
+        placed, rounded, fake = tuple(graphs.packing.placed.values()), self.plan.rounded, self.fake
+        calibration.check_memory(placed, fake.parameters, fake.hidden_size, self.text)
+        rounded.begin(folder)
+        sources = match_names(fake.module, self.checkpoint.tensors)
+        model = known_answer.load(self.checkpoint)
+        if not calibration.without_weights(model, self.text):
+            calibration.check_memory(
+                placed, fake.parameters, fake.hidden_size, self.text, fake.heads, loaded=fake.parameters
+            )
+        return model, calibration.calibrate(model, self.checkpoint, self.text, placed, sources, rounded, stage)
 
     def _trace(self, way: Way) -> Graphs:
         options, work, chosen = self.work.options, self.work, lowering(way.attention)
@@ -212,6 +249,18 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None,
     return TraceSpec(options.batch_size, max_length, length, opset, way.form)
 
 
+def repacked(graphs: Graphs, plan: Plan) -> Graphs:
+    """The same graphs with their weights packed by another plan."""
+    draft = replace(graphs.draft, plan=plan)
+    sources, packing, traced = match_names(draft.fake.module, draft.checkpoint.tensors), Outcome(), []
+    for item, (unpacked, context) in zip(graphs.traced, graphs.unpacked, strict=True):
+        model = unpacked.clone()
+        quantise(model, context, plan, packing, movable(sources))
+        name_nodes(model)
+        traced.append(replace(item, model=model))
+    return replace(graphs, draft=draft, traced=traced, packing=packing)
+
+
 def _rewrite(graphs: Graphs) -> None:
     """Give the graphs their weights by reference, and run every pass."""
     draft = graphs.draft
@@ -234,6 +283,8 @@ def _rewrite(graphs: Graphs) -> None:
         graphs.traced[index] = without_unread(replace(item, model=model))
         name_nodes(model)
         if draft.plan is not None:  # by module, so nodes need their names first
+            if work.options.searches:
+                graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             for name, count in packed.items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count

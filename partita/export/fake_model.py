@@ -48,6 +48,16 @@ class FakeModel:
         """Elements of all weights, those of towers that text does not pass through among them."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
+    @property
+    def hidden_size(self) -> int:
+        """Width of what goes from layer to layer; 0 where the config does not say."""
+        return int(getattr(text_config(self.module), "hidden_size", 0) or 0)
+
+    @property
+    def heads(self) -> int:
+        """Of attention; 0 where the config does not say."""
+        return int(getattr(text_config(self.module), "num_attention_heads", 0) or 0)
+
     def stored_buffers(self) -> dict[str, torch.Tensor]:
         """Buffers that a checkpoint may hold, with the values the model gives them when it does not."""
         parameters = dict(self.module.named_parameters(remove_duplicate=False))

@@ -59,7 +59,7 @@ def check_memory(parameters: int, cache_bytes: int) -> None:
 
     The two are not in memory at the same time.
     """
-    free = _free_bytes()
+    free = free_bytes()
     needed = int(parameters * 4 * MEMORY_MARGIN)
     if needed > free:
         raise ResourceError(
@@ -79,12 +79,12 @@ def check_run_memory(parameters: int, cache_bytes: int) -> None:
 
     The CPU provider computes in float32 where it has no narrower kernel, and then has a second copy of the weights.
     """
-    free, needed = _free_bytes(), parameters * 4 + cache_bytes
+    free, needed = free_bytes(), parameters * 4 + cache_bytes
     if needed > free:
         raise ResourceError(f"running it takes about {human_bytes(needed)} and {human_bytes(int(free))} are free")
 
 
-def _free_bytes() -> float:
+def free_bytes() -> float:
     """Memory that can be had, in this container where there is one."""
     return min(psutil.virtual_memory().available, _cgroup_bytes_left())
 

@@ -23,6 +23,7 @@ INTEGERS = "int8"
 """Activations that the graph itself rounds."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
+MOST_RATIO = 10
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
@@ -47,12 +48,18 @@ class ExportOptions:
     """Name of a file in `export/exporters/`."""
     block_size: int | None = None
     """Weights that share a scale, where they are packed; None for the target's default."""
-    quantiser: str = quantisers.DEFAULT
-    """Name of a file in `export/quantisers/`."""
+    quantiser: str | None = None
+    """Name of a file in `export/quantisers/`; None for the best that needs no more than is given."""
     keep: tuple[tuple[str, str], ...] = ()
     """Modules whose weights have another precision, and which."""
     quality_text: Path | None = None
     """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
+    calibrate: Path | None = None
+    """UTF-8 text on which packed weights are rounded; None: they are rounded without one."""
+    max_perplexity_ratio: float | None = None
+    """Weights are packed wider, as few as will do, until the perplexity is at most so many times the original's."""
+    max_weight_size: int | None = None
+    """Weights are packed wider, those that matter most, as long as the weight file has at most so many bytes."""
 
     activations: str | None = None
     """What packed weights are multiplied with, a name of ACTIVATIONS; None for the target's default."""
@@ -62,6 +69,16 @@ class ExportOptions:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
         found = PRECISIONS[self.precision]
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
+
+    @property
+    def searches(self) -> bool:
+        """Whether widths are chosen by what they cost."""
+        return self.max_perplexity_ratio is not None or self.max_weight_size is not None
+
+    @property
+    def rounding(self) -> str:
+        """The quantiser that is used."""
+        return self.quantiser or (quantisers.DEFAULT if self.calibrate is None else quantisers.CALIBRATED)
 
 
 def check_options(options: ExportOptions) -> None:
@@ -96,19 +113,37 @@ def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
     if options.activations is not None and options.activations not in ACTIVATIONS:
         raise UsageError(f"{spelled('activations', options.activations)}: choose one of {', '.join(ACTIVATIONS)}")
-    quantisers.check_name(options.quantiser)
+    quantisers.check_name(options.rounding)
     read_keep(options.keep, options.precision)
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),
             ("quality_text", options.quality_text),
             ("activations", options.activations),
+            ("calibrate", options.calibrate),
+            ("max_perplexity_ratio", options.max_perplexity_ratio),
+            ("max_weight_size", options.max_weight_size),
         ):
             if value is not None:
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
                 )
         return
+    if options.max_perplexity_ratio is not None and not 1 < options.max_perplexity_ratio <= MOST_RATIO:
+        raise UsageError(
+            f"{spelled('max_perplexity_ratio', options.max_perplexity_ratio)}: must be above 1, which is no loss, and "
+            f"at most {MOST_RATIO}"
+        )
+    if options.max_weight_size is not None and options.max_weight_size < 1:
+        raise UsageError(f"{spelled('max_weight_size', options.max_weight_size)}: must be a number of bytes")
+    calibrates = quantisers.quantiser(options.rounding).calibrate is not None
+    if calibrates and options.calibrate is None:
+        raise UsageError(f"{spelled('quantiser', options.rounding)} rounds on a text: add {spelled('calibrate')}")
+    if options.calibrate is not None and not calibrates:
+        raise UsageError(
+            f"{spelled('quantiser', options.rounding)} takes no text: leave {spelled('calibrate')} out, or choose "
+            f"{spelled('quantiser', quantisers.CALIBRATED)}"
+        )
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
         raise UsageError(f"{spelled('block_size', options.block_size)}: choose one of {sizes}")

@@ -7,23 +7,25 @@ may not import: the caller passes functions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from partita.dtypes import EXACT
-from partita.errors import PartitaError, ResourceError, UsageError
+from partita.errors import ParityError, PartitaError, ResourceError, UsageError
 from partita.export.checkpoint import open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, exporter
 from partita.export.options import ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
-from partita.export.quality import OpenScorer
+from partita.export.quality import MissedRatioError, OpenScorer
 from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
 from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
 from partita.export.writing import Summary, write
+from partita.observations.text_format import plural
 from partita.spelling import spelled
 
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
@@ -87,11 +89,17 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
 def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: frozenset[int]) -> Summary:
     """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
     failed: list[NotRunningError | TargetParityError] = []
+    missed: list[MissedRatioError] = []
     while (exported := attempts.best()) is not None:
         for note in beyond_vocabulary(stops, exported.contract.vocab_size):
             tell(work, note)
         try:
             return write(exported, work, runtime, attempts)
+        except MissedRatioError as error:
+            missed.append(error)
+            if exported.widen is None or not exported.widen(error.ratio):
+                raise _no_mix(work, missed) from error
+            _empty(work)
         except (NotRunningError, TargetParityError) as error:
             failed.append(error)
             attempts.set_aside(exported, error.detail, ran=isinstance(error, TargetParityError))
@@ -102,6 +110,17 @@ def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: fr
         raise wrong
     stopped = [error for error in failed if isinstance(error, NotRunningError)]
     raise nothing_runs(work.options.checkpoint, stopped, attempts.left_out(), _instead(attempts, work, runtime))
+
+
+def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
+    """The error when no mix of widths keeps the ratio that was asked for."""
+    options, best = work.options, min(missed, key=lambda error: error.ratio)
+    said = spelled("max_perplexity_ratio", options.max_perplexity_ratio)
+    within = "" if options.max_weight_size is None else f" and {spelled('max_weight_size')}"
+    return ParityError(
+        f"{options.checkpoint}: {said}{within} cannot be kept: of {plural(len(missed), 'mix')} that were written, the "
+        f"best has {best}; nothing was published; allow more, or name another {spelled('precision')}, as fp16"
+    )
 
 
 def _instead(attempts: Attempts, work: Work, runtime: Runtime) -> str:

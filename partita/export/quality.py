@@ -14,24 +14,24 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.numpy import save as serialised
-from transformers import AutoTokenizer
 
-from partita.errors import PartitaError, UsageError
+from partita.errors import ParityError, UsageError
+from partita.export import texts
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import load
 from partita.export.progress import Stage
+from partita.export.texts import WINDOW_TOKENS, Text, Tokens
 from partita.package import QUALITY, Manifest, Quality
 from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
-WINDOW_TOKENS = 512
 MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
 TOKENS_TIMES_PARAMETERS = 4e12
 """Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU."""
@@ -42,6 +42,14 @@ RANDOM = "random tokens"
 """What stands for the name of a text where there is none."""
 
 Logits = npt.NDArray[np.float32]
+
+
+class MissedRatioError(ParityError):
+    """The package is further from the original than was allowed."""
+
+    def __init__(self, message: str, ratio: float, weight_bytes: int) -> None:
+        super().__init__(message)
+        self.ratio, self.weight_bytes = ratio, weight_bytes
 
 
 class Scorer(Protocol):
@@ -63,16 +71,6 @@ OpenScorer = Callable[[Path, Manifest], AbstractContextManager[Scorer]]
 """Opens an unpublished package on the CPU provider."""
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text in the tokens of a checkpoint."""
-
-    name: str
-    sha256: str
-    windows: npt.NDArray[np.int64]
-    """[W, L]."""
-
-
 def read_text(
     path: Path,
     checkpoint: Checkpoint,
@@ -83,48 +81,27 @@ def read_text(
 ) -> Text:
     """The beginning of the text in `path`, as windows. Raises UsageError when it cannot be read or is too short.
 
-    Every window begins with the token that the tokenizer puts first, where it puts one. A checkpoint without a
-    tokenizer that loads is given fixed random tokens, and `told` so.
+    A checkpoint without a tokenizer that loads is given fixed random tokens, and `told` so.
     """
-    try:
-        raw = path.read_bytes()
-        text = raw.decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"{spelled('quality_text', path)}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{spelled('quality_text', path)}: not UTF-8 text ({error.reason})") from error
-    wanted = int(min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
-    name, found = path.name, _tokens(text, checkpoint, vocab_size)
+    text, sha256 = texts.read(path, "quality_text")
+    wanted = measured_tokens(parameters)
+    name, found = path.name, texts.tokens(text, checkpoint, vocab_size)
     if found is None:
         told("no tokenizer of the checkpoint loads: the quality of its packed weights is measured on random tokens")
-        name, raw = RANDOM, b""
-        found = [], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist()
-    first, ids = found[0], found[1][:wanted]
-    if len(ids) < SHORTEST_TEXT:
+        name, sha256 = RANDOM, hashlib.sha256(b"").hexdigest()
+        found = Tokens([], np.random.Generator(np.random.PCG64(0)).integers(0, vocab_size, wanted).tolist())
+    taken = found.part(0, wanted)
+    if len(taken.ids) < SHORTEST_TEXT:
         raise UsageError(
-            f"{spelled('quality_text', path)}: too short: {len(ids)} tokens, and at least {SHORTEST_TEXT} are needed"
+            f"{spelled('quality_text', path)}: too short: {len(taken.ids)} tokens, and at least {SHORTEST_TEXT} are "
+            "needed"
         )
-    body = min(WINDOW_TOKENS, max_length) - len(first)
-    count = max(1, len(ids) // body)
-    windows = [[*first, *ids[start * body : (start + 1) * body]] for start in range(count)]
-    return Text(name, hashlib.sha256(raw).hexdigest(), np.array(windows, np.int64))
+    return Text(name, sha256, taken.windows(min(WINDOW_TOKENS, max_length)))
 
 
-def _tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> tuple[list[int], list[int]] | None:
-    """What the tokenizer puts before every text, and the tokens of this one; None where no tokenizer loads."""
-    if not any(name.startswith("tokenizer") for name in checkpoint.companions()):
-        return None
-    try:
-        with quiet(), translated("loading the tokenizer"):
-            tokenizer: Any = AutoTokenizer.from_pretrained(
-                str(checkpoint.folder), local_files_only=True, trust_remote_code=False
-            )
-            first = tokenizer.bos_token_id
-            ids = tokenizer(text, verbose=False)["input_ids"]
-    except PartitaError:  # what is wrong with it is told where it is probed
-        return None
-    begins = first is not None and bool(ids) and ids[0] == first
-    return [first] if begins else [], [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size]
+def measured_tokens(parameters: int) -> int:
+    """How many tokens of a text are taken for a model of so many parameters."""
+    return int(min(MOST_TOKENS, max(FEWEST_TOKENS, TOKENS_TIMES_PARAMETERS / max(1, parameters))))
 
 
 @dataclass(slots=True)

@@ -168,6 +168,28 @@ def planned_bytes(models: Iterable[ir.Model]) -> int:
     return sum({w.key: w.nbytes for m in models for w in _weights(m)}.values())
 
 
+def file_bytes(models: Iterable[ir.Model]) -> int:
+    """Size that the external data file will have."""
+    position, placed = 0, set()
+    for value in (value for model in models for value in model.graph.initializers.values()):
+        tensor, part = value.const_value, stored(value)
+        assert tensor is not None, value.name
+        key: object = tensor.tobytes() if part is None and tensor.nbytes >= INLINE_BYTES else None
+        if part is not None:
+            key = part.source.key
+        if key is None or key in placed:
+            continue
+        placed.add(key)
+        for size in [tensor.nbytes] if part is None else [each.size_bytes for each in part.source.parts]:
+            position += _filling(position, size) + size
+    return position
+
+
+def _filling(position: int, size: int) -> int:
+    """Bytes up to where a tensor of `size` bytes may begin."""
+    return -position % (ALIGNMENT if size >= ALIGNMENT else 64)
+
+
 def write_data(models: Sequence[ir.Model], folder: Path, stage: Stage) -> DataFile:
     """Write every large initializer of `models` to `folder`/model.onnx.data and point the graphs at it.
 
@@ -254,7 +276,7 @@ class _Writer:
 
     def _align(self, size: int) -> None:
         """Bring the position to where a tensor of `size` bytes may begin."""
-        self._write(b"\0" * (-self.position % (ALIGNMENT if size >= ALIGNMENT else 64)))
+        self._write(b"\0" * _filling(self.position, size))
 
     def _write(self, data: bytes | memoryview) -> None:
         self.stream.write(data)

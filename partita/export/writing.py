@@ -6,7 +6,10 @@ import datetime
 import importlib.metadata
 import shutil
 import sys
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +25,10 @@ from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
 from partita.export.options import ExportOptions
 from partita.export.progress import stage
-from partita.export.quality import Text
+from partita.export.quality import MissedRatioError
 from partita.export.quantisation import exact_twin
 from partita.export.running import CPU, Replay, Runtime, opened_and_run, run_all
+from partita.export.texts import Text
 from partita.export.tokenizer import probe_tokenizer
 from partita.export.weight_files import refuse_pointer
 from partita.export.work import Work, tell
@@ -44,6 +48,7 @@ from partita.package import (
     write_manifest,
 )
 from partita.process import peak_rss_bytes
+from partita.spelling import spelled
 
 TOOLS = ("partita", "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors", "numpy", "tokenizers")
 
@@ -72,7 +77,10 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         twin = options.computing.twin  # which keeps all of its cache in its own type
         known_answer.check_memory(exported.original_parameters, _cache_bytes(contract, twin))
     _check_space(options.out.parent, contract.weight_bytes)
-    with stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current:
+    with (
+        _calibrated(exported, work) as exported,
+        stage(work.progress, "write weights", work.seconds, contract.weight_bytes) as current,
+    ):
         data = weights.write_data(exported.models, work.folder, current)
     with stage(work.progress, "write graph", work.seconds):
         for file, model in zip(contract.files, exported.models, strict=True):
@@ -88,6 +96,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     manifest = _verify(exported, work, manifest, runtime.replay)
     result, smoke = run_all(work, manifest, runtime.smoke, attempts.target)
     manifest = _measured(exported, work, manifest, text, runtime)
+    _refuse_ratio(work, manifest)
     manifest = manifest.model_copy(update={"target": attempts.record(result), "smoke": smoke})
     write_manifest(work.folder, manifest)
     return Summary(
@@ -99,6 +108,21 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
+
+
+@contextmanager
+def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
+    """The same with weights that were rounded on a text, where there is one, for as long as they are written."""
+    if exported.calibrate is None or exported.packed is None:
+        yield exported
+        return
+    size = sum(kind.parameters for kind in exported.packed.kinds)
+    with tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=f"{work.folder.name}-rounded-") as name:
+        with stage(work.progress, "calibrate", work.seconds, size) as current:
+            found = exported.calibrate(Path(name), current)
+        if found.not_calibrated:
+            tell(work, f"rounded without {spelled('calibrate')}: {', '.join(found.not_calibrated)}")
+        yield replace(exported, packed=exported.packed.model_copy(update={"calibration": found}))
 
 
 def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:
@@ -121,6 +145,17 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
         found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current)
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
+
+
+def _refuse_ratio(work: Work, manifest: Manifest) -> None:
+    """Raise MissedRatioError when the package is further from the original than is allowed."""
+    allowed, found = work.options.max_perplexity_ratio, manifest.quality
+    if allowed is None or found is None or found.perplexity_ratio <= allowed:
+        return
+    size = manifest.graph.weight_bytes
+    raise MissedRatioError(
+        f"{found.perplexity_ratio:.4f} with {human_bytes(size)} of weights", found.perplexity_ratio, size
+    )
 
 
 def _cache_bytes(contract: Contract, dtype: str | None = None) -> int:

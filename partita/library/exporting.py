@@ -78,10 +78,13 @@ def export(
     opset: int | None = None,
     exporter: str = "native",
     block_size: int | None = None,
-    quantiser: str = "refit",
+    quantiser: str | None = None,
     keep: Mapping[str, str] | None = None,
     quality_text: str | os.PathLike[str] | None = None,
     activations: str | None = None,
+    calibrate: str | os.PathLike[str] | None = None,
+    max_perplexity_ratio: float | None = None,
+    max_weight_size: int | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -112,6 +115,9 @@ def export(
             keep=tuple((keep or {}).items()),
             quality_text=None if quality_text is None else Path(quality_text),
             activations=activations,
+            calibrate=None if calibrate is None else Path(calibrate),
+            max_perplexity_ratio=max_perplexity_ratio,
+            max_weight_size=max_weight_size,
         )
         if target_options and target is None:
             raise UsageError(

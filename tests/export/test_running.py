@@ -179,7 +179,7 @@ def test_logits_that_are_not_finite_are_no_package(tiny_checkpoint: TinyCheckpoi
 def test_without_memory_for_it_the_run_is_left_out_and_said(
     exporting: Exporting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_answer, "_free_bytes", lambda: 1000.0)
+    monkeypatch.setattr(known_answer, "free_bytes", lambda: 1000.0)
     summary = exporting(find_target("cpu", (), default_allowed=False), verify=False)
     (entry,) = summary.manifest.smoke
     assert entry.status == "not_run" and "are free" in entry.detail

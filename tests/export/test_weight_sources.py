@@ -20,7 +20,7 @@ from partita.export.progress import Silent, stage
 from partita.export.target import skeleton
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import Part, WeightSource, checkpoint_weight, initializers, stored
-from partita.export.weights import parameter_count, planned_bytes, write_data
+from partita.export.weights import file_bytes, parameter_count, planned_bytes, write_data
 from partita.package import WEIGHTS
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, graph, value
@@ -84,7 +84,9 @@ def model(source: WeightSource) -> ir.Model:
 
 def write(models: list[ir.Model], folder: Path) -> int:
     with stage(Silent(), "write", {}) as current:
+        expected = file_bytes(models)
         size = write_data(models, folder, current).size_bytes
+    assert size == expected, "what a size budget goes by"
     for number, each in enumerate(models):
         ir.save(each, folder / f"{number}.onnx")
     return size

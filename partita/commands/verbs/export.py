@@ -15,10 +15,10 @@ from partita.commands.arguments import (
     not_empty,
     read_pairs,
     read_path,
+    read_size,
 )
 from partita.export.attention import names as attention_names
 from partita.export.exporters import names as exporter_names
-from partita.export.quantisers import DEFAULT as DEFAULT_QUANTISER
 from partita.export.quantisers import names as quantiser_names
 
 LOWERINGS = ", ".join(attention_names())
@@ -73,9 +73,36 @@ def export(
         ),
     ] = None,
     quantiser: Annotated[
-        str,
-        typer.Option(autocompletion=complete("quantisers"), help=f"int8, int4: what rounds the weights: {QUANTISERS}."),
-    ] = DEFAULT_QUANTISER,
+        str | None,
+        typer.Option(
+            autocompletion=complete("quantisers"),
+            help=f"int8, int4: what rounds the weights: {QUANTISERS}. Default: refit, or gptq with --calibrate.",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=read_path,
+            help="int8, int4: UTF-8 text on which the weights are rounded; another than that of --quality-text.",
+        ),
+    ] = None,
+    max_perplexity_ratio: Annotated[
+        float | None,
+        typer.Option(
+            help="int8, int4: pack weights wider, as few as will do, until the perplexity is at most so many times the "
+            "original's, as 1.01."
+        ),
+    ] = None,
+    max_weight_size: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SIZE",
+            parser=read_size,
+            help="int8, int4: pack those weights wider that matter most, as long as all take at most so much, as "
+            "600MiB or 2GiB.",
+        ),
+    ] = None,
     quality_text: Annotated[
         Path | None,
         typer.Option(
@@ -175,6 +202,9 @@ def export(
             keep=read_pairs(keep),
             quality_text=quality_text,
             activations=activations,
+            calibrate=calibrate,
+            max_perplexity_ratio=max_perplexity_ratio,
+            max_weight_size=max_weight_size,
         ),
         TargetOptions(
             target,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,9 +13,10 @@ if TYPE_CHECKING:
     from partita.contract import Contract
     from partita.export.checkpoint import Checkpoint
     from partita.export.known_answer import KnownAnswer
+    from partita.export.progress import Stage
     from partita.export.target import Target
     from partita.export.work import Work
-    from partita.package import PackedWeights, TargetRecord, Verification
+    from partita.package import Calibration, PackedWeights, TargetRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Exported:
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence on that."""
     packed: PackedWeights | None = None
     """What became of the weights, where the precision packs them."""
+    calibrate: Callable[[Path, Stage], Calibration] | None = None
+    """Rounds the weights on a text, into a folder that has to last until they are written; None: there is no text."""
+    widen: Callable[[float], bool] | None = None
+    """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
 
 
 class Attempts(Protocol):

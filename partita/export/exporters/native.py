@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from partita.contract import Contract, GraphFile
 from partita.dtypes import EXACT
@@ -15,8 +16,10 @@ from partita.export.config_values import named
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter
 from partita.export.fake_model import build_fake_model
+from partita.export.mixes import Mixes
 from partita.export.options import max_length
 from partita.export.progress import stage
+from partita.export.quantisation import calibration
 from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.summary import summary
 from partita.export.target import Target
@@ -37,6 +40,10 @@ class Traces:
     choosing: Choices
     tried: dict[str, Way] = field(default_factory=dict)
     """By the label of what was made."""
+    mixes: Mixes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mixes = Mixes(self.draft)
 
     @property
     def target(self) -> Target | None:
@@ -48,9 +55,18 @@ class Traces:
         way = self.choosing.best()
         if way is None:
             return None
-        made = _exported(self.draft.graphs(way))
+        made = self._made(self.draft.graphs(way))
         self.tried[made.label] = way
         return made
+
+    def _made(self, graphs: Graphs) -> Exported:
+        """The graphs as they are handed over, with the widths of weights that a budget allows, where there is one."""
+        if not self.draft.work.options.searches or not graphs.packing.placed:
+            return _exported(graphs)
+        mixed, record = self.mixes.take(graphs)
+        made = _exported(mixed)
+        assert made.packed is not None
+        return replace(made, packed=made.packed.model_copy(update={"mix": record}), widen=self.mixes.widen)
 
     def set_aside(self, tried: Exported, detail: str, *, ran: bool) -> None:
         """Rule out the way that made `tried`."""
@@ -79,6 +95,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
     options = work.options
     length = max_length(options, checkpoint)
+    text = None if options.calibrate is None else calibration.read_text(options.calibrate, checkpoint, length)
     with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
@@ -90,7 +107,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             plan = make_plan(options, target, modules, work.notes.append)
-    draft = Draft(work, checkpoint, fake, length, target, plan)
+    draft = Draft(work, checkpoint, fake, length, target, plan, text)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -121,6 +138,7 @@ def _exported(graphs: Graphs) -> Exported:
         unused=tuple(graphs.unused),
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
+        calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
         caution=_caution(graphs),
     )
 

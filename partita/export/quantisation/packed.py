@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 import torch
@@ -20,7 +20,8 @@ from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Origin, blocks
 from partita.export.quantisation.layouts import InRows, Layout
 from partita.export.quantisation.packing import Packing
-from partita.export.quantisers import Quantised, quantiser
+from partita.export.quantisation.rounded import Rounded
+from partita.export.quantisers import Grid, Quantised, quantiser
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
 
@@ -42,11 +43,13 @@ class Packed:
     name: str
     packing: Packing
     layout: Layout = InRows()
+    rounded: Rounded | None = field(default=None, compare=False)
+    """Where what a calibration has found is taken from, by the time that it is written."""
 
     @classmethod
-    def of(cls, plain: Plain, packing: Packing, layout: Layout | None = None) -> Packed:
+    def of(cls, plain: Plain, packing: Packing, layout: Layout | None = None, rounded: Rounded | None = None) -> Packed:
         """The weight [N, K] that `plain` is, quantised."""
-        return cls(plain.checkpoint, plain.origin, plain.dtype, plain.name, packing, layout or InRows())
+        return cls(plain.checkpoint, plain.origin, plain.dtype, plain.name, packing, layout or InRows(), rounded)
 
     @property
     def tensors(self) -> frozenset[str]:
@@ -105,7 +108,10 @@ class Packed:
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
         """The number of the first row and some rows from there on, all rows in order."""
-        with OpenFiles(self.checkpoint.folder) as files, _workers() as workers:
+        if self.rounded is not None and self.rounded.has(self.origin, *self._form):
+            yield from self.rounded.rows(self.origin, *self._form)
+            return
+        with OpenFiles(self.checkpoint.folder) as files, workers() as (_, pool):
             for region in blocks(self.origin.shape, SLICE_BYTES // 4):
                 rows = self.origin.read(region, files).to(torch.float32)
                 if not torch.isfinite(rows).all():
@@ -115,9 +121,13 @@ class Packed:
                     )
                 step = max(1, WORKING_ELEMENTS // self.width)
                 starts = range(0, len(rows), step)
-                found = workers.map(self._quantised, (rows[start : start + step] for start in starts))
+                found = pool.map(self._quantised, (rows[start : start + step] for start in starts))
                 for start, quantised in zip(starts, found, strict=True):
                     yield region[0][0] + start, quantised
+
+    @property
+    def _form(self) -> tuple[Grid, int]:
+        return self.packing.grid, self.packing.block_size
 
     def _quantised(self, rows: torch.Tensor) -> Quantised:
         """Rows [R, K] in blocks; zeros fill up the last block."""
@@ -135,8 +145,8 @@ class Packed:
 
 
 @contextmanager
-def _workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads that quantise some rows each, as many as torch would use for one operation.
+def workers() -> Iterator[tuple[int, ThreadPoolExecutor]]:
+    """Threads that quantise some rows each, and how many: as many as torch would use for one operation.
 
     Its own threads would have to meet after every operation on a few rows, and on a busy machine wait for each other
     longer than they compute.
@@ -144,7 +154,7 @@ def _workers() -> Iterator[ThreadPoolExecutor]:
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(count) as workers:
-            yield workers
+        with ThreadPoolExecutor(count) as pool:
+            yield count, pool
     finally:
         torch.set_num_threads(count)

@@ -13,6 +13,7 @@ from partita.export.quantisation.forms import Form, candidates
 from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.packed import Packing
+from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid
 from partita.export.target import Target
 from partita.export.ways import AUTO
@@ -32,6 +33,8 @@ class Plan:
     keep: tuple[Keep, ...] = ()
     activations: str = "fp32"
     """What packed weights are multiplied with, as --activations has it."""
+    rounded: Rounded | None = None
+    """What a calibration finds; None without one."""
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
         """How a weight of `modules`, with rows of `width`, is packed; None when it is not. What was said last counts.
@@ -103,7 +106,9 @@ def make_plan(
         standard=kernels.folds or (options.attention != AUTO and not lowering(options.attention).domains),
     )
     forms = _fitting(forms, options, keep)
-    plan = Plan(bits, options.block_size, options.quantiser, kernels, forms[0], keep, options.activations or "fp32")
+    rounded = None if options.calibrate is None else Rounded()
+    multiplied = options.activations or "fp32"
+    plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, multiplied, rounded)
     if target is None:
         return plan
 

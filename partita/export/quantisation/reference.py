@@ -47,34 +47,46 @@ def _moves(origin: Origin) -> bool:
 
 def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> None:
     """Give `model`, of transformers, the weights that were written, in place."""
-    names: dict[str, list[str]] = {}
-    for name in dict(model.named_parameters(remove_duplicate=False)):
-        origin = sources.of(name)
-        if isinstance(origin, Stored):
-            names.setdefault(origin.info.name, []).append(name)
+    names = parameter_names(model, sources)
     with torch.no_grad():
         for shared in names.values():
             for name in shared[1:]:  # tied: head and embedding may have been rounded in different ways
                 _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
         for each in placed:
-            _put_back(model, each, names)
+            put_back(model, each, names, written_rows(each))
 
 
-def _put_back(model: Any, placed: Placed, names: dict[str, list[str]]) -> None:
-    """Write one weight over its parameters: those of the modules that read it, where several have the same tensor."""
+def parameter_names(model: Any, sources: Sources) -> dict[str, list[str]]:
+    """Tensor of the checkpoint -> every parameter of `model` that it is."""
+    names: dict[str, list[str]] = {}
+    for name in dict(model.named_parameters(remove_duplicate=False)):
+        origin = sources.of(name)
+        if isinstance(origin, Stored):
+            names.setdefault(origin.info.name, []).append(name)
+    return names
+
+
+Rows = Iterable[tuple[int, torch.Tensor]]
+"""The number of the first row, and rows [R, K] float32, all rows of a weight in order."""
+
+
+def put_back(model: Any, placed: Placed, names: dict[str, list[str]], rows_of: Rows) -> None:
+    """Write rows of one weight over its parameters, in place: those of the modules that read it, where several have
+    the same tensor.
+    """
     targets: dict[str, list[torch.Tensor]] = {}
     for tensor in placed.packed.tensors:
         found = names[tensor]
         own = [name for name in found if name.rpartition(".")[0] in placed.modules]
-        targets[tensor] = [_get(model, name) for name in own or found]
-    for start, rows in written_rows(placed):
+        targets[tensor] = [_get(model, name).detach() for name in own or found]
+    for start, rows in rows_of:
         region = ((start, start + len(rows)), (0, placed.packed.width))
         origin = placed.packed.origin
         if isinstance(origin, Stored):
             for parameter in targets[origin.info.name]:
                 parameter[start : start + len(rows)] = rows
             continue
-        places = _Places(origin.tensors())
+        places = Places(origin.tensors())
         index = origin.read(region, places)
         for info, first in places.first.items():
             inside = (index >= first) & (index < first + math.prod(info.shape))
@@ -82,7 +94,7 @@ def _put_back(model: Any, placed: Placed, names: dict[str, list[str]]) -> None:
                 parameter.view(-1)[index[inside] - first] = rows[inside]
 
 
-class _Places(OpenFiles):
+class Places(OpenFiles):
     """Files in which every number is its own place: read through an origin, they say where its numbers come from."""
 
     def __init__(self, infos: Iterable[TensorInfo]) -> None:

@@ -114,7 +114,8 @@ class _Rewriter:
                     packing = self._packing(node, plain)
                     if packing is not None:
                         heads[_tensor(plain)] = packing
-                        self._product(node, Packed.of(plain, packing, self.plan.form.product.layout))
+                        layout = self.plan.form.product.layout
+                        self._product(node, Packed.of(plain, packing, layout, self.plan.rounded))
                         count += 1
         for node in list(self.graph):
             with over(node):
@@ -154,7 +155,7 @@ class _Rewriter:
             packing = heads.get(_tensor(weight.source), packing)  # tied: the bytes of the head
         if packing is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % packing.block_size:
             return False
-        packed = Packed.of(weight.source, packing, form.look_up.layout)
+        packed = Packed.of(weight.source, packing, form.look_up.layout, self.plan.rounded)
         assert tokens is not None
         self._replace(node, form.look_up.write(self._place(node), tokens, self._weight(packed, node)))
         return True

@@ -12,8 +12,10 @@ from partita.errors import UsageError
 from partita.export.quantisers.base import Grid, Quantised, Quantiser
 from partita.spelling import spelled
 
-__all__ = ["DEFAULT", "Grid", "Quantised", "Quantiser", "check_name", "names", "quantiser"]
+__all__ = ["CALIBRATED", "DEFAULT", "Grid", "Quantised", "Quantiser", "check_name", "names", "quantiser"]
 DEFAULT = "refit"
+CALIBRATED = "gptq"
+"""What is used with a text."""
 
 
 def names() -> tuple[str, ...]:

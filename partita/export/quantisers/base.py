@@ -40,6 +40,14 @@ class Quantised(NamedTuple):
     """[R, M] uint8."""
 
 
+Round = Callable[["torch.Tensor"], Quantised]
+"""Finite weights [R, K] float32 -> blocks along K, of which the last is filled up with zeros. Rows do not know of each
+other, so any number of them may be given at a time.
+"""
+Calibrate = Callable[["torch.Tensor", Grid, int], Round]
+"""The mean of x x^T, float32 [K, K], over the inputs x of a product; grid and block size -> what rounds its rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Quantiser:
     """One way to choose the integers."""
@@ -48,7 +56,9 @@ class Quantiser:
     summary: str
     """What it does, in a line."""
     quantise: Callable[[torch.Tensor, Grid], Quantised]
-    """Finite weights [R, M, B] float32 -> integers, scales and zero points."""
+    """Finite weights [R, M, B] float32 -> integers, scales and zero points. Looks at weights only."""
+    calibrate: Calibrate | None = None
+    """How it rounds a weight whose inputs are known from a text; None: it takes no text."""
 
 
 def steps(weights: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, grid: Grid) -> torch.Tensor:

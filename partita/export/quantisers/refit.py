@@ -19,7 +19,13 @@ FINE = 8
 """From so many bits on, cutting a range off costs more than finer steps bring: the whole range is refitted."""
 
 
-def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
+def fit(
+    weights: torch.Tensor, grid: Grid, importance: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Steps [R, M, B], scales and zero points [R, M, 1] with the least squared error, all float32.
+
+    `importance`: of each weight's error, [M, B] or anything that broadcasts; None: all the same.
+    """
     full, zeros = ranged(weights, grid)
     best = torch.full_like(full, -1.0)
     scales, chosen, found = full, zeros, torch.zeros_like(weights)
@@ -28,15 +34,20 @@ def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
         tried = full * share
         shifted = zeros if grid.symmetric else (grid.top / 2 - middle / share).round_().clamp_(0, grid.top)
         now = steps(weights, tried, shifted, grid)
-        along, length = (weights * now).sum(-1, keepdim=True), now.square().sum(-1, keepdim=True)
-        fitted = along / length.clamp(min=1.0)  # steps are integers: a length is 0 or at least 1
+        counted = now if importance is None else now * importance
+        along, length = (weights * counted).sum(-1, keepdim=True), (now * counted).sum(-1, keepdim=True)
+        fitted = torch.where(length > 0, along / length, 0.0)  # a length of 0: all steps are
         explained = along * fitted
         better = explained > best
         best = torch.where(better, explained, best)
         scales = torch.where(better, fitted, scales)
         found = torch.where(better, now, found)
         chosen = torch.where(better, shifted, chosen)
-    return finished(found, not_zero(scales), chosen)
+    return found, not_zero(scales), chosen
+
+
+def _quantise(weights: torch.Tensor, grid: Grid) -> Quantised:
+    return finished(*fit(weights, grid))
 
 
 QUANTISER = Quantiser("refit", "search over ranges, each with the scale that fits best, data-free", _quantise)

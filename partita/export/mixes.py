@@ -1,0 +1,184 @@
+"""A package whose weights have the widths that a budget allows: the search, and what it tries one after the other.
+
+The widths are chosen by what they cost the original model on a text (`quantisation/mixing.py`), which is another than
+that on which the quality of the package is measured, where there is enough of it. What is published is what was
+measured on the package itself: where that is not good enough, the next wider mix is written.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import math
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from partita.errors import ResourceError
+from partita.export import known_answer, texts, weights
+from partita.export.drafts import Draft, Graphs, repacked
+from partita.export.naming import match_names
+from partita.export.progress import Stage, stage
+from partita.export.quality import RANDOM, measured_tokens
+from partita.export.quantisation import mixing
+from partita.export.quantisation.mixing import Ladder
+from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.reference import parameter_names
+from partita.export.texts import Text, Tokens
+from partita.export.work import tell
+from partita.observations.text_format import human_bytes
+from partita.package import Mix, TriedMix, UnitCost
+from partita.spelling import spelled
+
+SHARES = (1.0, 0.5, 0.25)
+"""Of the divergence that the ratio stands for: mixes that are written one after the other where the package, with 8-bit
+activations and on its own text, is further from the original than the search has seen.
+"""
+
+
+@dataclass(slots=True)
+class Mixes:
+    """The mixes of one draft, from the smallest that may do to the widest."""
+
+    draft: Draft
+    counts: list[int] = field(default_factory=list)
+    """Steps of the ladder that are to be tried; the first is the one to write."""
+    missed: list[float] = field(default_factory=list)
+    """Ratios of those that were written."""
+    text: Text | None = None
+    unseen: bool = True
+    ladder: Ladder | None = None
+
+    def take(self, graphs: Graphs) -> tuple[Graphs, Mix]:
+        """The graphs with the widths that are to be tried next, and how they were chosen. The search is made once."""
+        work = self.draft.work
+        if self.ladder is None:
+            size = sum(4 * each.packed.elements for each in graphs.packing.placed.values())
+            with stage(work.progress, "choose widths", work.seconds, size) as current:
+                self.ladder = self._search(graphs, current)
+        assert self.draft.plan is not None
+        count = self.counts[0]
+        return repacked(graphs, _mixed(self.draft.plan, self.ladder, count)), self._record(count)
+
+    def widen(self, ratio: float) -> bool:
+        """Note that what was written has so large a ratio; False when nothing wider is left to try."""
+        self.missed.append(ratio)
+        self.counts.pop(0)
+        return bool(self.counts)
+
+    def _search(self, graphs: Graphs, current: Stage) -> Ladder:
+        """Measure what widths cost, and choose what is to be tried. Raises ResourceError when nothing fits."""
+        draft, options, plan, base = self.draft, self.draft.work.options, self.draft.plan, _size(graphs)
+        assert plan is not None
+        if options.max_weight_size is not None and base > options.max_weight_size:
+            raise ResourceError(
+                f"{spelled('max_weight_size', human_bytes(options.max_weight_size))}: the weights take "
+                f"{human_bytes(base)} with none wider than {options.precision}; nothing was written"
+            )
+        self.text, self.unseen = _search_text(draft)
+        known_answer.check_memory(draft.fake.parameters + self.text.tokens * draft.fake.vocab_size, 0)
+        placed, folder = tuple(graphs.packing.placed.values()), draft.work.folder
+        names = match_names(draft.fake.module, draft.checkpoint.tensors)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-rounded-") as found:
+            if draft.text is None:
+                model = known_answer.load(draft.checkpoint)
+            else:
+                with stage(draft.work.progress, "calibrate", draft.work.seconds) as calibrating:
+                    model, _ = draft.calibrated(graphs, Path(found), calibrating)
+                mixing.restore(model, placed, parameter_names(model, names))
+            ladder = mixing.ladder(model, placed, parameter_names(model, names), plan, self.text, current.advance)
+            self.counts = self._counts(ladder, _most(ladder, graphs, plan, options.max_weight_size))
+            for count in (0, *self.counts):
+                ladder.judged(count)
+        del model
+        gc.collect()
+        return replace(ladder, judge=_out_of_memory)
+
+    def _counts(self, ladder: Ladder, most: int) -> list[int]:
+        """Steps that are to be tried, at `most` so many: those that bring the divergence down; one in any case."""
+        options = self.draft.work.options
+        if options.max_perplexity_ratio is None:
+            return [most]
+        found: list[int] = []
+        for share in SHARES:
+            divergence = share * math.log(options.max_perplexity_ratio)
+            count = ladder.smallest(divergence, found[-1] if found else 0)
+            if count is not None and count <= most and count not in found:
+                found.append(count)
+        return found or [most]
+
+    def _record(self, count: int) -> Mix:
+        options, ladder, text = self.draft.work.options, self.ladder, self.text
+        assert text is not None and ladder is not None
+        return Mix(
+            text=text.name,
+            text_sha256=text.sha256,
+            tokens=text.tokens,
+            unseen=self.unseen,
+            max_perplexity_ratio=options.max_perplexity_ratio,
+            max_weight_size=options.max_weight_size,
+            steps=len(ladder.steps),
+            taken=count,
+            costs=tuple(UnitCost(modules=unit.patterns, kl_mean=cost) for unit, cost in ladder.costs),
+            tried=tuple(
+                TriedMix(wider=each.steps, kl_mean=each.kl_mean, perplexity_ratio=each.perplexity_ratio)
+                for _, each in sorted(ladder.tried.items())
+            ),
+            missed=tuple(self.missed),
+        )
+
+
+def _mixed(plan: Plan, ladder: Ladder, count: int) -> Plan:
+    """The plan of the mix with so many steps."""
+    return replace(plan, keep=(*plan.keep, *ladder.keep(count)))
+
+
+def _most(ladder: Ladder, graphs: Graphs, plan: Plan, limit: int | None) -> int:
+    """The most steps with which the weight file has at most `limit` bytes, with what lies between its tensors."""
+    if limit is None:
+        return len(ladder.steps)
+    count = ladder.largest(limit, _size(graphs), plan) or 0
+    while count > 0 and _size(repacked(graphs, _mixed(plan, ladder, count))) > limit:
+        count -= 1
+    return count
+
+
+def _size(graphs: Graphs) -> int:
+    """Bytes of the weight file."""
+    return weights.file_bytes(item.model for item in graphs.traced)
+
+
+def _out_of_memory(count: int) -> mixing.Judged:
+    """The model of the search is gone by the time that packages are written."""
+    raise AssertionError(f"a mix of {count} steps was not measured")
+
+
+def _search_text(draft: Draft) -> tuple[Text, bool]:
+    """What mixes are judged on, and whether it is other text than that of the quality.
+
+    It is what follows that in its file; else the text of the calibration; else the same text, which is told.
+    """
+    options, vocabulary = draft.work.options, draft.fake.vocab_size
+    assert options.quality_text is not None
+    wanted = max(mixing.FEWEST_TOKENS, min(mixing.MOST_TOKENS, mixing.MOST_LOGITS // vocabulary))
+    length = min(mixing.WINDOW_TOKENS, draft.max_length)
+    raw, sha256 = texts.read(options.quality_text, "quality_text")
+    found = texts.tokens(raw, draft.checkpoint, vocabulary)
+    if found is None:
+        ids = np.random.Generator(np.random.PCG64(1)).integers(0, vocabulary, wanted).tolist()
+        return Text(RANDOM, hashlib.sha256(b"").hexdigest(), Tokens([], ids).windows(length)), True
+    measured, name = measured_tokens(draft.fake.parameters), options.quality_text.name
+    rest = found.part(measured, measured + wanted)
+    if len(rest.ids) >= mixing.FEWEST_TOKENS:
+        return Text(f"{name} after what quality is measured on", sha256, rest.windows(length)), True
+    if draft.text is not None:
+        windows = draft.text.windows[:, :length]
+        return Text(draft.text.name, draft.text.sha256, windows[: max(1, wanted // length)]), True
+    tell(
+        draft.work,
+        f"{name} has no tokens beyond those that quality is measured on, so widths were chosen on the same text, and "
+        "its figures may be a little better than on another",
+    )
+    return Text(name, sha256, found.part(0, wanted).windows(length)), False

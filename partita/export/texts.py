@@ -1,0 +1,83 @@
+"""A text in the tokens of a checkpoint, in windows: what quality is measured on, and what weights are calibrated on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import AutoTokenizer
+
+from partita.errors import PartitaError, UsageError
+from partita.export.checkpoint import Checkpoint
+from partita.export.fake_model import quiet, translated
+from partita.spelling import spelled
+
+WINDOW_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Windows of a text; each begins with the token that the tokenizer puts first, where it puts one."""
+
+    name: str
+    """Of the file."""
+    sha256: str
+    windows: npt.NDArray[np.int64]
+    """[W, L]."""
+
+    @property
+    def tokens(self) -> int:
+        """Of all windows."""
+        return int(self.windows.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text as tokens."""
+
+    first: list[int]
+    """What the tokenizer puts before every text: a token, or none."""
+    ids: list[int]
+
+    def windows(self, length: int) -> npt.NDArray[np.int64]:
+        """The tokens in windows [W, up to `length`]; what is left at the end is left out."""
+        body = min(length - len(self.first), len(self.ids))
+        count = len(self.ids) // body if body else 0
+        rows = [[*self.first, *self.ids[start * body : (start + 1) * body]] for start in range(count)]
+        return np.array(rows, np.int64).reshape(count, body + len(self.first))
+
+    def part(self, start: int, stop: int | None = None) -> Tokens:
+        """Some of the tokens."""
+        return Tokens(self.first, self.ids[start:stop])
+
+
+def read(path: Path, option: str) -> tuple[str, str]:
+    """The text in a file and the SHA-256 of its bytes. Raises UsageError, which names the `option`."""
+    try:
+        raw = path.read_bytes()
+        return raw.decode("utf-8"), hashlib.sha256(raw).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{spelled(option, path)}: cannot be read ({error.strerror or error})") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{spelled(option, path)}: not UTF-8 text ({error.reason})") from error
+
+
+def tokens(text: str, checkpoint: Checkpoint, vocab_size: int) -> Tokens | None:
+    """A text in the tokens of `checkpoint`; None where no tokenizer of it loads."""
+    if not any(name.startswith("tokenizer") for name in checkpoint.companions()):
+        return None
+    try:
+        with quiet(), translated("loading the tokenizer"):
+            tokenizer: Any = AutoTokenizer.from_pretrained(
+                str(checkpoint.folder), local_files_only=True, trust_remote_code=False
+            )
+            first = tokenizer.bos_token_id
+            ids = tokenizer(text, verbose=False)["input_ids"]
+    except PartitaError:  # what is wrong with it is told where it is probed
+        return None
+    begins = first is not None and bool(ids) and ids[0] == first
+    return Tokens([first] if begins else [], [i for i in ids[1 if begins else 0 :] if 0 <= i < vocab_size])
