@@ -1,0 +1,209 @@
+"""`python -m benchmarks.peers`: Partita beside its peers, as tables, as JSON, and as docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from benchmarks.peers import records
+from benchmarks.peers.decode_bytes import decode_bytes
+from benchmarks.peers.machine_rates import measure
+from benchmarks.peers.page import page, sections
+from benchmarks.peers.plan import PEERS, Entry, Places, chosen
+from benchmarks.peers.prepare import ExportFailedError, file_bytes, prepare
+from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
+from benchmarks.peers.records import Contender, PeersResult, ShapeResult, Written
+from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
+from partita import __version__
+from partita.package import read_manifest
+
+DISTURBED_CORES = 0.2
+"""Of a core, in the median turn, that other processes may take."""
+
+
+def main() -> int:
+    """Measure, print, store. Exit code 1 when the figures are disturbed, 2 for options that make no sense."""
+    given = _options()
+    if given.read:
+        results = [records.read(file) for file in given.read]
+    else:
+        try:
+            results = [_measure(given)]
+        except ValueError as error:
+            say(f"bench-peers: {error}")
+            return 2
+        records.write(results[0], given.json)
+        say(f"written: {given.json}")
+    for result in results:
+        print("\n".join(sections(result)))
+    if given.docs:
+        given.docs.write_text(page(results), "utf-8")
+        say(f"written: {given.docs}")
+    return 1 if any(result.disturbed for result in results) else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=list(DEFAULT_SHAPES))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--precisions", nargs="+", default=[], help="forms as int4-b64, or widths as 4; default: all")
+    parser.add_argument("--prompts", nargs="+", type=int, default=[16, 128, 1024], metavar="TOKENS")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--start-prompt", type=int, default=128, help="prompt of the time to first token")
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1, help="default: the cores")
+    parser.add_argument("--work", type=Path, default=Path("build/peers"), help="checkpoints and files, which are kept")
+    parser.add_argument("--environments", type=Path, default=Path(".venvs"), help="folder of peer-genai and the others")
+    parser.add_argument("--json", type=Path, default=Path("build/peers/result.json"))
+    parser.add_argument("--docs", type=Path, help="write this page, too")
+    parser.add_argument("--prepare-only", action="store_true", help="make checkpoints and files, measure nothing")
+    parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: show, and write, what was stored here")
+    return parser.parse_args()
+
+
+def _measure(given: argparse.Namespace) -> PeersResult:
+    """All shapes. Raises ValueError."""
+    entries = chosen(given.peers, given.precisions)
+    places = Places(given.work, given.environments.absolute())
+    if missing := environments_missing(entries, places):
+        raise ValueError(f"not there: {', '.join(missing)}; run `make peer-envs`, or leave the peer out with --peers")
+    if given.rounds < 1 or given.new_tokens < 2 or min(given.prompts) < 1:
+        raise ValueError("there is at least 1 round, 1 token of prompt, and 2 new tokens")
+    machine = measure(given.threads)
+    busy = machine.load_average is not None and machine.load_average > given.threads
+    disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
+    for reason in disturbed:
+        say(f"disturbed: {reason}; these figures are not to be published")
+    shapes = [_shape(SHAPES[name], entries, places, given) for name in given.shapes]
+    return PeersResult(
+        partita_version=__version__,
+        commit=_commit(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
+        machine=machine,
+        rounds=given.rounds,
+        start_prompt=given.start_prompt,
+        disturbed=(*disturbed, *_disturbances(shapes)),
+        shapes=tuple(shapes),
+    )
+
+
+def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace) -> ShapeResult:
+    """Files, then a race per width."""
+    checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
+    settings = Settings(
+        prompts=tuple(sorted(set(given.prompts))),
+        new_tokens=given.new_tokens,
+        rounds=given.rounds,
+        threads=given.threads,
+        start_prompt=given.start_prompt,
+        vocabulary=shape.settings["vocab_size"],
+    )
+    written: dict[str, Written | None] = {}
+    racers = []
+    for entry in entries:
+        racers.append(Racer(entry, 0))
+        written[entry.name] = _prepared(racers[-1], shape.name, places, settings)
+    for bits in () if given.prepare_only else (32, 16, 8, 4):
+        group = [racer for racer in racers if racer.entry.bits == bits and racer.error is None]
+        if group:
+            say(f"{shape.name}, {bits} bits: {', '.join(racer.entry.name for racer in group)}")
+            Race(group, shape.name, places, settings).run()
+    return ShapeResult(
+        shape=shape.name,
+        title=shape.title,
+        parameters=_parameters(checkpoint),
+        checkpoint_bytes=file_bytes(checkpoint),
+        contenders=tuple(_record(racer, written[racer.entry.name], shape, places, settings) for racer in racers),
+    )
+
+
+def _prepared(racer: Racer, shape: str, places: Places, settings: Settings) -> Written | None:
+    """The files of one contender; its error is noted where there are none."""
+    began = time.perf_counter()
+    try:
+        found = prepare(racer.entry, shape, places, settings.length, settings.threads)
+        racer.file_bytes = file_bytes(places.model(shape, racer.entry))
+    except ExportFailedError as error:
+        racer.error = f"export: {error}"
+        say(f"  {racer.entry.name}: {racer.error}")
+        return None
+    say(f"  {shape} {racer.entry.name}: {racer.file_bytes / 1e6:.1f} MB after {time.perf_counter() - began:.0f} s")
+    return found
+
+
+def _record(racer: Racer, written: Written | None, shape: Shape, places: Places, settings: Settings) -> Contender:
+    entry, folder = racer.entry, places.model(shape.name, racer.entry)
+    ours = entry.peer == "partita" and racer.file_bytes > 0
+    return Contender(
+        name=entry.name,
+        peer=entry.peer,
+        form=entry.form,
+        bits=entry.bits,
+        error=racer.error,
+        written=written,
+        file_bytes=racer.file_bytes or None,
+        decode_bytes=decode_bytes(folder / "model.onnx") if ours else None,
+        cache_token_bytes=_cache_token_bytes(folder) if ours else None,
+        versions=racer.opened.get("versions", {}),
+        settings=racer.opened.get("settings", {}),
+        starts=tuple(racer.starts),
+        works=racer.works(settings),
+        peak_rss_bytes=racer.peak_rss_bytes,
+    )
+
+
+def _cache_token_bytes(package: Path) -> int:
+    """Of keys and values, which are all that these models keep."""
+    graph = read_manifest(package).graph
+    return graph.cache_bytes // graph.max_length
+
+
+def _parameters(checkpoint: Path) -> int:
+    """Elements of all tensors that are stored; a tied head is not."""
+    from safetensors import safe_open
+
+    with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
+        sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
+    total = 0
+    for shape in sizes:
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total
+
+
+def _disturbances(shapes: list[ShapeResult]) -> list[str]:
+    """What other processes took, where that is too much."""
+    taken = sorted(
+        turn.others_cores
+        for shape in shapes
+        for entry in shape.contenders
+        for work in entry.works
+        for turn in work.turns
+        if turn.others_cores is not None
+    )
+    middle = taken[len(taken) // 2] if taken else 0.0
+    return [f"other processes kept {middle:.1f} cores busy in the median turn"] if middle > DISTURBED_CORES else []
+
+
+def _commit() -> str | None:
+    """The commit that is checked out, marked where files differ from it; None outside a repository."""
+    try:
+        words = ["git", "describe", "--always", "--dirty"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""The files of a contender: made once by its own exporter, whose time and memory are measured, and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+from benchmarks.peers.plan import Entry, Places, export_command
+from benchmarks.peers.records import Written
+
+SAID = 400
+"""Characters of an exporter's last line that a failure is told with."""
+
+
+class ExportFailedError(Exception):
+    """An exporter refused; the message is what it said last."""
+
+
+def environ(threads: int, more: dict[str, str] | None = None) -> dict[str, str]:
+    """Variables of every process that is started: the same threads for all, and no network."""
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", **(more or {})}
+
+
+def prepare(entry: Entry, shape: str, places: Places, length: int, threads: int) -> Written | None:
+    """Make the files of `entry`, unless they are there for this length; None for one that needs none.
+
+    Raises ExportFailedError.
+    """
+    command = export_command(entry, shape, places, length, threads)
+    if command is None:
+        return None
+    out = places.model(shape, entry)
+    note = out.with_name(f"{out.name}.{length}.json")
+    if note.is_file() and out.exists():
+        return Written.model_validate_json(note.read_text("utf-8"))
+    _remove(out)
+    log = out.with_name(f"{out.name}.log")
+    began = time.perf_counter()
+    code, peak, said = _run(command, log, threads)
+    seconds = time.perf_counter() - began
+    if code:
+        _remove(out)
+        raise ExportFailedError(_last_line(log) or f"exit code {code}")
+    shown = " ".join(Path(word).name if os.sep in word else word for word in command)
+    written = Written(command=shown, seconds=seconds, peak_rss_bytes=peak, stages=_stages(said))
+    note.write_text(written.model_dump_json(indent=1), "utf-8")
+    return written
+
+
+def _run(command: list[str], log: Path, threads: int) -> tuple[int, int, str]:
+    """Exit code, bytes of the largest process, and standard output."""
+    answer = log.with_suffix(".out")
+    with log.open("wb") as errors, answer.open("wb") as output:
+        child = subprocess.Popen(command, stdout=output, stderr=errors, env=environ(threads))
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    said = answer.read_text("utf-8", errors="replace")
+    return child.returncode, usage.ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024), said
+
+
+def _stages(said: str) -> dict[str, float]:
+    """`seconds` of an export of ours."""
+    try:
+        seconds = json.loads(said).get("seconds")
+    except (ValueError, AttributeError):
+        return {}
+    return {str(name): float(value) for name, value in seconds.items()} if isinstance(seconds, dict) else {}
+
+
+def _last_line(log: Path) -> str:
+    """What an exporter said last: an exception's line, mostly."""
+    lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][-SAID:] if lines else ""
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def file_bytes(path: Path) -> int:
+    """Bytes of graph and weights: tokenizers, figures and answers that are stored beside them do not count."""
+    if path.is_file():
+        return path.stat().st_size
+    weights = (".onnx", ".onnx.data", ".onnx_data", "model.safetensors", ".bin", ".weights", ".data")
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file() and each.name.endswith(weights))
