@@ -17,7 +17,7 @@ from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measure
 from benchmarks.peers.page import page, sections
 from benchmarks.peers.plan import PEERS, Entry, Places, chosen
-from benchmarks.peers.prepare import ExportFailedError, file_bytes, prepare
+from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare
 from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
 from benchmarks.peers.records import Contender, PeersResult, ShapeResult, Written
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
@@ -119,7 +119,7 @@ def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.N
     return ShapeResult(
         shape=shape.name,
         title=shape.title,
-        parameters=_parameters(checkpoint),
+        parameters=parameters(checkpoint),
         checkpoint_bytes=file_bytes(checkpoint),
         contenders=tuple(_record(racer, written[racer.entry.name], shape, places, settings) for racer in racers),
     )
@@ -164,21 +164,6 @@ def _cache_token_bytes(package: Path) -> int:
     """Of keys and values, which are all that these models keep."""
     graph = read_manifest(package).graph
     return graph.cache_bytes // graph.max_length
-
-
-def _parameters(checkpoint: Path) -> int:
-    """Elements of all tensors that are stored; a tied head is not."""
-    from safetensors import safe_open
-
-    with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
-        sizes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
-    total = 0
-    for shape in sizes:
-        count = 1
-        for size in shape:
-            count *= size
-        total += count
-    return total
 
 
 def _disturbances(shapes: list[ShapeResult]) -> list[str]:

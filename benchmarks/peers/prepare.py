@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -90,3 +91,11 @@ def file_bytes(path: Path) -> int:
         return path.stat().st_size
     weights = (".onnx", ".onnx.data", ".onnx_data", "model.safetensors", ".bin", ".weights", ".data")
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file() and each.name.endswith(weights))
+
+
+def parameters(checkpoint: Path) -> int:
+    """Elements of all tensors that a checkpoint stores; a tied head is not."""
+    from safetensors import safe_open
+
+    with safe_open(checkpoint / "model.safetensors", framework="numpy") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no mapping

@@ -41,12 +41,19 @@ class Llama:
         """Empty the cache."""
         self.binding.llama_memory_clear(self.binding.llama_get_memory(self.context), False)
 
-    def read(self, tokens: list[int]) -> None:
-        """Read tokens behind those that were read before; logits of the last one."""
+    def read(self, tokens: list[int], *, every: bool = False) -> None:
+        """Read tokens behind those that were read before; logits of the last one, or of `every` one.
+
+        For `every` one, all tokens have to fit one batch.
+        """
         for first in range(0, len(tokens), BATCH):
             part = tokens[first : first + BATCH]
             array = (ctypes.c_int32 * len(part))(*part)
-            if self.binding.llama_decode(self.context, self.binding.llama_batch_get_one(array, len(part))):
+            batch = self.binding.llama_batch_get_one(array, len(part))
+            marks = (ctypes.c_int8 * len(part))(*[1] * len(part))
+            if every:
+                batch.logits = ctypes.cast(marks, ctypes.POINTER(ctypes.c_int8))
+            if self.binding.llama_decode(self.context, batch):
                 raise ValueError("llama_decode failed")
 
     def logits(self, index: int = -1) -> Logits:
@@ -65,30 +72,33 @@ class Llama:
                 self.read([token])
 
 
-def opener() -> Open:
-    """Import llama_cpp."""
+def import_binding() -> Any:
+    """Import llama_cpp, silently."""
+    global _LOG
     import llama_cpp
 
-    llama_cpp.llama_log_set(_silent(llama_cpp), ctypes.c_void_p(0))
+    _LOG = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
-
-    def open_engine(model: Path, threads: int, length: int) -> Opened:
-        system = llama_cpp.llama_print_system_info().decode()
-        extra = "no" if os.environ.get(EXTRA_BUFFERS, "1") == "0" else "yes"
-        settings = {"system": system.strip(" |"), "repacked weights": extra, "cache": "f16"}
-        return Opened(Llama(llama_cpp, model, threads, length), ("llama-cpp-python",), settings)
-
-    return open_engine
-
-
-def _silent(binding: Any) -> Any:
-    """A log callback that says nothing; kept alive by the module."""
-    global _LOG
-    _LOG = binding.llama_log_callback(lambda level, text, data: None)
-    return _LOG
+    return llama_cpp
 
 
 _LOG: Any = None
+"""The callback that says nothing; llama.cpp keeps its address alone."""
+
+
+def opener() -> Open:
+    """Import llama_cpp."""
+    binding = import_binding()
+
+    def open_engine(model: Path, threads: int, length: int) -> Opened:
+        system = binding.llama_print_system_info().decode()
+        extra = "no" if os.environ.get(EXTRA_BUFFERS, "1") == "0" else "yes"
+        settings = {"build": system.strip(" |").replace(" | ", ", "), "repacked weights": extra, "cache": "f16"}
+        return Opened(Llama(binding, model, threads, length), ("llama-cpp-python",), settings)
+
+    return open_engine
+
 
 if __name__ == "__main__":
     serve(opener)

@@ -12,6 +12,7 @@ def opener() -> Open:
     """Import Partita and ONNX Runtime."""
     import onnxruntime  # noqa: F401, RUF100 - its import is not to count as loading a model
 
+    from partita.package import read_manifest
     from partita.providers.resolve import parse_chain
     from partita.runtime.generate import generate
     from partita.runtime.runner import Runner, load_runner
@@ -29,8 +30,9 @@ def opener() -> Open:
                     yield step.tokens[0][0], True
 
     def open_engine(model: Path, threads: int, length: int) -> Opened:
-        runner = load_runner(model, parse_chain("cpu"), threads=threads)
-        settings = {"attention": runner.contract.attention, "cache": "float32, in place"}
+        manifest = read_manifest(model)
+        runner = load_runner(model, parse_chain("cpu"), threads=threads, manifest=manifest)
+        settings = {"attention": manifest.graph.attention}
         return Opened(Ours(runner), ("onnxruntime-gpu", "onnxruntime", "numpy"), settings)
 
     return open_engine
