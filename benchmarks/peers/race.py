@@ -74,7 +74,11 @@ class Child:
                 env=environ(settings.threads, entry.environ),
             )
         model = str(places.model(shape, entry).resolve())
-        self.opened = self.ask({"model": model, "threads": settings.threads, "length": settings.length})
+        try:
+            self.opened = self.ask({"model": model, "threads": settings.threads, "length": settings.length})
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """One answer. Raises ChildFailedError."""
