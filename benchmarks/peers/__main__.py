@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import psutil
 
 from benchmarks.peers import records
 from benchmarks.peers.decode_bytes import decode_bytes
-from benchmarks.peers.machine_rates import measure
+from benchmarks.peers.machine_rates import measured
 from benchmarks.peers.page import page, sections
 from benchmarks.peers.plan import PEERS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare
@@ -31,22 +32,26 @@ DISTURBED_CORES = 0.2
 def main() -> int:
     """Measure, print, store. Exit code 1 when the figures are disturbed, 2 for options that make no sense."""
     given = _options()
-    if given.read:
-        results = [records.read(file) for file in given.read]
-    else:
-        try:
-            results = [_measure(given)]
-        except ValueError as error:
-            say(f"bench-peers: {error}")
-            return 2
+    try:
+        if given.prepare_only:
+            _make_files(given)
+            return 0
+        results = [records.read(file) for file in given.read or ()] or [_measure(given)]
+    except ValueError as error:
+        say(f"bench-peers: {error}")
+        return 2
+    if not given.read:
         records.write(results[0], given.json)
         say(f"written: {given.json}")
     for result in results:
         print("\n".join(sections(result)))
-    if given.docs:
+    disturbed = any(result.disturbed for result in results)
+    if given.docs and disturbed and not given.disturbed:
+        say(f"{given.docs} is not written: the figures are disturbed; --disturbed writes them with a mark")
+    elif given.docs:
         given.docs.write_text(page(results), "utf-8")
         say(f"written: {given.docs}")
-    return 1 if any(result.disturbed for result in results) else 0
+    return 1 if disturbed else 0
 
 
 def _options() -> argparse.Namespace:
@@ -63,20 +68,38 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--environments", type=Path, default=Path(".venvs"), help="folder of peer-genai and the others")
     parser.add_argument("--json", type=Path, default=Path("build/peers/result.json"))
     parser.add_argument("--docs", type=Path, help="write this page, too")
+    parser.add_argument("--disturbed", action="store_true", help="write the page even so, with a mark")
+    parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the load average to fall")
     parser.add_argument("--prepare-only", action="store_true", help="make checkpoints and files, measure nothing")
     parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: show, and write, what was stored here")
     return parser.parse_args()
 
 
-def _measure(given: argparse.Namespace) -> PeersResult:
-    """All shapes. Raises ValueError."""
+def _asked(given: argparse.Namespace) -> tuple[list[Entry], Places]:
+    """Who takes part, and where. Raises ValueError."""
     entries = chosen(given.peers, given.precisions)
     places = Places(given.work, given.environments.absolute())
     if missing := environments_missing(entries, places):
         raise ValueError(f"not there: {', '.join(missing)}; run `make peer-envs`, or leave the peer out with --peers")
     if given.rounds < 1 or given.new_tokens < 2 or min(given.prompts) < 1:
         raise ValueError("there is at least 1 round, 1 token of prompt, and 2 new tokens")
-    machine = measure(given.threads)
+    return entries, places
+
+
+def _make_files(given: argparse.Namespace) -> None:
+    """Checkpoints, and what the exporters make of them."""
+    entries, places = _asked(given)
+    for shape in (SHAPES[name] for name in given.shapes):
+        make_checkpoint(places.checkpoint(shape.name), shape)
+        for entry in entries:
+            _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given))
+
+
+def _measure(given: argparse.Namespace) -> PeersResult:
+    """All shapes. Raises ValueError."""
+    entries, places = _asked(given)
+    _wait_for_rest(given.threads, given.wait)
+    machine = measured(given.threads)
     busy = machine.load_average is not None and machine.load_average > given.threads
     disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
     for reason in disturbed:
@@ -95,23 +118,23 @@ def _measure(given: argparse.Namespace) -> PeersResult:
     )
 
 
+def _wait_for_rest(threads: int, seconds: float) -> None:
+    """Let the load average of what ran before fall: making the files, say."""
+    ends = time.monotonic() + seconds
+    while hasattr(os, "getloadavg") and os.getloadavg()[0] > threads and time.monotonic() < ends:
+        time.sleep(5)
+
+
 def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace) -> ShapeResult:
     """Files, then a race per width."""
     checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
-    settings = Settings(
-        prompts=tuple(sorted(set(given.prompts))),
-        new_tokens=given.new_tokens,
-        rounds=given.rounds,
-        threads=given.threads,
-        start_prompt=given.start_prompt,
-        vocabulary=shape.settings["vocab_size"],
-    )
+    settings = _settings(shape, given)
     written: dict[str, Written | None] = {}
     racers = []
     for entry in entries:
         racers.append(Racer(entry, 0))
         written[entry.name] = _prepared(racers[-1], shape.name, places, settings)
-    for bits in () if given.prepare_only else (32, 16, 8, 4):
+    for bits in (32, 16, 8, 4):
         group = [racer for racer in racers if racer.entry.bits == bits and racer.error is None]
         if group:
             say(f"{shape.name}, {bits} bits: {', '.join(racer.entry.name for racer in group)}")
@@ -122,6 +145,18 @@ def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.N
         parameters=parameters(checkpoint),
         checkpoint_bytes=file_bytes(checkpoint),
         contenders=tuple(_record(racer, written[racer.entry.name], shape, places, settings) for racer in racers),
+    )
+
+
+def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
+    """What was asked for."""
+    return Settings(
+        prompts=tuple(sorted(set(given.prompts))),
+        new_tokens=given.new_tokens,
+        rounds=given.rounds,
+        threads=given.threads,
+        start_prompt=given.start_prompt,
+        vocabulary=shape.settings["vocab_size"],
     )
 
 

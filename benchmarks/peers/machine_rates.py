@@ -1,9 +1,14 @@
-"""What the machine gives: bytes per second read, and float32 and int8 products, with the threads that everybody has."""
+"""What the machine gives: bytes per second read, and float32 and int8 products, with the threads that everybody has.
+
+`python -m benchmarks.peers.machine_rates THREADS` prints it as JSON: a process of its own takes its memory along.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +29,15 @@ ROUNDS = 5
 ROWS, WIDTH = 128, 2048
 
 
+def measured(threads: int) -> Machine:
+    """The rates, from a child process; raises CalledProcessError when it fails."""
+    command = [sys.executable, "-m", "benchmarks.peers.machine_rates", str(threads)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return Machine.model_validate_json(done.stdout)
+
+
 def measure(threads: int) -> Machine:
-    """All of it, in a few seconds."""
+    """All of it, here and now."""
     flags = _proc("/proc/cpuinfo")
     name = next((line.partition(":")[2].strip() for line in flags.splitlines() if line.startswith("model name")), "")
     try:
@@ -120,3 +132,7 @@ def _runner(node: Any, left: Any, weight: Any, result: int, threads: int) -> Cal
 
 def _type(array: Any) -> int:
     return int(helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+if __name__ == "__main__":
+    print(measure(int(sys.argv[1])).model_dump_json())

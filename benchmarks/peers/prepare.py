@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -52,15 +53,25 @@ def prepare(entry: Entry, shape: str, places: Places, length: int, threads: int)
     return written
 
 
+LAUNCHER = """
+import json, os, sys
+child = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(child, 0)
+scale = 1 if sys.platform == "darwin" else 1024
+with open(sys.argv[1], "w") as note:
+    json.dump([os.waitstatus_to_exitcode(status), usage.ru_maxrss * scale], note)
+"""
+"""Starts an exporter. Peak memory of a process begins with that of the one that started it, so this one is small."""
+
+
 def _run(command: list[str], log: Path, threads: int) -> tuple[int, int, str]:
     """Exit code, bytes of the largest process, and standard output."""
-    answer = log.with_suffix(".out")
+    answer, note = log.with_suffix(".out"), log.with_suffix(".usage")
+    launch = [sys.executable, "-S", "-c", LAUNCHER, str(note), *command]
     with log.open("wb") as errors, answer.open("wb") as output:
-        child = subprocess.Popen(command, stdout=output, stderr=errors, env=environ(threads))
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-    said = answer.read_text("utf-8", errors="replace")
-    return child.returncode, usage.ru_maxrss * (1 if os.uname().sysname == "Darwin" else 1024), said
+        subprocess.run(launch, stdout=output, stderr=errors, env=environ(threads), check=True)
+    code, peak = json.loads(note.read_text("utf-8"))
+    return code, peak, answer.read_text("utf-8", errors="replace")
 
 
 def _stages(said: str) -> dict[str, float]:
@@ -75,7 +86,7 @@ def _stages(said: str) -> dict[str, float]:
 def _last_line(log: Path) -> str:
     """What an exporter said last: an exception's line, mostly."""
     lines = [line.strip() for line in log.read_text("utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][-SAID:] if lines else ""
+    return lines[-1][:SAID] if lines else ""
 
 
 def _remove(path: Path) -> None:
