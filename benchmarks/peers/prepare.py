@@ -36,10 +36,12 @@ def prepare(entry: Entry, shape: str, places: Places, length: int, threads: int)
     if command is None:
         return None
     out = places.model(shape, entry)
-    note = out.with_name(f"{out.name}.{length}.json")
+    # Only our packages have a cache of a fixed length.
+    note = out.with_name(f"{out.name}.{length if entry.peer == 'partita' else 'any'}.json")
     if note.is_file() and out.exists():
         return Written.model_validate_json(note.read_text("utf-8"))
-    _remove(out)
+    for old in (out, *out.parent.glob(f"{out.name}.*.json")):
+        _remove(old)
     log = out.with_name(f"{out.name}.log")
     began = time.perf_counter()
     code, peak, said = _run(command, log, threads)

@@ -9,11 +9,12 @@ from onnx import TensorProto, helper
 
 from benchmarks.peers import records
 from benchmarks.peers.decode_bytes import decode_bytes
-from benchmarks.peers.page import page, table
+from benchmarks.peers.page import PREAMBLE, page, table
 from benchmarks.peers.plan import ENTRIES, Places, chosen, export_command
 from benchmarks.peers.quality import compared
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Start, Turn, Work, Written
 from benchmarks.peers.targets import Verdict, decode, ratios, verdicts
+from tests.conftest import REPOSITORY
 
 GIB = 1 << 30
 
@@ -202,3 +203,10 @@ def test_quality_compares_where_the_original_has_a_loss():
     text = {"losses": np.array([[1.0, np.nan, 2.0]]), "best": np.array([[3, 4, 5]])}
     ratio, perplexity, same = compared(text, np.array([[1.5, 9.0, 2.5]]), np.array([[3, 0, 0]]))
     assert (ratio, perplexity, same) == (pytest.approx(np.exp(0.5)), pytest.approx(np.exp(2.0)), 0.5)
+
+
+def test_the_published_page_is_the_generated_one():
+    text = (REPOSITORY / "docs" / "benchmarks.md").read_text("utf-8")
+    assert text.startswith(PREAMBLE), (
+        "write it again: python -m benchmarks.peers --read RESULTS --docs docs/benchmarks.md"
+    )
