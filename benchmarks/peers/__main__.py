@@ -16,6 +16,7 @@ import psutil
 from benchmarks.peers import records
 from benchmarks.peers.decode_bytes import decode_bytes
 from benchmarks.peers.machine_rates import measured
+from benchmarks.peers.others import DISTURBED_CORES
 from benchmarks.peers.page import page, sections
 from benchmarks.peers.plan import PEERS, Entry, Places, chosen
 from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare
@@ -24,9 +25,6 @@ from benchmarks.peers.records import Contender, PeersResult, ShapeResult, Writte
 from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
 from partita import __version__
 from partita.package import read_manifest
-
-DISTURBED_CORES = 0.2
-"""Of a core, in the median turn, that other processes may take."""
 
 
 def main() -> int:
@@ -71,6 +69,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--disturbed", action="store_true", help="write the page even so, with a mark")
     parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the load average to fall")
     parser.add_argument("--prepare-only", action="store_true", help="make checkpoints and files, measure nothing")
+    parser.add_argument("--export-again", action="store_true", help="make files anew that a busy machine made")
     parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: show, and write, what was stored here")
     return parser.parse_args()
 
@@ -92,7 +91,7 @@ def _make_files(given: argparse.Namespace) -> None:
     for shape in (SHAPES[name] for name in given.shapes):
         make_checkpoint(places.checkpoint(shape.name), shape)
         for entry in entries:
-            _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given))
+            _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given), again=given.export_again)
 
 
 def _measure(given: argparse.Namespace) -> PeersResult:
@@ -133,7 +132,7 @@ def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.N
     racers = []
     for entry in entries:
         racers.append(Racer(entry, 0))
-        written[entry.name] = _prepared(racers[-1], shape.name, places, settings)
+        written[entry.name] = _prepared(racers[-1], shape.name, places, settings, again=given.export_again)
     for bits in (32, 16, 8, 4):
         group = [racer for racer in racers if racer.entry.bits == bits and racer.error is None]
         if group:
@@ -160,11 +159,11 @@ def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
     )
 
 
-def _prepared(racer: Racer, shape: str, places: Places, settings: Settings) -> Written | None:
+def _prepared(racer: Racer, shape: str, places: Places, settings: Settings, *, again: bool) -> Written | None:
     """The files of one contender; its error is noted where there are none."""
     began = time.perf_counter()
     try:
-        found = prepare(racer.entry, shape, places, settings.length, settings.threads)
+        found = prepare(racer.entry, shape, places, settings.length, settings.threads, again=again)
         racer.file_bytes = file_bytes(places.model(shape, racer.entry))
     except ExportFailedError as error:
         racer.error = f"export: {error}"

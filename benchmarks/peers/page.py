@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Work
+from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Work, Written
 from benchmarks.peers.targets import decode, decode_rate, first_token, prefill, verdicts
 from partita.observations.text_format import decimals, human_bytes
 
@@ -143,9 +143,16 @@ def _file_row(entry: Contender, shape: ShapeResult) -> list[str]:
         human_bytes(int(statistics.median(peaks))) if peaks else DASH,
         human_bytes(entry.peak_rss_bytes),
         " / ".join(decimals(rate) for rate in rates) or DASH,
-        decimals(entry.written.seconds) if entry.written else DASH,
+        _export_seconds(entry.written),
         human_bytes(entry.written.peak_rss_bytes) if entry.written else DASH,
     ]
+
+
+def _export_seconds(written: Written | None) -> str:
+    """Marked where the machine was busy with something else."""
+    if written is None:
+        return DASH
+    return f"{decimals(written.seconds)}{' (disturbed)' if written.disturbed else ''}"
 
 
 def _targets(shape: ShapeResult, machine: Machine) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.peers.others import busy_seconds, others_cores
 from benchmarks.peers.plan import Entry, Places, child_command
 from benchmarks.peers.prepare import environ
 from benchmarks.peers.records import Start, Turn, Work
@@ -30,6 +31,8 @@ MEMORY_SHARE = 0.8
 GROWTH = 1.5
 """What a child is expected to take, as a multiple of its files."""
 WARM_TOKENS = 4
+SHORTEST_SECONDS = 0.2
+"""The operating system accounts for time in hundredths of a second: of less, nothing is said."""
 
 
 class ChildFailedError(Exception):
@@ -256,16 +259,9 @@ class Race:
         turn = Turn(
             prefill_seconds=answer["prefill_seconds"],
             decode_seconds=answer["decode_seconds"],
-            others_cores=max(0.0, busy - mine) / seconds if seconds >= 0.2 else None,
+            others_cores=others_cores(busy, mine, seconds) if seconds >= SHORTEST_SECONDS else None,
         )
         return turn, answer
-
-
-def busy_seconds() -> float:
-    """Seconds of all cores that were not idle, those included in which the host ran something else."""
-    times = psutil.cpu_times()._asdict()
-    guest = times.get("guest", 0.0) + times.get("guest_nice", 0.0)  # counted in user and nice, too
-    return float(sum(times.values()) - times["idle"] - times.get("iowait", 0.0) - guest)
 
 
 def _cpu(child: Child) -> float:

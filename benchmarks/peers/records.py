@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from benchmarks.peers.others import DISTURBED_CORES
 from partita.observations.records import Record
 
 PeerName = Literal["partita", "genai", "llama", "optimum", "transformers"]
@@ -88,6 +89,13 @@ class Written(Record):
     """Of the largest process that took part."""
     stages: dict[str, float] = {}
     """Seconds of each, as far as the exporter tells."""
+    others_cores: float = 0.0
+    """Cores that other processes kept busy meanwhile."""
+
+    @property
+    def disturbed(self) -> bool:
+        """Its seconds are not to be compared."""
+        return self.others_cores > DISTURBED_CORES
 
 
 class Contender(Record):

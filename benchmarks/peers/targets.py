@@ -155,6 +155,7 @@ def _export(shape: ShapeResult) -> Iterator[Verdict]:
     ours, theirs = shape.named(DEFAULT_INT4), shape.named(GENAI_INT4)
     if ours and theirs and ours.written and theirs.written:
         mine, other = ours.written, theirs.written
-        yield Verdict(f"seconds of export, {ours.name} / {theirs.name}", mine.seconds / other.seconds, 1.0, False)
+        if not (mine.disturbed or other.disturbed):
+            yield Verdict(f"seconds of export, {ours.name} / {theirs.name}", mine.seconds / other.seconds, 1.0, False)
         memory = mine.peak_rss_bytes / other.peak_rss_bytes
         yield Verdict(f"peak memory of export, {ours.name} / {theirs.name}", memory, 0.5, False)

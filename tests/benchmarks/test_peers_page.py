@@ -107,6 +107,15 @@ def test_what_is_to_stay_below_a_limit():
     assert given["peak memory / package, partita int4-b64"].words == "met"
 
 
+def test_an_export_on_a_busy_machine_is_marked_and_not_compared():
+    slow = Written(command="x", seconds=100, peak_rss_bytes=GIB, others_cores=1.0)
+    ours = contender("partita int4-b64", 4, work(1.0), written=slow)
+    theirs = contender("genai int4", 4, work(1.0), written=Written(command="y", seconds=20, peak_rss_bytes=GIB))
+    given = shape(ours, theirs)
+    assert "seconds of export, partita int4-b64 / genai int4" not in found(given)
+    assert "| 100 (disturbed) |" in page([result(given)])
+
+
 def test_wide_forms_are_compared_with_the_fastest_peer():
     ours, slow, fast = (
         contender("partita fp16", 16, work(2.0)),

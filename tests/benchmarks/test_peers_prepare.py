@@ -64,6 +64,18 @@ def test_files_are_made_once_for_a_length(monkeypatch, places):
         prepare.prepare(OURS, "tiny", places, 200, 1)
 
 
+def test_files_that_a_busy_machine_made_are_made_again_when_asked_for(monkeypatch, places):
+    monkeypatch.setattr(prepare, "others_cores", lambda busy, own, seconds: 1.5)
+    exporter(monkeypatch, WRITES)
+    first = prepare.prepare(OURS, "tiny", places, 100, 1, again=True)
+    assert first is not None and first.disturbed
+    monkeypatch.setattr(prepare, "others_cores", lambda busy, own, seconds: 0.0)
+    assert prepare.prepare(OURS, "tiny", places, 100, 1) == first
+    second = prepare.prepare(OURS, "tiny", places, 100, 1, again=True)
+    assert second is not None and not second.disturbed
+    assert prepare.prepare(OURS, "tiny", places, 100, 1, again=True) == second
+
+
 def test_a_refusal_is_told_in_the_exporter_s_last_line(monkeypatch, places):
     exporter(monkeypatch, "raise NotImplementedError('The X model is not currently supported.')")
     with pytest.raises(ExportFailedError, match=r"^NotImplementedError: The X model is not currently supported\.$"):
