@@ -73,8 +73,14 @@ def test_who_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
 
 
 def test_children_that_do_not_fit_together_are_opened_for_their_turn(tmp_path, monkeypatch):
-    opened = []
-    monkeypatch.setattr(Race, "_open", lambda self, racer, plain=Race._open: opened.append(1) or plain(self, racer))
+    opened: list[Racer] = []
+    plain = Race._open
+
+    def counted(self: Race, racer: Racer):
+        opened.append(racer)
+        return plain(self, racer)
+
+    monkeypatch.setattr(Race, "_open", counted)
     (one,) = raced(tmp_path, monkeypatch, "good", together=False)
     assert [len(each.turns) for each in one.works(SETTINGS)] == [3, 3]
     assert len(opened) == 3 + 4 and one.child is None
