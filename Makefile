@@ -35,9 +35,9 @@ PEER_ENVS    := peer-genai peer-llama peer-optimum
 peer-genai   := onnxruntime-genai onnxruntime onnx onnx-ir torch transformers
 peer-llama   := llama-cpp-python gguf
 peer-optimum := optimum-onnx onnxruntime onnx torch transformers accelerate
-# llama.cpp for this very processor, without the helper libraries of its multimodal tools. -U leaves its AMX kernels out,
-# which crash while they repack weights (llama-cpp-python 0.3.36); elsewhere it does nothing. With them: LLAMA_CMAKE=
-LLAMA_CMAKE  ?= -DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__
+# llama.cpp is built for this very processor, with its AMX kernels where there is such a unit. GCC before 12.4 and 13.3
+# drops most of the tile configuration that these load, as a dead store, and they crash; the flags keep it from that.
+LLAMA_FLAGS  ?= -fno-tree-dse -fno-dse
 LLAMA_JOBS   ?= 2
 
 .PHONY: help install envs $(ENV_TARGETS) peer-envs $(PEER_ENVS) bench-peers demo test test-heavy test-cuda truth breadth check bench clean
@@ -82,13 +82,13 @@ peer-envs: $(PEER_ENVS) ## create the environments of the peers, in .venvs/; lla
 
 $(PEER_ENVS): %: $(VENVS)/%/.installed
 
-# Partita is in none of them: its benchmarks are run there from this folder.
+# Partita is in none of them: its benchmarks are run there from this folder. No cache: wheels in it do not tell their flags.
 $(PEER_ENVS:%=$(VENVS)/%/.installed): $(VENVS)/%/.installed: constraints/%.txt
 	@rm -rf $(VENVS)/$* && mkdir -p $(VENVS)
 	@echo "installing $($*) into $(VENVS)/$*"
 	@$(PYTHON) -m venv $(VENVS)/$*
-	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF $(LLAMA_CMAKE)" CMAKE_BUILD_PARALLEL_LEVEL=$(LLAMA_JOBS) \
-	  $(VENVS)/$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-binary llama-cpp-python \
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CXXFLAGS="$(LLAMA_FLAGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(LLAMA_JOBS) \
+	  $(VENVS)/$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-cache-dir --no-binary llama-cpp-python \
 	  --constraint constraints/$*.txt $($*) || { rm -rf $(VENVS)/$*; exit 1; }
 	@touch $@
 

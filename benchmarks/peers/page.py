@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Work, Written
 from benchmarks.peers.targets import decode, decode_rate, first_token, prefill, verdicts
@@ -109,8 +109,8 @@ def _speeds(shape: ShapeResult) -> str:
     return table(heads, rows) if rows else ""
 
 
-def _rate(work: Work | None, rates: object) -> str:
-    return DASH if work is None or not callable(rates) else spread(rates(work))
+def _rate(work: Work | None, rates: Callable[[Work], list[float]]) -> str:
+    return DASH if work is None else spread(rates(work))
 
 
 def _files(shape: ShapeResult, start_prompt: int) -> str:
