@@ -108,13 +108,23 @@ def _measure(given: argparse.Namespace) -> PeersResult:
         partita_version=__version__,
         commit=_commit(),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        command=shlex.join(["python", "-m", "benchmarks.peers", *sys.argv[1:]]),
+        command=shlex.join(["python", "-m", "benchmarks.peers", *_without_places(sys.argv[1:])]),
         machine=machine,
         rounds=given.rounds,
         start_prompt=given.start_prompt,
         disturbed=(*disturbed, *_disturbances(shapes)),
         shapes=tuple(shapes),
     )
+
+
+def _without_places(words: list[str]) -> list[str]:
+    """Options without those that say where files lie."""
+    places = ("--work", "--environments", "--json", "--docs")
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word.partition("=")[0] not in places and before not in places
+    ]
 
 
 def _wait_for_rest(threads: int, seconds: float) -> None:
