@@ -1,8 +1,8 @@
 """`python -m benchmarks.peers.quality`: what llama.cpp's forms cost the embedded checkpoint, beside ours.
 
 The text is that of `partita evaluate`, in the same windows: a package of ours holds the tokens, and what the original
-model made of them. llama.cpp reads the same tokens; so the perplexities have one denominator. docs/precisions.md has
-the table.
+model made of them. llama.cpp reads the same tokens; so the perplexities have one denominator. Divergence is measured
+from the original by an export, and from its own F16 form with llama.cpp. docs/precisions.md has the table.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from benchmarks.peers.page import table
 from benchmarks.peers.plan import ENTRIES, Entry, Places
 from benchmarks.peers.prepare import environ, file_bytes, parameters, prepare
 from partita.demo import checkpoint_path
+from partita.package import QUALITY, read_manifest
 
 SHAPE = "demo"
 FORMS = ("f16", "q8_0", "q4_0", "q4_0-pure", "q4_k_m")
@@ -40,11 +42,12 @@ def main() -> int:
     _link(places)
     entries = [each for each in ENTRIES if each.peer == "partita" and each.form in OURS]
     entries += [each for each in ENTRIES if each.peer == "llama" and each.form in FORMS]
+    _reference(places).unlink(missing_ok=True)
     for entry in entries:
         prepare(entry, SHAPE, places, LENGTH, given.threads)
     text = _text(places.model(SHAPE, entries[0]))
     rows = [_row(entry, text, places, given.threads) for entry in entries]
-    heads = ("form", "bytes", "bits per weight", "perplexity", "ratio", "same best token")
+    heads = ("form", "bytes", "bits per weight", "perplexity", "ratio", "same best token", "KL mean")
     print(table(heads, rows))
     return 0
 
@@ -61,19 +64,35 @@ def _text(package: Path) -> dict[str, Any]:
     """windows, losses and best of the original; see partita.runtime.evaluate."""
     from safetensors.numpy import load_file
 
-    from partita.package import QUALITY
-
     return dict(load_file(package / QUALITY))
 
 
 def _row(entry: Entry, text: dict[str, Any], places: Places, threads: int) -> tuple[str, ...]:
     """One form: its size, and the text read with it."""
     model = places.model(SHAPE, entry)
-    losses, best = _read_ours(model, threads) if entry.peer == "partita" else _read_llama(model, text, places, threads)
-    ratio, perplexity, same = compared(text, losses, best)
+    read = _read_ours(model, threads) if entry.peer == "partita" else _read_llama(model, text, places, threads)
+    ratio, perplexity, same = compared(text, read.losses, read.best)
     size = file_bytes(model)
     bits = f"{8 * size / parameters(places.checkpoint(SHAPE)):.2f}"
-    return (entry.name, f"{size:,}", bits, f"{perplexity:.3f}", f"{ratio:.4f}", f"{100 * same:.1f} %")
+    found = (f"{perplexity:.3f}", f"{ratio:.4f}", f"{100 * same:.1f} %", f"{read.divergence:.4f}")
+    return (entry.name, f"{size:,}", bits, *found)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a form made of the text."""
+
+    losses: Any
+    """[W, L - 1] nats."""
+    best: Any
+    """[W, L - 1] tokens."""
+    divergence: float
+    """Mean, in nats."""
+
+
+def _reference(places: Places) -> Path:
+    """Distributions of the first form of llama.cpp."""
+    return places.work / SHAPE / "reference.npy"
 
 
 def compared(text: dict[str, Any], losses: Any, best: Any) -> tuple[float, float, float]:
@@ -86,19 +105,19 @@ def compared(text: dict[str, Any], losses: Any, best: Any) -> tuple[float, float
     return math.exp(mean - original), math.exp(mean), float((best == text["best"])[heard].mean())
 
 
-def _read_llama(model: Path, text: dict[str, Any], places: Places, threads: int) -> tuple[Any, Any]:
+def _read_llama(model: Path, text: dict[str, Any], places: Places, threads: int) -> Reading:
     """With llama.cpp, in its own environment."""
     windows, out = places.work / SHAPE / "windows.npy", places.work / SHAPE / f"{model.name}.npz"
     np.save(windows, text["windows"].astype(np.int64))
     python = places.environments / "peer-llama" / "bin" / "python"
-    words = [str(model), str(windows), str(out), str(threads)]
+    words = [str(model), str(windows), str(out), str(threads), str(_reference(places))]
     command = [str(python), "-m", "benchmarks.peers.children.llama_quality", *words]
     subprocess.run(command, check=True, env=environ(threads))
     with np.load(out) as found:
-        return found["losses"], found["best"]
+        return Reading(found["losses"], found["best"], float(found["divergence"].mean()))
 
 
-def _read_ours(package: Path, threads: int) -> tuple[Any, Any]:
+def _read_ours(package: Path, threads: int) -> Reading:
     """With the scorer behind `partita evaluate`."""
     from partita.providers.resolve import parse_chain
     from partita.runtime.evaluate import loss
@@ -114,7 +133,9 @@ def _read_ours(package: Path, threads: int) -> tuple[Any, Any]:
                 best[number, position] = int(logits.argmax())
 
             scorer.score([window[:-1].tolist()], hear)
-    return losses, best
+    quality = read_manifest(package).quality
+    assert quality is not None
+    return Reading(losses, best, quality.kl_mean)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""`python -m benchmarks.peers.children.llama_quality MODEL WINDOWS OUT THREADS`: the losses of a text with llama.cpp.
+"""`python -m benchmarks.peers.children.llama_quality MODEL WINDOWS OUT THREADS REFERENCE`: a text read with llama.cpp.
 
-WINDOWS is an .npy of [W, L] tokens; each window is read into an empty cache. Writes OUT, an .npz: `losses`
-[W, L - 1] in nats, and `best` [W, L - 1], the token that is thought most likely.
+WINDOWS is an .npy of [W, L] tokens; each window is read into an empty cache. Writes OUT, an .npz: `losses` [W, L - 1]
+in nats, `best` [W, L - 1], the token that is thought most likely, and `divergence` [W, L - 1], the Kullback-Leibler
+divergence in nats from the distributions in REFERENCE, an .npy that the first model writes where there is none.
 """
 
 from __future__ import annotations
@@ -15,27 +16,31 @@ import numpy as np
 from benchmarks.peers.children.llama import Llama, import_binding
 
 
-def read_text(llama: Llama, windows: Any) -> tuple[Any, Any]:
-    """Losses and most likely tokens of `windows` [W, L]."""
+def read_text(llama: Llama, windows: Any) -> Any:
+    """Log-probabilities [W, L - 1, vocab] of what follows each token of `windows` [W, L] but the last."""
     count, length = windows.shape
-    losses, best = np.zeros((count, length - 1)), np.zeros((count, length - 1), np.int64)
+    found = np.zeros((count, length - 1, llama.vocab), np.float32)
     for number, window in enumerate(windows):
         llama.clear()
         llama.read([int(token) for token in window[:-1]], every=True)
         logits = np.stack([llama.logits(index) for index in range(length - 1)]).astype(np.float64)
-        highest = logits.max(1)
-        total = highest + np.log(np.exp(logits - highest[:, None]).sum(1))
-        losses[number] = total - logits[np.arange(length - 1), window[1:]]
-        best[number] = logits.argmax(1)
-    return losses, best
+        highest = logits.max(1, keepdims=True)
+        found[number] = logits - highest - np.log(np.exp(logits - highest).sum(1, keepdims=True))
+    return found
 
 
 def main() -> None:
     """Read, and write what was found."""
-    model, windows, out, threads = Path(sys.argv[1]), np.load(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    llama = Llama(import_binding(), model, threads, windows.shape[1])
-    losses, best = read_text(llama, windows)
-    np.savez(out, losses=losses, best=best)
+    model, windows, out, threads, reference = sys.argv[1:]
+    tokens = np.load(windows)
+    llama = Llama(import_binding(), Path(model), int(threads), tokens.shape[1])
+    found = read_text(llama, tokens)
+    if not Path(reference).is_file():
+        np.save(reference, found)
+    original = np.load(reference)
+    losses = -np.take_along_axis(found, tokens[:, 1:, None], 2)[..., 0]
+    divergence = (np.exp(original) * (original - found)).sum(2)
+    np.savez(out, losses=losses, best=found.argmax(2), divergence=divergence)
 
 
 if __name__ == "__main__":
