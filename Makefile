@@ -10,6 +10,7 @@ RUNTIME     ?= $(if $(filter Linux-x86_64,$(shell uname -s)-$(shell uname -m)),g
 EXTRAS      ?= export,$(RUNTIME),dev
 PYTEST_ARGS ?=
 BENCH_ARGS  ?=
+PEERS_ARGS  ?=
 BREADTH_ARGS ?=
 TRUTH_ARGS ?=
 # Which environments `make test` tests, by the names in tests/contract/expectations.py; main is $(VENV).
@@ -29,7 +30,17 @@ NAMES       := openvino webgpu qnn plugins
 ENV_TARGETS := $(NAMES:%=env-%)
 WANTED      := $(filter $(NAMES:%=env-%),$(ENVIRONMENTS:%=env-%))
 
-.PHONY: help install envs $(ENV_TARGETS) demo test test-heavy test-cuda truth breadth check bench clean
+# Peers of `make bench-peers`, an environment each: name = constraints/name.txt, which is all that fixes its versions.
+PEER_ENVS    := peer-genai peer-llama peer-optimum
+peer-genai   := onnxruntime-genai onnxruntime onnx onnx-ir torch transformers
+peer-llama   := llama-cpp-python gguf
+peer-optimum := optimum-onnx onnxruntime onnx torch transformers accelerate
+# llama.cpp is built for this very processor, with its AMX kernels where there is such a unit. GCC before 12.4 and 13.3
+# drops most of the tile configuration that these load, as a dead store, and they crash; the flags keep it from that.
+LLAMA_FLAGS  ?= -fno-tree-dse -fno-dse
+LLAMA_JOBS   ?= 2
+
+.PHONY: help install envs $(ENV_TARGETS) peer-envs $(PEER_ENVS) bench-peers demo test test-heavy test-cuda truth breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -65,6 +76,20 @@ $(VENVS)/%/.installed: pyproject.toml $(CONSTRAINTS) constraints/%.txt
 	    --constraint $(CONSTRAINTS) --constraint constraints/$*.txt --editable ".[$*,test]"; \
 	} 2>$(VENVS)/$*.log || \
 	  { grep -i error $(VENVS)/$*.log | tail -n 1 > $(VENVS)/$*.failed; cat $(VENVS)/$*.log >&2; rm -rf $(VENVS)/$*; exit 1; }
+	@touch $@
+
+peer-envs: $(PEER_ENVS) ## create the environments of the peers, in .venvs/; llama.cpp is compiled for this processor
+
+$(PEER_ENVS): %: $(VENVS)/%/.installed
+
+# Partita is in none of them: its benchmarks are run there from this folder. No cache: wheels in it do not tell their flags.
+$(PEER_ENVS:%=$(VENVS)/%/.installed): $(VENVS)/%/.installed: constraints/%.txt
+	@rm -rf $(VENVS)/$* && mkdir -p $(VENVS)
+	@echo "installing $($*) into $(VENVS)/$*"
+	@$(PYTHON) -m venv $(VENVS)/$*
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" CXXFLAGS="$(LLAMA_FLAGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(LLAMA_JOBS) \
+	  $(VENVS)/$*/bin/python -m pip --disable-pip-version-check --quiet install --no-compile --no-cache-dir --no-binary llama-cpp-python \
+	  --constraint constraints/$*.txt $($*) || { rm -rf $(VENVS)/$*; exit 1; }
 	@touch $@
 
 demo: install ## export the embedded checkpoint, generate from it, and show the partition report
@@ -114,6 +139,9 @@ check: install ## ruff, mypy --strict and the import rules; all three run even w
 
 bench: install ## measure export, and generation against a bare loop and against transformers
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-peers: install peer-envs ## Partita beside onnxruntime-genai, llama.cpp, optimum and transformers; writes docs/benchmarks.md; hours
+	PYTHONPATH=. $(BIN)/python -m benchmarks.peers --environments $(VENVS) --docs docs/benchmarks.md $(PEERS_ARGS)
 
 clean: ## remove the virtual environments and everything that was built
 	rm -rf $(VENV) $(VENVS) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,238 @@
+"""`python -m benchmarks.peers`: Partita beside its peers, as tables, as JSON, and as docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+
+from benchmarks.peers import records
+from benchmarks.peers.decode_bytes import decode_bytes
+from benchmarks.peers.machine_rates import measured
+from benchmarks.peers.others import DISTURBED_CORES
+from benchmarks.peers.page import page, sections
+from benchmarks.peers.plan import PEERS, Entry, Places, chosen
+from benchmarks.peers.prepare import ExportFailedError, file_bytes, parameters, prepare
+from benchmarks.peers.race import Race, Racer, Settings, environments_missing, say
+from benchmarks.peers.records import Contender, PeersResult, ShapeResult, Written
+from benchmarks.peers.shapes import DEFAULT_SHAPES, SHAPES, Shape, make_checkpoint
+from partita import __version__
+from partita.package import read_manifest
+
+
+def main() -> int:
+    """Measure, print, store. Exit code 1 when the figures are disturbed, 2 for options that make no sense."""
+    given = _options()
+    try:
+        if given.prepare_only:
+            _make_files(given)
+            return 0
+        results = [records.read(file) for file in given.read or ()] or [_measure(given)]
+    except ValueError as error:
+        say(f"bench-peers: {error}")
+        return 2
+    if not given.read:
+        records.write(results[0], given.json)
+        say(f"written: {given.json}")
+    for result in results:
+        print("\n".join(sections(result)))
+    disturbed = any(result.disturbed for result in results)
+    if given.docs and disturbed and not given.disturbed:
+        say(f"{given.docs} is not written: the figures are disturbed; --disturbed writes them with a mark")
+    elif given.docs:
+        given.docs.write_text(page(results), "utf-8")
+        say(f"written: {given.docs}")
+    return 1 if disturbed else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=list(DEFAULT_SHAPES))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--precisions", nargs="+", default=[], help="forms as int4-b64, or widths as 4; default: all")
+    parser.add_argument("--prompts", nargs="+", type=int, default=[16, 128, 1024], metavar="TOKENS")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--start-prompt", type=int, default=128, help="prompt of the time to first token")
+    parser.add_argument("--threads", type=int, default=psutil.cpu_count(logical=False) or 1, help="default: the cores")
+    parser.add_argument("--work", type=Path, default=Path("build/peers"), help="checkpoints and files, which are kept")
+    parser.add_argument("--environments", type=Path, default=Path(".venvs"), help="folder of peer-genai and the others")
+    parser.add_argument("--json", type=Path, default=Path("build/peers/result.json"))
+    parser.add_argument("--docs", type=Path, help="write this page, too")
+    parser.add_argument("--disturbed", action="store_true", help="write the page even so, with a mark")
+    parser.add_argument("--wait", type=float, default=120, help="seconds to wait for the load average to fall")
+    parser.add_argument("--prepare-only", action="store_true", help="make checkpoints and files, measure nothing")
+    parser.add_argument("--export-again", action="store_true", help="make files anew that a busy machine made")
+    parser.add_argument("--read", nargs="+", type=Path, help="measure nothing: show, and write, what was stored here")
+    return parser.parse_args()
+
+
+def _asked(given: argparse.Namespace) -> tuple[list[Entry], Places]:
+    """Who takes part, and where. Raises ValueError."""
+    entries = chosen(given.peers, given.precisions)
+    places = Places(given.work, given.environments.absolute())
+    if missing := environments_missing(entries, places):
+        raise ValueError(f"not there: {', '.join(missing)}; run `make peer-envs`, or leave the peer out with --peers")
+    if given.rounds < 1 or given.new_tokens < 2 or min(given.prompts) < 1:
+        raise ValueError("there is at least 1 round, 1 token of prompt, and 2 new tokens")
+    return entries, places
+
+
+def _make_files(given: argparse.Namespace) -> None:
+    """Checkpoints, and what the exporters make of them."""
+    entries, places = _asked(given)
+    for shape in (SHAPES[name] for name in given.shapes):
+        make_checkpoint(places.checkpoint(shape.name), shape)
+        for entry in entries:
+            _prepared(Racer(entry, 0), shape.name, places, _settings(shape, given), again=given.export_again)
+
+
+def _measure(given: argparse.Namespace) -> PeersResult:
+    """All shapes. Raises ValueError."""
+    entries, places = _asked(given)
+    _wait_for_rest(given.threads, given.wait)
+    machine = measured(given.threads)
+    busy = machine.load_average is not None and machine.load_average > given.threads
+    disturbed = [f"the load average was {machine.load_average:.1f} with {given.threads} threads"] if busy else []
+    for reason in disturbed:
+        say(f"disturbed: {reason}; these figures are not to be published")
+    shapes = [_shape(SHAPES[name], entries, places, given) for name in given.shapes]
+    return PeersResult(
+        partita_version=__version__,
+        commit=_commit(),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        command=shlex.join(["python", "-m", "benchmarks.peers", *_without_places(sys.argv[1:])]),
+        machine=machine,
+        rounds=given.rounds,
+        start_prompt=given.start_prompt,
+        disturbed=(*disturbed, *_disturbances(shapes)),
+        shapes=tuple(shapes),
+    )
+
+
+def _without_places(words: list[str]) -> list[str]:
+    """Options without those that say where files lie."""
+    places = ("--work", "--environments", "--json", "--docs")
+    return [
+        word
+        for before, word in zip(["", *words], words, strict=False)
+        if word.partition("=")[0] not in places and before not in places
+    ]
+
+
+def _wait_for_rest(threads: int, seconds: float) -> None:
+    """Let the load average of what ran before fall: making the files, say."""
+    ends = time.monotonic() + seconds
+    while hasattr(os, "getloadavg") and os.getloadavg()[0] > threads and time.monotonic() < ends:
+        time.sleep(5)
+
+
+def _shape(shape: Shape, entries: list[Entry], places: Places, given: argparse.Namespace) -> ShapeResult:
+    """Files, then a race per width."""
+    checkpoint = make_checkpoint(places.checkpoint(shape.name), shape)
+    settings = _settings(shape, given)
+    written: dict[str, Written | None] = {}
+    racers = []
+    for entry in entries:
+        racers.append(Racer(entry, 0))
+        written[entry.name] = _prepared(racers[-1], shape.name, places, settings, again=given.export_again)
+    for bits in (32, 16, 8, 4):
+        group = [racer for racer in racers if racer.entry.bits == bits and racer.error is None]
+        if group:
+            say(f"{shape.name}, {bits} bits: {', '.join(racer.entry.name for racer in group)}")
+            Race(group, shape.name, places, settings).run()
+    return ShapeResult(
+        shape=shape.name,
+        title=shape.title,
+        parameters=parameters(checkpoint),
+        checkpoint_bytes=file_bytes(checkpoint),
+        contenders=tuple(_record(racer, written[racer.entry.name], shape, places, settings) for racer in racers),
+    )
+
+
+def _settings(shape: Shape, given: argparse.Namespace) -> Settings:
+    """What was asked for."""
+    return Settings(
+        prompts=tuple(sorted(set(given.prompts))),
+        new_tokens=given.new_tokens,
+        rounds=given.rounds,
+        threads=given.threads,
+        start_prompt=given.start_prompt,
+        vocabulary=shape.settings["vocab_size"],
+    )
+
+
+def _prepared(racer: Racer, shape: str, places: Places, settings: Settings, *, again: bool) -> Written | None:
+    """The files of one contender; its error is noted where there are none."""
+    began = time.perf_counter()
+    try:
+        found = prepare(racer.entry, shape, places, settings.length, settings.threads, again=again)
+        racer.file_bytes = file_bytes(places.model(shape, racer.entry))
+    except ExportFailedError as error:
+        racer.error = f"export: {error}"
+        say(f"  {racer.entry.name}: {racer.error}")
+        return None
+    say(f"  {shape} {racer.entry.name}: {racer.file_bytes / 1e6:.1f} MB after {time.perf_counter() - began:.0f} s")
+    return found
+
+
+def _record(racer: Racer, written: Written | None, shape: Shape, places: Places, settings: Settings) -> Contender:
+    entry, folder = racer.entry, places.model(shape.name, racer.entry)
+    ours = entry.peer == "partita" and racer.file_bytes > 0
+    return Contender(
+        name=entry.name,
+        peer=entry.peer,
+        form=entry.form,
+        bits=entry.bits,
+        error=racer.error,
+        written=written,
+        file_bytes=racer.file_bytes or None,
+        decode_bytes=decode_bytes(folder / "model.onnx") if ours else None,
+        cache_token_bytes=_cache_token_bytes(folder) if ours else None,
+        versions=racer.opened.get("versions", {}),
+        settings=racer.opened.get("settings", {}),
+        starts=tuple(racer.starts),
+        works=racer.works(settings),
+        peak_rss_bytes=racer.peak_rss_bytes,
+    )
+
+
+def _cache_token_bytes(package: Path) -> int:
+    """Of keys and values, which are all that these models keep."""
+    graph = read_manifest(package).graph
+    return graph.cache_bytes // graph.max_length
+
+
+def _disturbances(shapes: list[ShapeResult]) -> list[str]:
+    """What other processes took, where that is too much."""
+    taken = sorted(
+        turn.others_cores
+        for shape in shapes
+        for entry in shape.contenders
+        for work in entry.works
+        for turn in work.turns
+        if turn.others_cores is not None
+    )
+    middle = taken[len(taken) // 2] if taken else 0.0
+    return [f"other processes kept {middle:.1f} cores busy in the median turn"] if middle > DISTURBED_CORES else []
+
+
+def _commit() -> str | None:
+    """The commit that is checked out, marked where files differ from it; None outside a repository."""
+    try:
+        words = ["git", "describe", "--always", "--dirty"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Partita: the loop behind `partita generate`, on the CPU provider."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.peers.children.serving import Open, Opened, serve
+
+
+def opener() -> Open:
+    """Import Partita and ONNX Runtime."""
+    import onnxruntime  # noqa: F401, RUF100 - its import is not to count as loading a model
+
+    from partita.package import read_manifest
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.generate import generate
+    from partita.runtime.runner import Runner, load_runner
+    from partita.runtime.sampling import Sampler, make_sampler
+
+    class Ours:
+        def __init__(self, runner: Runner) -> None:
+            self.runner = runner
+            self.sampler: Sampler = make_sampler(temperature=0.0)
+
+        def generate(self, prompt: list[int], new_tokens: int) -> Iterator[tuple[int, bool]]:
+            for step in generate(self.runner, [prompt], max_new_tokens=new_tokens, sampler=self.sampler):
+                if step.tokens[0]:
+                    # The engine itself raises for logits that are not finite.
+                    yield step.tokens[0][0], True
+
+    def open_engine(model: Path, threads: int, length: int) -> Opened:
+        manifest = read_manifest(model)
+        runner = load_runner(model, parse_chain("cpu"), threads=threads, manifest=manifest)
+        settings = {"attention": manifest.graph.attention}
+        return Opened(Ours(runner), ("onnxruntime-gpu", "onnxruntime", "numpy"), settings)
+
+    return open_engine
+
+
+if __name__ == "__main__":
+    serve(opener)

@@ -1,0 +1,132 @@
+"""The child's end: a question per line of stdin, an answer per line of stdout, both JSON.
+
+Runs in the environment of any peer, so it needs the standard library and numpy only. Times are of a monotonic clock, in
+seconds; what a peer's library takes to be imported is told apart from what it takes to open a model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Logits = npt.NDArray[np.float32]
+"""[vocab]: of the token that follows the last one read."""
+
+
+class Engine(Protocol):
+    """An open model that reads tokens."""
+
+    def generate(self, prompt: list[int], new_tokens: int) -> Iterator[tuple[int, bool]]:
+        """Read `prompt` from an empty cache, then yield `new_tokens` greedy tokens, each as soon as it is known.
+
+        Beside each token: whether all logits that it was chosen from were finite.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An engine, and what there is to say about it."""
+
+    engine: Engine
+    versions: tuple[str, ...]
+    """Distributions whose versions belong to the figures."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Settings and build flags that a reader has to know."""
+
+
+Open = Callable[[Path, int, int], Opened]
+"""Opens a model: its path, threads, and the most tokens that a prompt and its answer have together."""
+
+
+def best(logits: Any) -> tuple[int, bool]:
+    """Index of the largest of `logits` [vocab], and whether all are finite."""
+    return int(logits.argmax()), bool(np.isfinite(logits.min()) and np.isfinite(logits.max()))
+
+
+def timed(engine: Engine, prompt: list[int], new_tokens: int) -> dict[str, Any]:
+    """One turn: seconds to the first token, seconds of all that follow, and the tokens."""
+    began = time.perf_counter()
+    first = 0.0
+    tokens: list[int] = []
+    finite = True
+    for token, sound in engine.generate(prompt, new_tokens):
+        if not tokens:
+            first = time.perf_counter() - began
+        tokens.append(token)
+        finite &= sound
+    return {
+        "prefill_seconds": first,
+        "decode_seconds": time.perf_counter() - began - first,
+        "tokens": tokens,
+        "finite": finite,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "cpu_seconds": time.process_time(),
+    }
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process; of Linux's VmHWM, because ru_maxrss begins with the parent's."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def serve(open_engine: Callable[[], Open]) -> None:
+    """Answer until stdin ends. `open_engine` imports the peer's library and returns what opens a model."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # the peers print to stdout
+    child = _Child(open_engine)
+    for line in sys.stdin:
+        out.write(json.dumps(child.answer(json.loads(line))) + "\n")
+        out.flush()
+    os._exit(0)  # some native libraries do not survive being unloaded
+
+
+class _Child:
+    """One peer with one model."""
+
+    def __init__(self, open_engine: Callable[[], Open]) -> None:
+        self.open_engine = open_engine
+        self.opened: Opened | None = None
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The answer, or an error as data."""
+        try:
+            return self._open(**question) if self.opened is None else timed(self.opened.engine, **question)
+        except Exception as error:  # noqa: BLE001 - the parent has to hear of it, whatever a peer raises
+            return {"error": f"{type(error).__name__}: {error}".strip().splitlines()[0][:400]}
+
+    def _open(self, model: str, threads: int, length: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        opener = self.open_engine()
+        imported = time.perf_counter()
+        self.opened = opener(Path(model), threads, length)
+        return {
+            "import_seconds": imported - began,
+            "load_seconds": time.perf_counter() - imported,
+            "versions": {name: found for name in self.opened.versions if (found := _version(name))},
+            "settings": self.opened.settings,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,97 @@
+"""Children of `make bench-peers`: their turns, and what becomes of those that refuse, crash or answer too little."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import race
+from benchmarks.peers.plan import ENTRIES, Places
+from benchmarks.peers.race import Race, Racer, Settings
+
+CHILD = """
+import os, sys
+from benchmarks.peers.children.serving import Opened, serve
+
+class Engine:
+    def generate(self, prompt, new_tokens):
+        if {kind!r} == "crash" and len(prompt) == 9:
+            os.abort()
+        for number in range(new_tokens - ({kind!r} == "short")):
+            yield prompt[0] + number, {kind!r} != "not finite"
+
+def opener():
+    print("what a peer prints does not reach the answers")
+    def open_engine(model, threads, length):
+        if {kind!r} == "refuse":
+            raise ValueError("no kernel for this\\nand a long explanation")
+        return Opened(Engine(), ("numpy", "no-such-distribution"), {{"threads": str(threads), "length": str(length)}})
+    return open_engine
+
+serve(opener)
+"""
+SETTINGS = Settings(prompts=(3, 9), new_tokens=4, rounds=3, threads=2, start_prompt=5, vocabulary=100)
+
+
+def raced(tmp_path: Path, monkeypatch, *kinds: str, together=True) -> list[Racer]:
+    """A contender of each kind, after a race."""
+    entries = dict(zip(kinds, ENTRIES, strict=False))
+    kind_of = {entry.name: kind for kind, entry in entries.items()}
+    monkeypatch.setattr(race, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(
+        race, "child_command", lambda entry, places: [sys.executable, "-c", CHILD.format(kind=kind_of[entry.name])]
+    )
+    monkeypatch.setattr(Race, "fits_together", lambda self: together)
+    monkeypatch.chdir(Path(race.__file__).parents[2])
+    (tmp_path / "tiny").mkdir()
+    racers = [Racer(entry, 1000) for entry in entries.values()]
+    Race(racers, "tiny", Places(tmp_path, tmp_path), SETTINGS).run()
+    return racers
+
+
+def test_everybody_answers_every_prompt_in_every_round(tmp_path, monkeypatch):
+    one, other = raced(tmp_path, monkeypatch, "good", "not finite")
+    works = one.works(SETTINGS)
+    assert [(each.prompt_tokens, len(each.turns), len(each.tokens)) for each in works] == [(3, 3, 4), (9, 3, 4)]
+    assert all(each.finite and each.tokens_per_turn_equal for each in works)
+    assert works[0].tokens == other.works(SETTINGS)[0].tokens  # the same prompt
+    assert not any(each.finite for each in other.works(SETTINGS))
+    assert len(one.starts) == 3 and one.error is None
+    assert one.opened["settings"] == {"threads": "2", "length": "13"}
+    assert list(one.opened["versions"]) == ["numpy"]
+    assert one.peak_rss_bytes is not None and one.peak_rss_bytes > 1_000_000
+
+
+def test_who_fails_is_told_and_the_others_go_on(tmp_path, monkeypatch):
+    good, refused, crashed, short = raced(tmp_path, monkeypatch, "good", "refuse", "crash", "short")
+    assert refused.error == "ValueError: no kernel for this" and not refused.starts
+    assert crashed.error is not None and crashed.error.startswith("ended by signal 6") and len(crashed.starts) == 3
+    assert short.error == "3 tokens where 4 were asked for"
+    assert [len(each.turns) for each in good.works(SETTINGS)] == [3, 3]
+
+
+def test_children_that_do_not_fit_together_are_opened_for_their_turn(tmp_path, monkeypatch):
+    opened: list[Racer] = []
+    plain = Race._open
+
+    def counted(self: Race, racer: Racer):
+        opened.append(racer)
+        return plain(self, racer)
+
+    monkeypatch.setattr(Race, "_open", counted)
+    (one,) = raced(tmp_path, monkeypatch, "good", together=False)
+    assert [len(each.turns) for each in one.works(SETTINGS)] == [3, 3]
+    assert len(opened) == 3 + 4 and one.child is None
+
+
+def test_prompts_are_the_same_for_everybody_and_in_the_vocabulary():
+    prompt = SETTINGS.prompt(200)
+    assert len(prompt) == 200 and prompt == SETTINGS.prompt(200)
+    assert min(prompt) >= 10 and max(prompt) < 100
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_the_longest_prompt_and_its_answer_fit(rounds):
+    assert Settings((16, 1024), 64, rounds, 2, 128, 100).length == 1088
