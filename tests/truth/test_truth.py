@@ -28,7 +28,7 @@ def test_placement_is_that_of_plain_onnxruntime_and_reasons_agree_with_the_suppo
             require(target.needs, device_is_there(target))
     models = names()
     chosen = {name: models[name] for name in sample(models, SAMPLE)}
-    found = compare(chosen, WHERE[provider], provider, tmp_path)
+    found = list(compare(chosen, WHERE[provider], provider, tmp_path))
     assert [(entry.name, entry.problem) for entry in found if entry.problem] == []
     assert sum(entry.reported == "a report" for entry in found) >= SAMPLE / 2, "most of them open"
     assert contradicted(found, provider, tmp_path) == {}
