@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,14 @@ from typing import Any
 AT_A_TIME = 2
 FORKED = "forked"
 IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.views.json")
-"""Nothing that loads ONNX Runtime, which has threads."""
+PACKAGES = (
+    "partita.commands.verbs",
+    "partita.diagnosis.reasons",
+    "partita.providers",
+    "partita.runtime.probes",
+    "partita.runtime.probes.factors",
+)
+"""All modules of these, which a command finds by their names."""
 PLACING = "partita.library.place_child"
 IN_PLACING = (
     PLACING,
@@ -54,7 +62,8 @@ class Forked(subprocess.Popen[Any]):
             os.closerange(3, 1024)
             os.environ.clear()
             os.environ.update(environment)
-            sys.stdin, sys.argv, tempfile.tempdir = open(0, encoding="utf-8", closefd=False), [PLACING], None
+            sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+            sys.argv, tempfile.tempdir = [PLACING], None
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -114,4 +123,7 @@ def outcome(folder: Path, code: int) -> dict[str, Any]:
 if __name__ == "__main__":
     for module in (*IMPORTED, *(IN_PLACING if FORKED in sys.argv else ())):
         importlib.import_module(module)
+    for package in PACKAGES:
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(found.name)
     sys.stdout.write(json.dumps(run(json.load(sys.stdin))))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tests.planted.case import NO_FALLBACK, Case, Run
 from tests.planted.graphs import NAMES, between, operators, swap
-from tests.planted.on_compilers import chain
 from tests.planted.on_openvino import openvino
 from tests.planted.on_plugins import plugin
 from tests.planted.on_qnn import CHIP, qnn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted.case import NO_FALLBACK, Case, Run
+from tests.planted.case import NO_FALLBACK, Case
 from tests.planted.graphs import NAMES, between, operators, swap
 from tests.planted.on_cuda import cuda
 

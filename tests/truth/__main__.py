@@ -1,8 +1,9 @@
-"""`python -m tests.truth [PROVIDERS…] [--sample N] [--models NAMES…] [--keep FOLDER [--resume]]`: onnx's backend tests.
+"""`python -m tests.truth [PROVIDERS…] [--sample N] [--models NAMES…] [--keep FOLDER [--resume]]`: onnx's own models.
 
-Run from the repository in the main environment, after `make envs`; `make truth` does. Every model is placed and compared
-with plain ONNX Runtime. Prints a row per provider and a line per model that does not agree; exits with 1 when there is
-one. With `--keep`, FOLDER/PROVIDER.jsonl has a line per model as soon as it is known, and `--resume` goes on from there.
+Run from the repository in the main environment, after `make envs`; `make truth` does. Every model of the onnx package's
+backend tests is placed, and compared with plain ONNX Runtime. Prints a row per provider and a line per model that does
+not agree; exits with 1 when there is one. With `--keep`, FOLDER/PROVIDER.jsonl has a line per model as soon as it is
+known, and `--resume` goes on from there.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ def _child(provider: str, *arguments: str, asked: object) -> subprocess.Popen[st
     """This module in the Python of the provider's environment, with something to read."""
     own = REPOSITORY / ".venvs" / WHERE[provider] / "bin" / "python"
     python = sys.executable if WHERE[provider] == "main" else str(own)
-    question = tempfile.TemporaryFile("w+", encoding="utf-8")
-    json.dump(asked, question)
-    question.seek(0)
-    return subprocess.Popen(
-        [python, "-m", "tests.truth", *arguments, provider],
-        cwd=REPOSITORY,
-        stdin=question,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as question:
+        json.dump(asked, question)
+        question.seek(0)
+        return subprocess.Popen(
+            [python, "-m", "tests.truth", *arguments, provider],
+            cwd=REPOSITORY,
+            stdin=question,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
 
 def ask(provider: str, models: Mapping[str, bytes], known: dict[str, Entry], keep: Path | None) -> dict[str, Any]:
