@@ -1,4 +1,4 @@
-"""Strange graphs and options on CUDA: names, shapes and types that few models have; seen with onnxruntime-gpu 1.31.1."""
+"""Strange graphs on CUDA: names, shapes and types that few models have; seen with onnxruntime-gpu 1.31.1."""
 
 from __future__ import annotations
 
