@@ -31,10 +31,6 @@ FOUR = swap(
     "float[1,2,1,2,1,2,4] x) => (float[4,2,1,2,1,2,1] y)",
     "float[1,2,2,4] x) => (float[4,2,2,1] y)",
 ).replace("[6,1,2,3,4,5,0]", "[3,1,2,0]")
-INTS = operators(
-    21,
-    "g (int32[4,16] x) => (int32[4,16] y) {\n  [first] h = Neg(x)\n  [planted] p = Mul(h, h)\n  [last] y = Neg(p)\n}",
-)
 LOGICAL = operators(
     21,
     "g (bool[4] x, bool[4] z) => (bool[4] y) {\n  [first] h = Not(x)\n"
@@ -44,6 +40,7 @@ WHOLE = operators(
     21,
     "g (int64[4,16] x) => (int64[4,16] y) {\n  [first] h = Neg(x)\n  [planted] p = Mul(h, h)\n  [last] y = Neg(p)\n}",
 )
+FLOATS = swap(WHOLE, "int64", "float")
 SHORT = operators(
     21,
     "g (int16[4,16] x) => (int16[4,16] y) {\n  [first] h = Add(x, x)\n"
@@ -148,7 +145,7 @@ CASES: tuple[Case, ...] = (
     ),
     qnn("rank-7", "a Transpose of rank 7", "attribute_unsupported", SEVEN, FOUR),
     qnn("whole-xor", "Xor and Not of bool", NO_FALLBACK, LOGICAL, None),
-    qnn("neg-int64", "Neg of int64, beside a Mul of it that QNN has", "no_kernel_type", WHOLE, INTS, node="first"),
+    qnn("neg-int64", "Neg of int64, beside a Mul of it that QNN has", "no_kernel_type", WHOLE, FLOATS, node="first"),
     qnn(
         "loop-around",
         "an operator over what is around a Loop, neither of which QNN has",

@@ -34,11 +34,6 @@ UNREAD = operators(
 BYTES = operators(
     21, "g (float[4] x) => (float8e4m3fnuz[4] y) {\n  [first] h = Neg(x)\n  [planted] y = Cast<to=18>(h)\n}"
 )
-BRAIN = operators(
-    21,
-    "g (bfloat16[1,4,8,8] x) => (bfloat16[1,4,16,16] y) <float[4] sizes={1.0,1.0,2.0,2.0}> {\n  [first] h = Relu(x)\n"
-    '  [planted] p = Resize(h, "", sizes)\n  [last] y = Relu(p)\n}',
-)
 OPEN = operators(
     21,
     "g (float[N,M] x) => (float[N,M] y) {\n  [first] h = Neg(x)\n  [planted] p = Celu(h)\n  [last] y = Neg(p)\n}",
@@ -117,7 +112,6 @@ CASES: tuple[Case, ...] = (
         BYTES,
         swap(swap(BYTES, "to=18", "to=10"), "float8e4m3fnuz", "float16"),
     ),
-    cuda("resize-bfloat16", "Resize of bfloat16", "no_kernel_type", BRAIN, swap(BRAIN, "bfloat16", "float16")),
     cuda(
         "celu-of-any-size",
         "an operator that CUDA lacks, over a tensor whose sizes the user gives",

@@ -36,7 +36,6 @@ PLAIN = between("[planted] p = Sigmoid(h)")
 EQUAL = operators(
     21, "g (float[4] x, float[4] z) => (bool[4] y) {\n  [first] h = Neg(x)\n  [planted] y = Equal(h, z)\n}"
 )
-DOUBLES = between("[wide] d = Cast<to=11>(h)\n  [planted] e = Exp(d)\n  [back] p = Cast<to=1>(e)")
 OLD = operators(
     6, "g (float[4,16] x) => (float[4,16] y) {\n  [first] h = Neg(x)\n  [planted] p = Elu(h)\n  [last] y = Neg(p)\n}"
 )
@@ -105,13 +104,6 @@ CASES: tuple[Case, ...] = (
         swap(SELU, "Selu", "Elu"),
         node="first",
         says="graph capture",
-    ),
-    captured(
-        "capture-of-doubles",
-        "a type that WebGPU lacks, in such a graph",
-        "no_kernel_type",
-        DOUBLES,
-        swap(DOUBLES, "to=11", "to=10"),
     ),
     Case(
         "webgpu-whole-captured",
