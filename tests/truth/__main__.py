@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.conftest import REPOSITORY
 from tests.truth.compare import Compared, compare, contradicted
-from tests.truth.models import names, sample
+from tests.truth.models import names, sample, spread
 
 WHERE = {"cpu": "main", "cuda": "main", "webgpu": "webgpu", "openvino": "openvino", "qnn": "qnn"}
 """Provider -> the environment that has it."""
@@ -138,7 +138,7 @@ def main(given: Sequence[str]) -> int:
     parser.add_argument("--resume", action="store_true", help="what is kept there already is not asked again")
     chosen = parser.parse_args(given)
     models = names()
-    picked = chosen.models or (sample(models, chosen.sample) if chosen.sample else sorted(models))
+    picked = chosen.models or (sample(models, chosen.sample) if chosen.sample else spread(models))
     wanted = {name: models[name] for name in picked}
     found = {}
     for provider in chosen.providers or USUAL:
