@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.planted.case import NO_FALLBACK, Case
+from tests.planted.case import NO_FALLBACK, Case, Run
 from tests.planted.graphs import NAMES, between, operators, swap
 from tests.planted.on_cuda import cuda
 
@@ -49,7 +49,24 @@ CAPTURED = operators(
 )
 
 
+CAPTURE = {"enable_cuda_graph": "1"}
+
+
+def captured(name: str, planted: str, expected: str, **more: str) -> Case:
+    """A case with a Celu in a graph that the user wants captured, for which every node has to be on CUDA."""
+    run, taken = (Run(text, CAPTURE, dry_run=True) for text in (CELU, swap(CELU, "Celu", "Elu")))
+    return Case(f"cuda-{name}", "main", "cuda", planted, expected, run, taken, **more)  # type: ignore[arg-type]
+
+
 CASES: tuple[Case, ...] = (
+    captured("capture-with-a-gap", "an operator that CUDA lacks, in a graph to be captured", "no_kernel_op"),
+    captured(
+        "capture-with-a-gap-neighbour",
+        "a node beside it: no node is on CUDA then",
+        "subgraph_rejected",
+        node="first",
+        says="graph capture",
+    ),
     cuda(
         "celu-of-nothing",
         "an operator that CUDA lacks, over a tensor without elements",

@@ -147,11 +147,7 @@ def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
     nothing with these options, not even what every provider takes: some values are accepted and then leave it nothing.
     """
     left = [subject for subject in _open(subjects) if subject.trials[0].outcome == "left"]
-    given = [
-        option
-        for option in lab.resolution.provider.options
-        if option.default and lab.resolution.options.get(option.name, option.default) != option.default
-    ]
+    given = given_options(lab)
     if not given or len(left) < len(subjects) or _takes_anything(lab):
         return
     company = lab.resolution.provider.compiles
@@ -159,6 +155,16 @@ def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
     for option in given:
         if any(subject.open for subject in left):
             _try_option(option, models, lab, option.default)
+
+
+def given_options(lab: Lab) -> list[Option]:
+    """Options with another value than the one that they are known to have by themselves."""
+    values = lab.resolution.options
+    return [
+        option
+        for option in lab.resolution.provider.options
+        if option.default and values.get(option.name, option.default) != option.default
+    ]
 
 
 def _takes_anything(lab: Lab) -> bool:
