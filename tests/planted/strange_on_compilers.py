@@ -8,7 +8,7 @@ from tests.planted.case import NO_FALLBACK, Case, Run
 from tests.planted.graphs import NAMES, between, operators, swap
 from tests.planted.on_openvino import openvino
 from tests.planted.on_plugins import plugin
-from tests.planted.on_qnn import qnn
+from tests.planted.on_qnn import CHIP, qnn
 
 PLAIN = between("[planted] p = Sigmoid(h)")
 CELU = between("[planted] p = Celu(h)")
@@ -155,11 +155,32 @@ CASES: tuple[Case, ...] = (
     ),
     qnn("whole-passed-on", "an input that is an output as well", NO_FALLBACK, PASSED, None),
     option(
+        "openvino",
+        "device-empty",
+        "a device without a name",
+        {"device_type": ""},
+        {"device_type": "CPU"},
+    ),
+    option(
+        "qnn",
+        "device-7",
+        "a device by a number that there is not, with which QNN starts and takes nothing",
+        {"device_id": "7", **CHIP},
+        CHIP,
+    ),
+    option(
+        "qnn",
+        "chip-unknown",
+        "a chip by a number that there is not, with which QNN starts and takes nothing",
+        {"soc_model": "99999"},
+        CHIP,
+    ),
+    option(
         "qnn",
         "gpu-backend",
         "the backend of a GPU that is not there, with which QNN starts and takes nothing",
-        {"backend_type": "gpu", "soc_model": "43"},
-        {"soc_model": "43"},
+        {"backend_type": "gpu", **CHIP},
+        CHIP,
         plain=False,
     ),
 )
