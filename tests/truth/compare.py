@@ -163,7 +163,8 @@ def _disagreements(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Itera
             other = elsewhere if node["provider"] == CPU else on_cpu
             if node["name"] in other and node["name"] not in (on_cpu & elsewhere):
                 yield f"{node['name']} ({node['op_type']}) is said to be on {node['provider']}, and is not"
-        if bool(on_cpu) != any(node["provider"] == CPU for phase in report["phases"] for node in phase["nodes"]):
+        told = any(node["provider"] == CPU for phase in report["phases"] for node in phase["nodes"])
+        if bool(on_cpu) != (told or bool(report["fallbacks"])):  # nodes in bodies are in no phase's list
             yield f"on the CPU are {sorted(on_cpu)}, which the report has otherwise"
     first = report["chain"][0]
     everything = {node["name"] for phase in report["phases"] for node in phase["nodes"]}
