@@ -18,6 +18,7 @@ from onnx import parser
 from partita.commands.supervise import ended_by, worth_it
 from partita.errors import INTERRUPTED, ProviderError
 from partita.library.crashes import Crashed, CrashError, despite_crashes
+from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.resolve import parse_chain
 from tests.conftest import Exported, TinyCheckpoint, require
 from tests.test_cli import child_environment
@@ -123,8 +124,20 @@ def test_of_several_providers_the_one_is_left_out_that_crashes() -> None:
         return "a report"
 
     assert despite_crashes(chain, place) == "a report"
-    assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
+    assert [list(crashed) for crashed in tried] == [[], [RUN], [RUN, EXPERIMENTS], ["openvino"], ["webgpu"]]
     assert tried[-1]["webgpu"] == "native code ended the run with SIGSEGV"
+    tried.clear()
+    assert despite_crashes(chain, place, package=True) == "a report"
+    assert [list(crashed) for crashed in tried] == [[], ["openvino"], ["webgpu"]]
+
+
+def test_a_model_that_crashes_in_a_run_is_placed_without_one() -> None:
+    def place(crashed: Crashed) -> str:
+        if RUN not in crashed:
+            raise CrashError(parse_chain("webgpu,cpu"), "ended the run with SIGABRT")
+        return crashed[RUN]
+
+    assert despite_crashes(parse_chain("webgpu,cpu"), place) == "native code ended the run with SIGABRT"
 
 
 def test_what_was_printed_is_not_printed_again() -> None:

@@ -26,6 +26,7 @@ GROUNDS: dict[Ground, str] = {
     "together": "experiments on the node in isolation, several changes together",
     "forms": "experiments with other nodes of the operator",
     "alone_said": "what the provider said when it failed on the node in isolation",
+    "alone_left": "experiments on the node in isolation, which the provider leaves before it fails on the graph",
     "part": "bisection: the smallest part that the provider does not load",
     "budget": "a budget, and no other cause",
     "origin": "the file has no such node",

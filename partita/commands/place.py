@@ -55,6 +55,7 @@ def run(options: PlaceOptions, shown: Shown) -> int:
     return despite_crashes(
         target.chain,
         lambda crashed: supervised(lambda: _place_here(options, shown, sink, target, crashed), target),
+        package=options.is_package,
     )
 
 

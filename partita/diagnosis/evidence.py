@@ -29,6 +29,7 @@ Ground = Literal[
     "together",  # experiments on the node alone, with several things changed
     "forms",  # experiments with other nodes of its operator, where no change to the node helped
     "alone_said",  # what the provider said while it failed over the node alone
+    "alone_left",  # experiments on the node alone, which the provider leaves before it fails over the graph
     "part",  # the smallest part of the graph over which the provider fails
     "budget",  # the user's budget, and that there is no other cause
     "origin",  # the graph of the file, which has no such node
@@ -156,11 +157,14 @@ def alone(context: Context, code: ReasonCode, factors: Sequence[Factor] = ()) ->
     They count for a provider that failed over the graph, too, when this node is what it failed over.
     """
     culprit = is_culprit(context)
-    if not context.started and not culprit and not _left_inside(context):
+    left = left_by_itself(context)
+    if not context.started and not culprit and not left and not _left_inside(context):
         return
     for shown in conclusions(context.probe):
         if shown.code == code or any(factor in factors for factor in shown.factors):
             whole = "the provider fails on the whole graph because of this node: " if culprit else ""
+            if left and context.rejected is not None:
+                whole = f"the provider leaves this node and then fails on the whole graph: {context.rejected.said}; "
             ground: Ground = "forms" if shown.inferred else "together" if len(shown.factors) > 1 else "alone"
             yield Finding("probed", ground, f"{whole}{shown.evidence}", factors=shown.factors)
             return
@@ -184,6 +188,18 @@ def is_culprit(context: Context) -> bool:
     part, probe = context.rejected, context.probe
     inside = part is not None and not {*part.nodes, *part.inside}.isdisjoint(context.names)
     return inside and probe is not None and bool(probe.trials) and probe.trials[0].outcome in FAILED
+
+
+def left_by_itself(context: Context) -> bool:
+    """Whether the provider fails over a graph because it has to leave this very node, and no other; it says that it
+    leaves it.
+    """
+    part, probe = context.rejected, context.probe
+    single = part is not None and len(part.nodes) == 1 and part.nodes[0] in context.names and not part.inside
+    if not single or probe is None or not probe.trials or probe.trials[0].outcome != "left":
+        return False
+    lines = (probe.trials[0].said, f"{probe.trials[0].said} node name: {context.node}")  # cut off in experiments
+    return any(re.search(each.pattern, line) for each in context.patterns if names_a_node(each) for line in lines)
 
 
 def _left_inside(context: Context) -> bool:

@@ -69,6 +69,11 @@ PRECEDENCE: tuple[Rank, ...] = (
     ),
     Rank("alone_said", ("no_kernel_op",), "the provider names the operator as one it lacks; a part only says where"),
     Rank(
+        "alone_left",
+        ("no_kernel_op",),
+        "that the provider fails over the graph follows from the node that it leaves, as with graph capture",
+    ),
+    Rank(
         "part",
         ("subgraph_rejected",),
         "a provider that fails on the graph has placed no node, so this explains every node",

@@ -1,7 +1,8 @@
-"""A provider whose native code ended the process over a model: the model is placed once more, without that provider.
+"""A model over which native code ended the process is placed once more: only opened, and then without a provider.
 
-So there is a report all the same, and experiments find the part over which the provider crashes, each in a process of
-its own.
+Opening it tells where its nodes are: a run on made-up values may crash where one on the user's would not, and so may
+libraries that have no part in it. Where that ends the process as well, a provider is left out. So there is a report all
+the same, and experiments find the part over which the provider crashes, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from partita.errors import ProviderError
+from partita.observations.names import EXPERIMENTS, RUN
 from partita.providers.base import Provider
 from partita.spelling import spelled
 
@@ -22,7 +24,8 @@ CRASHES = frozenset(
 )
 """Signals by which native code ends its process."""
 Crashed = Mapping[str, str]
-"""Providers by name that are left out, because native code ended the process while they were used, and how it ended."""
+"""Providers by name that are left out, because native code ended the process while they were used, and how it ended.
+RUN and EXPERIMENTS stand for no provider: the model is opened without them then."""
 
 
 class CrashError(ProviderError):
@@ -41,11 +44,13 @@ def foreign(chain: Sequence[Provider]) -> list[str]:
     return [provider.name for provider in chain if provider.name != "cpu"]
 
 
-def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T]) -> T:
-    """What `place` gives with all providers; after a crash, with the one left out without which there is none.
+def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T], *, package: bool = False) -> T:
+    """What `place` gives with all providers; after a crash, without a run, then without experiments either, and then
+    with the one provider left out without which there is none.
 
-    Of several providers each is left out by itself first, and then all of them. Raises CrashError when native code ends
-    the process without them, too, and whatever `place` raises.
+    Of several providers each is left out by itself first, and then all of them. A `package` is not opened alone: what
+    it is run on is as good as a user's. Raises CrashError when native code ends the process without them, too, and
+    whatever `place` raises.
     """
     try:
         return place({})
@@ -53,7 +58,8 @@ def despite_crashes(chain: Sequence[Provider], place: Callable[[Crashed], T]) ->
         if crash.told:
             raise
         names, last = foreign(chain), crash
-    for left_out in (*([name] for name in names), *([names] if len(names) > 1 else [])):
+    opened = [] if package else [[RUN], [RUN, EXPERIMENTS]]
+    for left_out in (*opened, *([name] for name in names), *([names] if len(names) > 1 else [])):
         try:
             return place(dict.fromkeys(left_out, f"native code {last.how}"))
         except CrashError as crash:

@@ -67,7 +67,9 @@ def place_in_child(
     `place_dry` does.
     """
     chain = read_chain_options(options.where).chain
-    return despite_crashes(chain, lambda crashed: _place_once(options, played, environment, crashed, chain))
+    return despite_crashes(
+        chain, lambda crashed: _place_once(options, played, environment, crashed, chain), package=options.is_package
+    )
 
 
 def _place_once(

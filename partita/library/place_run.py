@@ -13,6 +13,7 @@ from partita.library.crashes import Crashed
 from partita.library.place_options import PlaceOptions
 from partita.library.probing import decode_sizes, why_refused, with_probes
 from partita.library.run_report import Asked, join
+from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
 from partita.package import read_manifest, sha256_of
@@ -30,6 +31,7 @@ from partita.runtime.place import Placed, Where, package_models, place_model, pl
 from partita.runtime.run_errors import RunInterruptedError
 
 NOBODY: Crashed = {}
+NO_EXPERIMENTS = "no experiments were made: with them, too, the process was ended by native code"
 CAPTURE_OPTION = "enable_cuda_graph"
 FAILED_DRY = (
     "a failed run says nothing about the model in a dry run: values computed on the device read as zeros; sizes "
@@ -94,8 +96,10 @@ def place(
         model = _model_facts(opened, sizes)
         models, shapes = {options.model.name: opened}, {options.model.name: sizes}
         inputs = shapes
-    seconds = 0.0 if isinstance(placed.error, RunInterruptedError) else options.probe_seconds
+    seconds = 0.0 if isinstance(placed.error, RunInterruptedError) or EXPERIMENTS in crashed else options.probe_seconds
     facts, resolutions = with_probes(placed.facts, placed.resolutions, models, inputs, seconds, audience)
+    if EXPERIMENTS in crashed:
+        facts = replace(facts, notes=(*facts.notes, NO_EXPERIMENTS))
     if played is not None:
         facts = with_shapes(facts, models, shapes)
         if placed.error is not None and not isinstance(placed.error, RunInterruptedError):

@@ -8,3 +8,6 @@ UNKNOWN = "unknown"
 """In place of a provider or an operator that no source names."""
 INLINED = "_inlfunc_"
 """How ONNX Runtime begins the name of a function's node that it puts in the place of a call."""
+RUN, EXPERIMENTS = "a run", "experiments"
+"""In place of a provider's name among what is left out after a crash: the model is opened, and not run; nor are there
+experiments."""

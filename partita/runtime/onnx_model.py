@@ -252,7 +252,10 @@ def _name_nodes(graph: onnx.GraphProto) -> tuple[int, tuple[str, ...]]:
     if nameless:
         notes.append(f"{plural(nameless, 'node')} without a name in the file: called <operator>_<position> here")
     if repeated:
-        notes.append(f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here")
+        notes.append(
+            f"{plural(repeated, 'node')} with the name of another node: called <name>_<position> here; ONNX Runtime "
+            "does not load the file as it is"
+        )
     if broken:
         notes.append(f"{plural(broken, 'node')} with line breaks or other control characters in the name: here as _")
     return nameless + repeated + broken, tuple(notes)

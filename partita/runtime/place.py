@@ -20,6 +20,7 @@ import numpy.typing as npt
 from partita import dtypes
 from partita.errors import GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFact
+from partita.observations.names import RUN
 from partita.observations.records import Memory
 from partita.observations.text_format import listing
 from partita.process import peak_rss_bytes, rss_bytes
@@ -37,7 +38,15 @@ from partita.runtime.ort.registry import available_ort_names
 from partita.runtime.ort.session import Binding, Session
 from partita.runtime.pins import Pin
 from partita.runtime.registering import without_crashed
-from partita.runtime.run_errors import RUN_ERRORS, RunInterruptedError, cut_short, failure_notes, let_go, told_error
+from partita.runtime.run_errors import (
+    RUN_ERRORS,
+    RunInterruptedError,
+    crashed_in_run,
+    cut_short,
+    failure_notes,
+    let_go,
+    told_error,
+)
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import Runner, load_runner
 from partita.runtime.session_facts import session_facts
@@ -96,7 +105,11 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     with closing(session):
         after = rss_bytes()
         not_run = _not_run(model)
-        ports, steps, error = _run_session(model, shapes, session, replace(where, runs=0) if not_run else where)
+        crashed = where.crashed.get(RUN)
+        opened_only = bool(not_run or crashed)
+        ports, steps, error = _run_session(model, shapes, session, replace(where, runs=0) if opened_only else where)
+        if crashed and error is None:
+            error = crashed_in_run(model, crashed, where.values)
         seen = _model_session_facts(model, session, ports, len(steps))
         facts = RunFacts(
             sessions=(seen,),

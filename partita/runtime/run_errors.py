@@ -93,6 +93,14 @@ def cut_short(error: PartitaError | None) -> tuple[Interruption, ...]:
     return ("runs",) if isinstance(error, RunInterruptedError) else ()
 
 
+def crashed_in_run(model: OnnxModel, how: str, given: Collection[str]) -> GenerationError:
+    """A run that ended its process, of a model that opens without one. `given`: inputs whose values the user gave."""
+    return GenerationError(
+        f"{model.path}: {how}, on {_whose_values(model, given)}; without a run the model opens, so where its nodes are "
+        f"holds; other values: {spelled('inputs', 'NAME=FILE.npy')}"
+    )
+
+
 def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[str, ...]:
     """A sentence about a run that failed."""
     if error is None:

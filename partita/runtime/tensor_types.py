@@ -41,14 +41,25 @@ def tensor_types(
 
 
 def _infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with what the onnx package infers of its types; as it is where that fails."""
+    """The model with what the onnx package infers of its types; as it is where that fails, or would end the process."""
     import onnx
 
+    if any(_ends_inference(node) for graph in all_graphs(model.graph) for node in graph.node):
+        return model
     try:
         made: onnx.ModelProto = onnx.shape_inference.infer_shapes(model, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
         return model
     return made
+
+
+def _ends_inference(node: onnx.NodeProto) -> bool:
+    """Whether the onnx package, to whose native code nobody promised a legal node, reads beyond its memory over it.
+
+    A Split into another number of outputs than it has; seen with onnx 1.23.
+    """
+    wanted = next((entry.i for entry in node.attribute if entry.name == "num_outputs"), None)
+    return node.op_type == "Split" and wanted is not None and wanted != len(node.output)
 
 
 def _spread_elements(model: onnx.ModelProto) -> bool:

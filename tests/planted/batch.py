@@ -1,7 +1,9 @@
 """Many `partita` commands in one process: `python -m tests.planted.batch`, requests and outcomes as JSON.
 
 What every command imports is imported once; each then runs its `main` in a fork of its own, two at a time, with its own
-arguments, environment variables, folder and output. A command that crashes ends nobody else's.
+arguments, environment variables, folder and output. A command that crashes ends nobody else's. With the word `forked`,
+the process of a dry run, too, is a fork of what is imported here; the libraries that the loader finds are those of this
+process then.
 """
 
 from __future__ import annotations
@@ -9,13 +11,65 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 AT_A_TIME = 2
+FORKED = "forked"
 IMPORTED = ("onnx", "partita.commands.place", "partita.library.place_run", "partita.partition_reports.views.json")
-"""Nothing that loads ONNX Runtime, which has threads."""
+PACKAGES = (
+    "partita.commands.verbs",
+    "partita.diagnosis.reasons",
+    "partita.providers",
+    "partita.runtime.probes",
+    "partita.runtime.probes.factors",
+)
+"""All modules of these, which a command finds by their names."""
+PLACING = "partita.library.place_child"
+IN_PLACING = (
+    PLACING,
+    "numpy.random",
+    "partita.diagnosis.why",
+    "partita.library.probing",
+    "partita.partition_reports.storage",
+    "partita.runtime.place",
+)
+"""And what its process imports besides."""
+
+
+class Forked(subprocess.Popen[Any]):
+    """A process that starts in what is imported already, where it is that of a dry run."""
+
+    def _execute_child(self, args: Any, *given: Any) -> None:
+        if list(args)[1:] != ["-P", "-m", PLACING]:
+            super()._execute_child(args, *given)  # type: ignore[misc]
+            return
+        environment, (p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite) = given[5], given[9:15]
+        self.pid = os.fork()
+        if self.pid:
+            self._child_created = True
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+            return
+        try:
+            os.setsid()
+            for number, file in enumerate((p2cread, c2pwrite, errwrite)):
+                os.dup2(file, number)
+            os.closerange(3, 1024)
+            os.environ.clear()
+            os.environ.update(environment)
+            sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+            sys.argv, tempfile.tempdir = [PLACING], None
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            importlib.import_module(PLACING).main()
+        finally:
+            os._exit(1)
 
 
 def begin(request: dict[str, Any]) -> int:
@@ -35,6 +89,8 @@ def begin(request: dict[str, Any]) -> int:
         sys.argv = ["partita", *request["arguments"]]
         from partita.cli import main
 
+        if FORKED in sys.orig_argv:
+            subprocess.Popen = Forked  # type: ignore[misc]
         main()
         code = 0
     except SystemExit as end:
@@ -65,6 +121,9 @@ def outcome(folder: Path, code: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for module in IMPORTED:
+    for module in (*IMPORTED, *(IN_PLACING if FORKED in sys.argv else ())):
         importlib.import_module(module)
+    for package in PACKAGES:
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            importlib.import_module(found.name)
     sys.stdout.write(json.dumps(run(json.load(sys.stdin))))

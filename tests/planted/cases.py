@@ -24,6 +24,9 @@ from tests.planted import (
     on_webgpu,
     operators_on_cuda,
     quantised_on_qnn,
+    strange_on_compilers,
+    strange_on_cuda,
+    strange_on_webgpu,
     structure_on_plugins,
     structure_on_webgpu,
     together,
@@ -55,6 +58,9 @@ MODULES = (
     on_compilers,
     on_plugins,
     on_no_provider,
+    strange_on_cuda,
+    strange_on_compilers,
+    strange_on_webgpu,
     on_everything,
 )
 ALWAYS = (on_cuda, on_webgpu, on_openvino, on_qnn, on_plugins, on_no_provider, on_everything)

@@ -2,11 +2,13 @@
 
 A graph text is what `onnx.parser` reads, e.g. `g (float[4,16] x) => (float[4,16] y) <float[16,16] w> { … }`. Names in
 the angle brackets that no node makes and that have no values are weights; they get fixed small numbers. Two underscores
-in the name of a node stand for a slash, which the text format does not have in names.
+in the name of a node stand for a slash, which the text format does not have in names; `twin_A`, `twin_B` are several
+nodes named `twin`; what `ODD` and `LONG` stand for is below.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,13 @@ import onnx
 from onnx import helper, numpy_helper, parser
 
 LATEST_IR = 10
+NAMES: Mapping[str, str] = {
+    "ODD": "layer #1: {'a', \"b\"} 100%s <größe> (x;y) `z` $HOME \\ end",
+    "LONG": "block/" * 200 + "end",
+    "twin_A": "twin",
+    "twin_B": "twin",
+}
+"""Word in a graph text -> the name that the node has instead."""
 OPSET = 21
 
 
@@ -57,7 +66,7 @@ def build(text: str) -> onnx.ModelProto:
     """The model of a graph text, its weights filled in."""
     model = parser.parse_model(text)
     for node in model.graph.node:
-        node.name = node.name.replace("__", "/")
+        node.name = NAMES.get(node.name, node.name.replace("__", "/"))
     made = {name for node in model.graph.node for name in node.output}
     given = {tensor.name for tensor in model.graph.initializer}
     random = np.random.default_rng(0)

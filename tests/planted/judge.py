@@ -23,6 +23,8 @@ from tests.planted.case import CONFIGURED, NO_FALLBACK, OPTION_PREFIX, ORT_NAMES
 from tests.planted.graphs import save
 
 BATCH_SECONDS = 600
+SECONDS_PER_COMMAND = 10
+"""So much more for each: a machine may have other work."""
 RAW = Path(__file__).with_name("raw.py")
 UNLISTED = {("webgpu", "webgpu")}
 """Environments and providers whose own nodes are not in the list."""
@@ -140,7 +142,7 @@ def outcomes(cases: Iterable[Case], folder: Path) -> dict[str, Outcome]:
         env=variables(),
         capture_output=True,
         text=True,
-        timeout=BATCH_SECONDS,
+        timeout=BATCH_SECONDS + SECONDS_PER_COMMAND * len(runs),
         check=True,
     )
     return {
@@ -232,7 +234,7 @@ def ask_plainly(requests: Sequence[dict[str, Any]], environment: Mapping[str, st
         env=dict(environment),
         capture_output=True,
         text=True,
-        timeout=COMMAND_SECONDS,
+        timeout=COMMAND_SECONDS + SECONDS_PER_COMMAND * len(requests),
         check=True,
     )
     return json.loads(done.stdout)

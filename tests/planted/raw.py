@@ -76,4 +76,5 @@ def in_a_fork(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    importlib.import_module("onnxruntime")  # once, and not in every fork
     sys.stdout.write(json.dumps([in_a_fork(request) for request in json.load(sys.stdin)]))

@@ -40,3 +40,11 @@ def test_a_node_of_a_local_function_is_tried_in_the_version_of_the_model(opset: 
     onnx.save(parser.parse_model(CALLING.format(opset=opset)), tmp_path / "m.onnx")
     case = node_case(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), "_inlfunc_Part_one")
     assert case.node.op_type == "Selu" and case.opsets[""] == 22
+
+
+def test_a_split_into_more_parts_than_it_has_number_of_does_not_end_the_process() -> None:
+    text = '<ir_version: 9, opset_import: ["" : 20]>\ng (int64[4] x) => (a, b, c, d) {\n  {node}\n}'
+    split = "[planted] a, b, c, d = Split<num_outputs={count}>(x)"
+    legal, illegal = (parser.parse_model(text.replace("{node}", split.replace("{count}", count))) for count in "43")
+    assert sizes_of(tensor_types(legal)["a"]) == (1,)
+    assert "a" not in tensor_types(illegal)

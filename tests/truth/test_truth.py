@@ -11,7 +11,7 @@ from tests.contract.commands import device_is_there
 from tests.contract.expectations import ENVIRONMENTS
 from tests.truth.__main__ import WHERE
 from tests.truth.compare import compare, contradicted
-from tests.truth.models import names, sample
+from tests.truth.models import names, sample, spread
 
 SAMPLE = 10
 PROVIDERS = [pytest.param(name, marks=pytest.mark.environment(WHERE[name])) for name in ("cpu", "cuda", "webgpu")]
@@ -28,7 +28,7 @@ def test_placement_is_that_of_plain_onnxruntime_and_reasons_agree_with_the_suppo
             require(target.needs, device_is_there(target))
     models = names()
     chosen = {name: models[name] for name in sample(models, SAMPLE)}
-    found = compare(chosen, WHERE[provider], provider, tmp_path)
+    found = list(compare(chosen, WHERE[provider], provider, tmp_path))
     assert [(entry.name, entry.problem) for entry in found if entry.problem] == []
     assert sum(entry.reported == "a report" for entry in found) >= SAMPLE / 2, "most of them open"
     assert contradicted(found, provider, tmp_path) == {}
@@ -39,3 +39,4 @@ def test_the_models_are_all_of_the_backend_tests() -> None:
     assert len(found) > 1500
     assert {name.partition("/")[0] for name in found} == {"node", "simple", "pytorch-converted", "pytorch-operator"}
     assert len(set(sample(found, SAMPLE))) == SAMPLE
+    assert sorted(spread(found)) == sorted(found)

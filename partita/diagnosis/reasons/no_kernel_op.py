@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from partita.diagnosis.evidence import Context, Finding, alone, lines, said_of_operator
+from partita.diagnosis.evidence import Context, Finding, Ground, alone, left_by_itself, lines, said_of_operator
 from partita.diagnosis.reasons.base import Reason
 from partita.diagnosis.steps import PROBE, RETARGET, STANDARD
 from partita.observations.facts import NodeProbe, Trial
@@ -23,7 +23,9 @@ def find(context: Context) -> Iterator[Finding]:
     said = said_of_operator(context, "no_kernel_op")
     if said:
         yield Finding("probed", "alone_said", said, REMEDY)
-    yield from (replace(found, remedy=REMEDY) for found in alone(context, "no_kernel_op"))
+    for found in alone(context, "no_kernel_op"):
+        ground: Ground = "alone_left" if left_by_itself(context) else found.ground
+        yield replace(found, ground=ground, remedy=REMEDY)
     yield from lines(context, "no_kernel_op")
 
 
@@ -68,7 +70,7 @@ REASON = Reason(
         ),
     ),
     find=find,
-    found_on=("alone_said", "alone", "line", "blank_line"),
+    found_on=("alone_said", "alone_left", "alone", "line", "blank_line"),
     steps=(
         RETARGET,
         STANDARD,

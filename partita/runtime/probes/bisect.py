@@ -64,6 +64,8 @@ MOST_PARTS = 5
 """Culprits that are looked for in one graph."""
 MORE_SECONDS = 15.0
 """After so long no further culprit is looked for: one of a large graph takes a compiler half a minute to find."""
+FEW_TRIES = 16
+"""A culprit that took no more is one of a small graph; that it took long then is the machine's other work."""
 
 
 def find_rejected(search: Search) -> RejectedPart | None:
@@ -81,7 +83,7 @@ def find_rejected(search: Search) -> RejectedPart | None:
             opens = bool(found) and not search.untried and search.tries > tries
             break
         found.append(replace(part, tries=search.tries - tries))
-        if not part.minimal or time.monotonic() - began > MORE_SECONDS:
+        if not part.minimal or (search.tries - tries > FEW_TRIES and time.monotonic() - began > MORE_SECONDS):
             break
         left = tuple(name for name in left if name not in part.nodes)
     if not found:

@@ -40,7 +40,7 @@ from partita.runtime.probes.cases import Case, case_model, fingerprint, node_cas
 from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_graph
 from partita.runtime.probes.lab import Lab
 from partita.runtime.probes.neighbours import neighbourhoods
-from partita.runtime.probes.subjects import Subject, explore, explore_neighbours, one_of_each_first
+from partita.runtime.probes.subjects import Subject, explore, explore_neighbours, given_options, one_of_each_first
 from partita.runtime.probes.unfolded import Functions
 
 if TYPE_CHECKING:
@@ -283,9 +283,11 @@ def _bisect_run(
 ) -> tuple[RunFacts, Resolution]:
     """The smallest part over which a provider failed, where it does start for other graphs; and what became of it."""
     sessions = []
+    graphs = []
     for session in facts.sessions:
         if session.file in models:
             graph = _session_graph(session, models[session.file], sizes.get(session.file, {}))
+            graphs.append(graph)
             if not lab.starts():
                 return facts, failed
             if _opens_when_fixed(graph, lab):
@@ -305,8 +307,24 @@ def _bisect_run(
         sessions.append(session)
     if tuple(sessions) == facts.sessions:
         return facts, failed
-    rejected = replace(failed, reason="subgraph_rejected", remedy=REJECTED_REMEDY)
+    remedy = next((found for graph in graphs if (found := _without_a_switch(graph, lab))), REJECTED_REMEDY)
+    rejected = replace(failed, reason="subgraph_rejected", remedy=remedy)
     return replace(facts, sessions=tuple(sessions)), rejected
+
+
+def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
+    """To leave out the switch without which the provider opens the graph as the file has it, where there is one."""
+    switches = [option for option in given_options(lab) if option.kind == "bool"]
+    for option in switches:
+        try:
+            model = part_model(graph, tuple(node.name for node in graph.proto.graph.node), fixed=False)
+        except CannotProbeError:
+            return None
+        (answer,) = lab.try_with(option.name, option.default, [model], one_node=False)
+        if answer is not None and answer.outcome == "taken":
+            told = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
+            return Remedy(f"leave out {told}, without which it opens this graph; or {REJECTED_REMEDY.text}")
+    return None
 
 
 def _whole_graph(search: Search, failed: Resolution) -> RejectedPart:

@@ -102,7 +102,9 @@ class Lab:
         if context is not None:
             context.close()
 
-    def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+    def try_with(
+        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+    ) -> list[Answer | None]:
         """Answers of the same provider, opened with another value of one of its options."""
         if (option, value) in self.refused_options:
             return [None for _ in models]
@@ -111,7 +113,7 @@ class Lab:
         other = Lab(resolution, cache, self.deadline, self.environment)
         try:
             with other:
-                return other.try_all(models)
+                return other.try_all(models, one_node=one_node)
         finally:
             if other.unusable:
                 self.refused_options.add((option, value))

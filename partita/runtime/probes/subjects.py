@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partita import dtypes
@@ -13,13 +14,15 @@ from partita.observations.facts import COMBINED, FAILED, NEIGHBOURS, OPTION, OTH
 from partita.observations.text_format import plural
 from partita.providers.base import Option
 from partita.runtime.model_file import bodies
-from partita.runtime.probes.cases import Case, case_model
+from partita.runtime.probes.cases import Case, case_model, node_case
 from partita.runtime.probes.factors import factors
+from partita.runtime.probes.graphs import cut_proto
 from partita.runtime.probes.ideas import Variation
 from partita.runtime.probes.lab import BUDGET, Answer, Lab, Turn
 from partita.runtime.probes.neighbours import Neighbourhood
 from partita.runtime.probes.other_forms import OtherForm, other_forms
 from partita.runtime.probes.variations import MOST_COMBINED, as_it_is, combined, kind_of, single
+from partita.runtime.provider_child import PROBE_MODEL
 from partita.runtime.tensor_types import element_of, tensor_types
 
 if TYPE_CHECKING:
@@ -101,6 +104,7 @@ def explore(subjects: Sequence[Subject], lab: Lab) -> None:
 
     _run_round([each for subject in subjects for each in experiments(subject, (as_it_is(subject.case),))], lab)
     _try_options(_open(subjects), lab)
+    _try_defaults(subjects, lab)
     _run_round(
         [each for subject in _open(subjects) for each in _by_factor(experiments(subject, single(subject.case)))], lab
     )
@@ -138,6 +142,41 @@ def _try_options(subjects: Sequence[Subject], lab: Lab) -> None:
             _try_option(option, pairs, lab)
 
 
+def _try_defaults(subjects: Sequence[Subject], lab: Lab) -> None:
+    """The nodes as they are, each option that was given with the value that it has by itself, where the provider takes
+    nothing with these options, not even what every provider takes: some values are accepted and then leave it nothing.
+    """
+    left = [subject for subject in _open(subjects) if subject.trials[0].outcome == "left"]
+    given = given_options(lab)
+    if not given or len(left) < len(subjects) or _takes_anything(lab):
+        return
+    company = lab.resolution.provider.compiles
+    models = [(subject.trials, case_model(subject.case, company=company)) for subject in left]
+    for option in given:
+        if any(subject.open for subject in left):
+            _try_option(option, models, lab, option.default)
+
+
+def given_options(lab: Lab) -> list[Option]:
+    """Options with another value than the one that they are known to have by themselves."""
+    values = lab.resolution.options
+    return [
+        option
+        for option in lab.resolution.provider.options
+        if option.default and values.get(option.name, option.default) != option.default
+    ]
+
+
+def _takes_anything(lab: Lab) -> bool:
+    """Whether the provider takes a node that every provider takes; also when it cannot be asked."""
+    import onnx
+
+    proto = onnx.ModelProto.FromString(PROBE_MODEL)
+    case = node_case(cut_proto(proto, Path(), {}), proto.graph.node[0].name)
+    (answer,) = lab.try_all([case_model(case, company=lab.resolution.provider.compiles)])
+    return answer is None or answer.outcome == "taken"
+
+
 def _try_options_with_changes(subjects: Sequence[tuple[Subject, Sequence[Experiment]]], lab: Lab) -> dict[int, int]:
     """Single changes of the nodes, and other nodes of their operators, under options that may let the provider take
     them: something else may be in the way beside the option. How many changes were tried, by `id` of the subject.
@@ -173,18 +212,23 @@ def _under(swap: Swap, told: Trial) -> Trial:
     return replace(told, factor=COMBINED, change=change, parts=parts, swap=None, removes=False, kind=kind_of(COMBINED))
 
 
-def _swap_of(option: Option, lab: Lab) -> Swap:
-    """The value of the option that may let the provider take more, in place of the run's."""
-    assert option.opens is not None
+def _swap_of(option: Option, lab: Lab, value: str | None = None) -> Swap:
+    """Another value of the option in place of the run's: that which may let the provider take more, unless given."""
+    value = option.opens.value if value is None and option.opens is not None else value
     name = f"{lab.resolution.provider.name}.{option.name}"
-    return Swap(f"{name}={option.opens.value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
+    return Swap(f"{name}={value}", f"{name}={lab.resolution.options.get(option.name, option.default)}")
 
 
-def _try_option(option: Option, models: Sequence[tuple[list[Trial], onnx.ModelProto]], lab: Lab) -> None:
-    """Models with the value of the option that may let the provider take their nodes; each trial joins its list."""
-    assert option.opens is not None
-    swap = _swap_of(option, lab)
-    answers = lab.try_with(option.name, option.opens.value, [model for _, model in models])
+def _try_option(
+    option: Option, models: Sequence[tuple[list[Trial], onnx.ModelProto]], lab: Lab, value: str | None = None
+) -> None:
+    """Models with a value of the option that may let the provider take their nodes, the one that the option names
+    unless given; each trial joins its list.
+    """
+    value = option.opens.value if value is None and option.opens is not None else value
+    assert value is not None
+    swap = _swap_of(option, lab, value)
+    answers = lab.try_with(option.name, value, [model for _, model in models])
     for (trials, model), answer in zip(models, answers, strict=True):
         if answer is not None:  # without one the node is looked at as if there were no such option
             trials.append(

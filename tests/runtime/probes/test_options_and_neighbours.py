@@ -46,7 +46,9 @@ class Scripted(Lab):
     ) -> list[Answer | None]:
         return [self.answer(model) for model in models]
 
-    def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+    def try_with(
+        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+    ) -> list[Answer | None]:
         self.asked.append((option, value))
         return [Answer("taken", "") for _ in models]
 
@@ -78,10 +80,40 @@ def test_an_option_that_opens_kernels_is_tried_before_the_node_is_changed(graph:
     assert trials[-1].now == "webgpu.wide=1" and lab.asked == [("wide", "1")]
 
 
+NOTHING = replace(WEBGPU, options=(Option("device", "text", "GPU", ""), Option("speed", "int", "1", "")))
+
+
+class Nothing(Scripted):
+    """Takes nothing with the option that it was given, or, where it is `picky`, all but int64."""
+
+    def __init__(self, *, picky: bool = False, **options: str) -> None:
+        super().__init__()
+        self.resolution, self.picky = Resolution(NOTHING, "active", options=options), picky
+
+    def answer(self, model: onnx.ModelProto) -> Answer:
+        return super().answer(model) if self.picky else Answer("left", "")
+
+
+def test_where_a_provider_takes_nothing_the_given_option_is_the_cause(graph: Graph) -> None:
+    lab = Nothing(device="TOASTER", speed="1")
+    subject = explored(graph, "c", lab)
+    assert lab.asked == [("device", "GPU")] and len(subject.trials) == 2
+    (shown,) = conclusions(subject.probe("c"))
+    assert shown.evidence.startswith("with webgpu.device=GPU in place of webgpu.device=TOASTER")
+    assert shown_by(subject.probe("c"), WEBGPU.ort_name) == "option_needed"
+
+
+def test_an_option_with_which_the_provider_takes_other_nodes_is_not_looked_into(graph: Graph) -> None:
+    for lab in (Nothing(picky=True, device="TOASTER"), Nothing(), Nothing(device="GPU")):
+        assert explored(graph, "a", lab).trials[0].outcome == "left" and lab.asked == []
+
+
 class Both(Scripted):
     """Wants the option and an older operator."""
 
-    def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+    def try_with(
+        self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+    ) -> list[Answer | None]:
         self.asked.append((option, str(len(models))))
         older = [model.opset_import[0].version < 13 for model in models]
         return [Answer("taken", "") if old else Answer("left", "") for old in older]
@@ -103,7 +135,9 @@ def test_an_option_is_tried_with_a_change_of_the_node_where_neither_helps_alone(
 
 def test_an_option_with_changes_stays_within_what_is_tried_of_combinations(graph: Graph) -> None:
     class Never(Both):
-        def try_with(self, option: str, value: str, models: Sequence[onnx.ModelProto]) -> list[Answer | None]:
+        def try_with(
+            self, option: str, value: str, models: Sequence[onnx.ModelProto], *, one_node: bool = True
+        ) -> list[Answer | None]:
             super().try_with(option, value, models)
             return [Answer("left", "") for _ in models]
 

@@ -161,8 +161,11 @@ def test_when_the_time_is_up_after_the_first_the_rest_is_not_said_to_open(chain)
     assert found is not None and found.rest_opens
 
 
-def test_where_the_first_took_long_no_other_is_looked_for(chain, monkeypatch):
+def test_where_the_first_of_a_large_graph_took_long_no_other_is_looked_for(chain, monkeypatch):
     monkeypatch.setattr("partita.runtime.probes.bisect.MORE_SECONDS", -1.0)
+    slow = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
+    assert slow is not None and [part.nodes for part in slow.parts] == [("n3",), ("n9",)], "it is a small graph"
+    monkeypatch.setattr("partita.runtime.probes.bisect.FEW_TRIES", 2)
     found = rejected(chain, ScriptedLab(lambda names: "n3" in names or "n9" in names))
     assert found is not None and found.nodes == ("n3",) and found.others == () and not found.rest_opens
 

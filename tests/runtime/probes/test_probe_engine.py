@@ -248,6 +248,21 @@ def test_a_rejected_graph_ends_at_the_node_to_blame_and_experiments_on_it(model)
     assert (chain[0].status, chain[0].reason) == ("unavailable", "subgraph_rejected") and chain[1] == FALLBACK
 
 
+def test_a_switch_without_which_the_graph_opens_is_to_be_left_out(model, scripted, monkeypatch):
+    asked = []
+
+    def try_with(lab, option, value, models, *, one_node=True):
+        asked.append((option, value, [len(each.graph.node) for each in models], one_node))
+        return [Answer("taken", "")]
+
+    monkeypatch.setattr(scripted, "try_with", try_with)
+    switched = replace(FAILED, options={"htp_bf16_enable": "1", "soc_model": "43"})
+    _, chain = probed(facts_of(model, "abcde"), (switched, FALLBACK), model=model)
+    assert chain[0].reason == "subgraph_rejected" and chain[0].remedy is not None
+    assert chain[0].remedy.text.startswith("leave out qnn.htp_bf16_enable=1, without which it opens this graph; or ")
+    assert asked == [("htp_bf16_enable", "0", [5], False)]
+
+
 def test_a_provider_that_starts_for_no_graph_keeps_its_reason(model, scripted, monkeypatch):
     monkeypatch.setattr(scripted, "starts_at_all", False)
     facts, chain = probed(facts_of(model, "abcde"), (FAILED, FALLBACK), model=model)
