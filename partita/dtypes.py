@@ -164,6 +164,8 @@ class Precision:
     """The type that a twin of the package computes in where the CPU provider is to run it: it has no kernels for
     `dtype`. None when it runs the package itself.
     """
+    stored: str | None = None
+    """The type that matrices lie in the file in, where it is not `dtype`: they are cast as a graph is opened."""
     bits: int | None = None
     """Of the integers that weights are packed into; the arithmetic between them stays in `dtype`. None: weights are in
     `dtype`, too.

@@ -13,7 +13,7 @@ from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
 from partita.package import Manifest, PackedKind, Verification
 
-PACKED_WEIGHTS = "packed_weights"
+PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """What the last change of a graph is called where its passes are counted."""
 LABEL = 14
 """Columns before what a line of the summary says."""
@@ -82,6 +82,7 @@ def describe(summary: Summary) -> list[str]:
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
         f"  weights     {human_bytes(graph.weight_bytes)}",
         *_packed(manifest),
+        *_narrow(manifest),
         f"  cache       {_cache(manifest)}",
         f"  verified    {_verification(manifest.verification)}",
         *_quality(manifest),
@@ -102,6 +103,8 @@ def explained(summary: Summary) -> list[str]:
     told = {each.name: each.summary for each in ORDER}
     if summary.manifest.packed is not None:
         told[PACKED_WEIGHTS] = f"Weights as integers: {summary.manifest.packed.reads}"
+    if summary.manifest.narrow is not None:
+        told[NARROW_WEIGHTS] = f"Matrices in {summary.manifest.narrow.dtype}, each behind a Cast to float32"
     width = max(map(len, told))
     rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {said}" for name, said in told.items()]
     return ["  passes      places changed by each pass over the graph, in their order", *rows]
@@ -139,6 +142,17 @@ def _packed(manifest: Manifest) -> list[str]:
     ]
     told.append(f"read by {manifest.packed.reads}, activations {manifest.packed.activations}")
     return [f"  packed      {line}" for line in told]
+
+
+def _narrow(manifest: Manifest) -> list[str]:
+    """The line on matrices of 16 bits that are computed with in float32."""
+    kept = manifest.narrow
+    if kept is None:
+        return []
+    lost = f"{kept.rounded} of them rounded" if kept.rounded else "as the checkpoint has them"
+    return [
+        f"  stored      {kept.weights} {'matrix' if kept.weights == 1 else 'matrices'} in {kept.dtype}, {lost}; computed in float32"
+    ]
 
 
 def _blocks(kind: PackedKind) -> str:

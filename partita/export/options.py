@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from partita.dtypes import ACTIVATIONS, PRECISIONS, Precision
+from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision
 from partita.errors import UsageError
 from partita.export import quantisers
 from partita.export.attention import lowering
@@ -55,12 +55,16 @@ class ExportOptions:
     """UTF-8 text that the quality of packed weights is measured on; None for the embedded one."""
 
     activations: str | None = None
-    """What packed weights are multiplied with, a name of ACTIVATIONS; None for the target's default."""
+    """What weights are multiplied with: where they are packed a name of ACTIVATIONS, where they have 16 bits fp32 or
+    the same 16 bits. None for what the target has.
+    """
 
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
         found = PRECISIONS[self.precision]
+        if found.bits is None and found is not EXACT and self.activations == "fp32":
+            return replace(found, dtype=EXACT.dtype, twin=None, stored=found.dtype)
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
 
 
@@ -100,12 +104,17 @@ def _check_packing(options: ExportOptions) -> None:
         for name, value in (
             ("block_size", options.block_size),
             ("quality_text", options.quality_text),
-            ("activations", options.activations),
         ):
             if value is not None:
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
                 )
+        if options.activations not in (None, "fp32", options.precision):
+            choice = f": {options.precision} or fp32" if options.precision != "fp32" else ", which has fp32 alone"
+            raise UsageError(
+                f"{spelled('activations', options.activations)} does not go with "
+                f"{spelled('precision', options.precision)}{choice}"
+            )
         return
     if options.block_size is not None and options.block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from partita.export.known_answer import KnownAnswer
     from partita.export.target import Target
     from partita.export.work import Work
-    from partita.package import PackedWeights, TargetRecord, Verification
+    from partita.package import NarrowWeights, PackedWeights, TargetRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Exported:
     """What is known to go wrong with a model like this one, and what to do, as the end of a sentence on that."""
     packed: PackedWeights | None = None
     """What became of the weights, where the precision packs them."""
+    narrow: NarrowWeights | None = None
+    """What is kept in 16 bits and computed with in float32, where anything is."""
 
 
 class Attempts(Protocol):

@@ -15,6 +15,7 @@ from partita.export.config_values import named
 from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter
 from partita.export.fake_model import build_fake_model
+from partita.export.narrow_weights import kept_narrow, narrow, settled
 from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation.plan import make_plan
@@ -77,6 +78,9 @@ class Traces:
 
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
     """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
+    if work.options.computing.twin is not None and target is not None:
+        with stage(work.progress, "ask target", work.seconds, of=work.options.precision):
+            work.options = settled(work.options, target, work.notes.append)
     options = work.options
     length = max_length(options, checkpoint)
     with stage(work.progress, "build model", work.seconds):
@@ -90,7 +94,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             plan = make_plan(options, target, modules, work.notes.append)
-    draft = Draft(work, checkpoint, fake, length, target, plan)
+    draft = Draft(work, checkpoint, fake, length, target, plan, narrow(options.computing, target))
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -121,6 +125,7 @@ def _exported(graphs: Graphs) -> Exported:
         unused=tuple(graphs.unused),
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
+        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models),
         caution=_caution(graphs),
     )
 
