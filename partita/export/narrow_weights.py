@@ -24,7 +24,7 @@ from partita.export.origins import Rescaled
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, take_names
-from partita.export.target import Question, Target
+from partita.export.target import Question, TakesEach, Target
 from partita.export.weight_sources import Plain, StoredPart, stored
 from partita.package import NarrowWeights
 from partita.spelling import spelled
@@ -60,12 +60,14 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
     return replace(options, activations="fp32")
 
 
-def narrow(computing: Precision, target: Target | None) -> Narrow | None:
-    """How weights are kept; None where they have the type that the graph computes in."""
+def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
+    """How weights are kept; None where they have the type that the graph computes in.
+
+    `takes` asks the provider that the package is for.
+    """
     if computing.stored is None:
         return None
-    ask = None if target is None else target.takes
-    return Narrow(computing.stored, ask is not None and all(ask([_question("Gather", computing.stored)])))
+    return Narrow(computing.stored, takes is not None and all(takes([_question("Gather", computing.stored)])))
 
 
 def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:

@@ -94,7 +94,15 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             plan = make_plan(options, target, modules, work.notes.append)
-    draft = Draft(work, checkpoint, fake, length, target, plan, narrow(options.computing, target))
+    draft = Draft(
+        work,
+        checkpoint,
+        fake,
+        length,
+        target,
+        plan,
+        narrow(options.computing, work.takes if target is None else target.takes),
+    )
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
