@@ -164,6 +164,8 @@ class Precision:
     """The type that a twin of the package computes in where the CPU provider is to run it: it has no kernels for
     `dtype`. None when it runs the package itself.
     """
+    stored: str | None = None
+    """The type that matrices lie in the file in, where it is not `dtype`: they are cast as a graph is opened."""
     bits: int | None = None
     """Of the integers that weights are packed into; the arithmetic between them stays in `dtype`. None: weights are in
     `dtype`, too.
@@ -192,3 +194,10 @@ EXACT = PRECISIONS["fp32"]
 """What the original model is run in."""
 ACTIVATIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32"}
 """What packed weights may be multiplied with, and the type of everything else in such a graph."""
+
+
+def multiplied_with(precision: Precision) -> tuple[str, ...]:
+    """What weights of a precision may be multiplied with, as --activations has it."""
+    if precision.bits is not None:
+        return tuple(ACTIVATIONS)
+    return (EXACT.name,) if precision is EXACT else (EXACT.name, precision.name)

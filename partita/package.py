@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 
 from partita import strangers
 from partita.contract import Contract, Record
-from partita.dtypes import PRECISIONS
+from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import PackageError
 from partita.remedies import Remedy, is_lfs_pointer, lfs_pull, permission
 
@@ -216,6 +216,16 @@ class PackedWeights(Record):
     """null: widths were not chosen by measuring them."""
 
 
+class NarrowWeights(Record):
+    """Matrices that lie in the file in 16 bits and are computed with in float32."""
+
+    dtype: str
+    """Of the matrices in the file."""
+    weights: int
+    rounded: int
+    """How many of them the checkpoint has in a wider type; none: nothing is lost."""
+
+
 class Quality(Record):
     """What the precision costs: the package beside the original model, on the same text."""
 
@@ -309,10 +319,21 @@ class Manifest(Record):
     """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
     packed: PackedWeights | None = None
     """Null where no weights are packed."""
+    narrow: NarrowWeights | None = None
+    """Null where weights have the type that the graph computes in, or are packed."""
     quality: Quality | None = None
     """Null for a precision of 16 bits or more: there the known answer says it all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @property
+    def tolerance(self) -> float:
+        """Largest max_rel_error against the original model in float32 that passes: of float32 where nothing is rounded.
+
+        Raises KeyError for a precision that this Partita does not know.
+        """
+        exact = self.narrow is not None and not self.narrow.rounded
+        return TOLERANCES[EXACT.name if exact else self.graph.precision]
 
     def file(self, name: str) -> FileRecord | None:
         """The record of the file called `name`, if the package has one."""

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from partita.dtypes import ACTIVATIONS, PRECISIONS
+from partita.dtypes import PRECISIONS, multiplied_with
 from partita.errors import UsageError
 from partita.export.attention import names
 
@@ -116,7 +116,7 @@ def precisions(typed: str) -> list[str]:
 
 def activations(typed: str) -> list[str]:
     """Values of `--activations`."""
-    return _beginning(typed, ACTIVATIONS)
+    return _beginning(typed, dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
 
 
 def attentions(typed: str) -> list[str]:

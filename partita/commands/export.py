@@ -14,7 +14,7 @@ from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
 from partita.package import Manifest, PackedKind, PackedWeights, Verification
 
-PACKED_WEIGHTS = "packed_weights"
+PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """What the last change of a graph is called where its passes are counted."""
 LABEL = 14
 """Columns before what a line of the summary says."""
@@ -31,8 +31,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
     else:
         lines = describe(summary)
         if explain:
-            packed = summary.manifest.packed
-            lines += [*explained(summary.passes, packed), *explained_mix(packed)]
+            lines += [*explained(summary.passes, summary.manifest), *explained_mix(summary.manifest.packed)]
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -86,6 +85,7 @@ def describe(summary: Summary) -> list[str]:
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
         f"  weights     {human_bytes(graph.weight_bytes)}",
         *_packed(manifest),
+        *_narrow(manifest),
         f"  cache       {_cache(manifest)}",
         f"  verified    {_verification(manifest.verification)}",
         *_quality(manifest),
@@ -96,15 +96,17 @@ def describe(summary: Summary) -> list[str]:
     ]
 
 
-def explained(passes: Mapping[str, int], packed: PackedWeights | None = None) -> list[str]:
+def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> list[str]:
     """A line for each pass over the graph, how many places it changed, and what it does; then for packed weights."""
     from partita.export.passes import ORDER
 
     if not passes:
         return ["  passes      none: the graphs are another exporter's"]
     told = {each.name: each.summary for each in ORDER}
-    if packed is not None:
-        told[PACKED_WEIGHTS] = f"Weights as integers: {packed.reads}"
+    if manifest is not None and manifest.packed is not None:
+        told[PACKED_WEIGHTS] = f"Weights as integers: {manifest.packed.reads}"
+    if manifest is not None and manifest.narrow is not None:
+        told[NARROW_WEIGHTS] = f"Matrices in {manifest.narrow.dtype}, each behind a Cast to float32"
     width = max(map(len, told))
     rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {said}" for name, said in told.items()]
     return ["  passes      places changed by each pass over the graph, in their order", *rows]
@@ -178,6 +180,16 @@ def explained_mix(packed: PackedWeights | None) -> list[str]:
         *tried,
         *(f"    written and not published: ratio {ratio:.4f}" for ratio in mix.missed),
     ]
+
+
+def _narrow(manifest: Manifest) -> list[str]:
+    """The line on matrices of 16 bits that are computed with in float32."""
+    kept = manifest.narrow
+    if kept is None:
+        return []
+    lost = f"{kept.rounded} of them rounded" if kept.rounded else "as the checkpoint has them"
+    matrices = f"{kept.weights} {'matrix' if kept.weights == 1 else 'matrices'}"
+    return [f"  stored      {matrices} in {kept.dtype}, {lost}; computed in float32"]
 
 
 def _blocks(kind: PackedKind) -> str:

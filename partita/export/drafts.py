@@ -14,6 +14,7 @@ from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import FakeModel
 from partita.export.naming import match_names
+from partita.export.narrow_weights import Narrow, store_narrow
 from partita.export.node_names import name_nodes
 from partita.export.operators import Form
 from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
@@ -73,6 +74,8 @@ class Draft:
     """How weights are packed; None when they are not."""
     text: Text | None = None
     """What they are rounded on; None without one."""
+    narrow: Narrow | None = None
+    """How weights are kept in 16 bits that are computed with in float32; None when none are."""
     known: dict[Way, Graphs] = field(default_factory=dict)
     answers: dict[tuple[int, frozenset[object]], known_answer.KnownAnswer] = field(default_factory=dict)
     """By the length of the prompt, and the weights that are packed."""
@@ -287,6 +290,10 @@ def _rewrite(graphs: Graphs) -> None:
                 graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             for name, count in packed.items():
+                graphs.passes[name] = graphs.passes.get(name, 0) + count
+            name_nodes(model)
+        if draft.narrow is not None:
+            for name, count in store_narrow(model, context, draft.narrow).items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
     if draft.plan is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from partita.dtypes import ACTIVATIONS, PRECISIONS, Precision
+from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import UsageError
 from partita.export import quantisers
 from partita.export.attention import lowering
@@ -62,12 +62,16 @@ class ExportOptions:
     """Weights are packed wider, those that matter most, as long as the weight file has at most so many bytes."""
 
     activations: str | None = None
-    """What packed weights are multiplied with, a name of ACTIVATIONS; None for the target's default."""
+    """What weights are multiplied with: where they are packed a name of ACTIVATIONS, where they have 16 bits fp32 or
+    the same 16 bits. None for what the target has.
+    """
 
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
         found = PRECISIONS[self.precision]
+        if found.bits is None and found is not EXACT and self.activations == "fp32":
+            return replace(found, dtype=EXACT.dtype, twin=None, stored=found.dtype)
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
 
     @property
@@ -111,15 +115,18 @@ def check_options(options: ExportOptions) -> None:
 
 def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
-    if options.activations is not None and options.activations not in ACTIVATIONS:
-        raise UsageError(f"{spelled('activations', options.activations)}: choose one of {', '.join(ACTIVATIONS)}")
+    allowed = multiplied_with(PRECISIONS[options.precision])
+    if options.activations is not None and options.activations not in allowed:
+        raise UsageError(
+            f"{spelled('activations', options.activations)}: with {spelled('precision', options.precision)} choose "
+            f"{' or '.join(allowed)}"
+        )
     quantisers.check_name(options.rounding)
     read_keep(options.keep, options.precision)
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),
             ("quality_text", options.quality_text),
-            ("activations", options.activations),
             ("calibrate", options.calibrate),
             ("max_perplexity_ratio", options.max_perplexity_ratio),
             ("max_weight_size", options.max_weight_size),

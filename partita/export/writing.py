@@ -213,6 +213,7 @@ def _manifest(
         toolchain=_toolchain(),
         verification=Verification(status="unverified", detail="exported with --no-verify"),
         packed=exported.packed,
+        narrow=exported.narrow,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
-from partita.package import KNOWN_ANSWER, TOLERANCES, Manifest, StepError, Verification, read_manifest
+from partita.package import KNOWN_ANSWER, Manifest, StepError, Verification, read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
@@ -141,7 +141,7 @@ def replay(
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         told(runner.resolutions)
         _check_answer(folder, answer, runner)
-        limit = TOLERANCES[manifest.graph.precision] if tolerance is None else tolerance
+        limit = manifest.tolerance if tolerance is None else tolerance
         replaying = _Replay(runner, answer, limit)
         compared = [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)

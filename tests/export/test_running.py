@@ -186,17 +186,16 @@ def test_without_memory_for_it_the_run_is_left_out_and_said(
     assert any(note.startswith("not run on cpu here") for note in summary.notes)
 
 
-@pytest.mark.parametrize("more", [(), ("--no-verify",)])
-def test_bf16_says_where_it_does_not_run_and_what_does(
-    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+def test_bf16_arithmetic_says_where_it_does_not_run_and_what_does(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
-    arguments += ["--max-length", "64", "--precision", "bf16", *more]
+    arguments += ["--max-length", "64", "--precision", "bf16", "--activations", "bf16"]
     assert cli.run(arguments) == 0
     manifest, (out, err) = read_manifest(tmp_path / "out"), capsys.readouterr()
     assert manifest.target is not None and manifest.target.verification == "not_run"
     assert "verified there" not in out.replace("NOT verified there", "")
-    assert (manifest.verification.twin is not None) == (not more)
+    assert manifest.verification.twin is not None
     if manifest.target.provider == "cpu":
         assert "does not run on cpu" in err and "--precision fp16 or fp32" in err
         assert [entry.status for entry in manifest.smoke] == ["ran", "failed"]
@@ -206,5 +205,8 @@ def test_bf16_for_the_cpu_by_name_is_refused(
     tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["export", str(tiny_checkpoint("llama", num_hidden_layers=1)), str(tmp_path / "out")]
-    assert cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--target", "cpu"]) == 3
+    assert (
+        cli.run([*arguments, "--max-length", "64", "--precision", "bf16", "--activations", "bf16", "--target", "cpu"])
+        == 3
+    )
     assert "--precision" in capsys.readouterr().err and not list(tmp_path.iterdir())

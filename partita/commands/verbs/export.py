@@ -61,8 +61,8 @@ def export(
         str | None,
         typer.Option(
             autocompletion=complete("activations"),
-            help="int8, int4: what the weights are multiplied with: fp32; fp16, with a cache in fp16; or int8, rounded "
-            "for every token, with --precision int8. Default: the target's, fp16 on cuda, else fp32.",
+            help="What weights of 16 bits or less are multiplied with: fp32; fp16 or bf16, with a cache in it; int8, "
+            "rounded for every token, with --precision int8. Default: what the target has a kernel for.",
         ),
     ] = None,
     keep: Annotated[

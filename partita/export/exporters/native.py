@@ -17,6 +17,7 @@ from partita.export.drafts import Draft, Graphs
 from partita.export.exporters.base import Exported, Exporter
 from partita.export.fake_model import build_fake_model
 from partita.export.mixes import Mixes
+from partita.export.narrow_weights import kept_narrow, narrow, settled
 from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
@@ -93,6 +94,9 @@ class Traces:
 
 def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Traces:
     """Build the model on fake tensors. Raises UnsupportedModelError when it cannot be."""
+    if work.options.computing.twin is not None and target is not None:
+        with stage(work.progress, "ask target", work.seconds, of=work.options.precision):
+            work.options = settled(work.options, target, work.notes.append)
     options = work.options
     length = max_length(options, checkpoint)
     text = None if options.calibrate is None else calibration.read_text(options.calibrate, checkpoint, length)
@@ -107,7 +111,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             plan = make_plan(options, target, modules, work.notes.append)
-    draft = Draft(work, checkpoint, fake, length, target, plan, text)
+    takes = work.takes if target is None else target.takes
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, narrow(options.computing, takes))
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -139,6 +144,7 @@ def _exported(graphs: Graphs) -> Exported:
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
         calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
+        narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models),
         caution=_caution(graphs),
     )
 

@@ -1,0 +1,161 @@
+"""Weights in 16 bits that are computed with in float32, where the target has no kernels for their type.
+
+    x ─ MatMul(W float32) ─ y          before
+    W bfloat16 ─ Cast ─┐
+    x ─ MatMul ────────┴ y             after
+    ids ─ Gather(E bfloat16) ─ Cast    where the target looks up rows of that type: only those are cast then
+
+ONNX Runtime casts such a constant once, as it opens the graph. The file has half the size, and a checkpoint whose own
+weights have that type loses nothing. Vectors stay float32: norms and biases are small, and some are computed from what
+the checkpoint has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from partita.dtypes import PRECISIONS, Precision
+from partita.export.element_types import to_ir
+from partita.export.options import ExportOptions
+from partita.export.origins import Rescaled
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.manager import run as run_passes
+from partita.export.passes.rewriting import drop_unused_initializers, take_names
+from partita.export.target import Question, TakesEach, Target
+from partita.export.weight_sources import Plain, StoredPart, stored
+from partita.package import NarrowWeights
+from partita.spelling import spelled
+
+WIDE = "float32"
+OPSET, IR_VERSION = 21, 10
+WIDTH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """How weights are kept in 16 bits behind a Cast."""
+
+    dtype: str
+    gathers: bool
+    """The target looks up rows of that type."""
+
+
+def settled(options: ExportOptions, target: Target | None, told: Callable[[str], object]) -> ExportOptions:
+    """The options with `activations` settled: as asked for, else float32 where the target multiplies nothing else.
+
+    It is asked only where the CPU provider could not run the package either (`Precision.twin`).
+    """
+    computing = PRECISIONS[options.precision]
+    if options.activations is not None or computing.twin is None or target is None or target.takes is None:
+        return options
+    if target.takes([_question("MatMul", computing.dtype)])[0]:
+        return options
+    told(
+        f"{target.provider} has no kernel for products in {computing.dtype}: weights are stored in it and computed "
+        f"with in {WIDE}; {spelled('activations', options.precision)} writes {computing.dtype} arithmetic"
+    )
+    return replace(options, activations="fp32")
+
+
+def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
+    """How weights are kept; None where they have the type that the graph computes in.
+
+    `takes` asks the provider that the package is for.
+    """
+    if computing.stored is None:
+        return None
+    return Narrow(computing.stored, takes is not None and all(takes([_question("Gather", computing.stored)])))
+
+
+def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
+    """Keep every matrix of `model` in 16 bits, in place; how many there are, by the name of the pass."""
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        count = 0
+        for value in list(model.graph.initializers.values()):
+            part = stored(value)
+            if part is not None and _fits(part):
+                with over(next(iter(value.uses())).node):
+                    _behind_cast(model.graph, value, part, how)
+                count += 1
+        drop_unused_initializers(model.graph)
+        return count
+
+    return run_passes(model, (Pass("narrow_weights", run),), context)
+
+
+def kept_narrow(how: Narrow, models: Sequence[ir.Model]) -> NarrowWeights:
+    """What the manifest says of them."""
+    kind = to_ir(how.dtype)
+    parts = (stored(value) for model in models for value in model.graph.initializers.values())
+    sources = {
+        part.key: part.source for part in parts if part and isinstance(part.source, Plain) and part.dtype == kind
+    }
+    rounded = [each for each in sources.values() if any(info.dtype != how.dtype for info in each.origin.tensors())]
+    return NarrowWeights(dtype=how.dtype, weights=len(sources), rounded=len(rounded))
+
+
+def _fits(part: StoredPart) -> bool:
+    """Whether it is a matrix, or a stack of them, as the checkpoint has it."""
+    source = part.source
+    is_plain = isinstance(source, Plain) and source.dtype == to_ir(WIDE) and not isinstance(source.origin, Rescaled)
+    return is_plain and len(part.part.shape) >= 2
+
+
+def _behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
+    """Let the readers of a weight read it through a Cast, or cast the rows that they look up."""
+    assert isinstance(part.source, Plain)
+    kind = to_ir(how.dtype)
+    kept = StoredPart(replace(part.source, dtype=kind), shape=tuple(part.shape.numpy()) if part.is_reshaped else None)
+    name = f"{value.name}.{how.dtype}"
+    weight = ir.Value(name=name, shape=value.shape, type=ir.TensorType(kind), const_value=kept)
+    graph.initializers[name] = weight
+    readers = value.uses()
+    looked_up = [use for use in readers if how.gathers and use.node.op_type == "Gather" and use.idx == 0]
+    for use in looked_up:
+        _cast_rows(use.node, weight)
+    others = [use for use in readers if use not in looked_up]
+    if others:
+        cast = _cast(weight, value.shape)
+        take_names(cast, others[0].node)
+        graph.insert_before(graph[0], cast)
+        for use in others:
+            use.node.replace_input_with(use.idx, cast.outputs[0])
+
+
+def _cast_rows(gather: ir.Node, weight: ir.Value) -> None:
+    """Look up rows of the stored type, and cast those."""
+    graph, rows = gather.graph, gather.outputs[0]
+    assert graph is not None
+    gather.replace_input_with(0, weight)
+    cast = _cast(rows, rows.shape)
+    take_names(cast, gather)
+    graph.insert_after(gather, cast)
+    for use in rows.uses():
+        if use.node is not cast:
+            use.node.replace_input_with(use.idx, cast.outputs[0])
+    rows.type = ir.TensorType(weight.dtype or ir.DataType.UNDEFINED)
+
+
+def _cast(value: ir.Value, shape: ir.Shape | None) -> ir.Node:
+    """A Cast to what the graph computes in."""
+    node = ir.node("Cast", inputs=[value], attributes={"to": int(to_ir(WIDE))})
+    node.outputs[0].type, node.outputs[0].shape = ir.TensorType(to_ir(WIDE)), shape
+    return node
+
+
+def _question(operator: str, dtype: str) -> Question:
+    """A model of one node that multiplies by, or looks up rows of, a matrix of `dtype`."""
+    kind = ir.TensorType(to_ir(dtype))
+    matrix = ir.Value(name="w", shape=ir.Shape([WIDTH, WIDTH]), type=kind)
+    hidden = ir.Value(name="x", shape=ir.Shape([1, 1, WIDTH]), type=kind)
+    ids = ir.Value(name="x", shape=ir.Shape([1, 1]), type=ir.TensorType(ir.DataType.INT64))
+    looks_up = operator == "Gather"
+    given, inputs = (ids, [matrix, ids]) if looks_up else (hidden, [hidden, matrix])
+    node = ir.Node("", operator, inputs, name="asked", outputs=[ir.Value(name="y")])
+    graph = ir.Graph([given, matrix], node.outputs, nodes=[node], opset_imports={"": OPSET}, name="asked")
+    sizes = {"w": (WIDTH, WIDTH), "x": (1, 1) if looks_up else (1, 1, WIDTH)}
+    return bytes(ir.to_proto(ir.Model(graph, ir_version=IR_VERSION)).SerializeToString()), sizes

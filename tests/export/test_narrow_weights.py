@@ -1,0 +1,98 @@
+"""Matrices of 16 bits that are computed with in float32: what is stored, what is lost, and where it is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from safetensors import safe_open
+
+from partita import cli
+from partita.dtypes import EXACT, PRECISIONS
+from partita.export.options import ExportOptions
+from partita.package import read_manifest
+from tests.conftest import Exported, TinyCheckpoint
+
+
+def types_of(folder: Path) -> dict[str, int]:
+    """Element type of every weight that lies in the data file."""
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    return {each.name: each.data_type for each in proto.graph.initializer if each.external_data}
+
+
+def test_a_bf16_checkpoint_loses_nothing(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Half the size, the tolerance of float32, and the replay is of the package itself."""
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    narrow = exported(checkpoint, precision="bf16", activations="fp32")
+    manifest = read_manifest(narrow)
+    assert manifest.narrow is not None and manifest.narrow.rounded == 0 and manifest.narrow.weights >= 6
+    assert manifest.tolerance == EXACT.tolerance == manifest.verification.tolerance
+    assert manifest.verification.status == "verified" and manifest.verification.twin is None
+    assert manifest.graph.weight_bytes < 0.6 * 4 * manifest.source.parameters
+    assert {state.dtype for state in manifest.graph.states} == {"float32"}
+
+
+def test_the_file_has_the_very_bits_of_the_checkpoint(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1)
+    folder = exported(checkpoint, precision="bf16", activations="fp32")
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    (down,) = (each for each in proto.graph.initializer if "down_proj" in each.name)
+    place = {entry.key: entry.value for entry in down.external_data}
+    data = np.memmap(folder / place["location"], np.uint16, "r", int(place["offset"]), tuple(down.dims))
+    with safe_open(checkpoint / "model.safetensors", "pt") as file:
+        weight = file.get_tensor("model.layers.0.mlp.down_proj.weight")
+    assert down.data_type == TensorProto.BFLOAT16
+    assert np.array_equal(np.asarray(data).T, weight.view(torch.uint16).numpy())
+
+
+def test_rows_of_an_embedding_are_cast_and_not_all_of_it(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """And vectors stay float32."""
+    folder = exported(
+        tiny_checkpoint("llama", dtype="bfloat16", tied=True, num_hidden_layers=1), precision="bf16", activations="fp32"
+    )
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    kinds = types_of(folder)
+    (look_up,) = (node for node in proto.graph.node if node.op_type == "Gather" and node.input[1] == "input_ids")
+    assert kinds[look_up.input[0]] == TensorProto.BFLOAT16
+    assert any(node.op_type == "Cast" and node.input[0] == look_up.output[0] for node in proto.graph.node)
+    vectors = {each.name for each in proto.graph.initializer if len(each.dims) < 2}
+    assert not any(kind == TensorProto.BFLOAT16 for name, kind in kinds.items() if name in vectors)
+
+
+def test_wider_weights_are_rounded_and_that_is_said(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    folder = exported(tiny_checkpoint("llama", num_hidden_layers=1), precision="fp16", activations="fp32")
+    manifest = read_manifest(folder)
+    assert manifest.narrow is not None and manifest.narrow.rounded == manifest.narrow.weights
+    assert manifest.tolerance == PRECISIONS["fp16"].tolerance
+    assert manifest.verification.status == "verified"
+
+
+def test_it_is_chosen_where_the_target_multiplies_nothing_else(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tiny_checkpoint("llama", dtype="bfloat16", num_hidden_layers=1)
+    words = ["export", str(checkpoint), str(tmp_path / "out"), "--max-length", "64", "--precision", "bf16"]
+    assert cli.run([*words, "--target", "cpu", "--explain"]) == 0
+    out, err = capsys.readouterr()
+    assert "cpu has no kernel for products in bfloat16" in err and "--activations bf16" in err
+    assert "in bfloat16, as the checkpoint has them; computed in float32" in out and "narrow_weights" in out
+    assert [entry.status for entry in read_manifest(tmp_path / "out").smoke] == ["ran"]
+
+
+@pytest.mark.parametrize(("precision", "activations"), [("fp32", "fp16"), ("fp16", "bf16"), ("bf16", "int8")])
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, precision: str, activations: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", "nowhere", str(tmp_path / "out"), "--precision", precision, "--activations", activations]
+    assert cli.run(words) == 2
+    assert f"--activations {activations}: with --precision {precision} choose fp32" in capsys.readouterr().err
+
+
+def test_options_say_what_is_stored() -> None:
+    said = ExportOptions("a", Path("b"), precision="bf16", activations="fp32").computing
+    assert (said.dtype, said.stored, said.twin) == ("float32", "bfloat16", None)
+    assert ExportOptions("a", Path("b"), precision="bf16", activations="bf16").computing == PRECISIONS["bf16"]
