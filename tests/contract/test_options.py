@@ -44,5 +44,6 @@ def test_an_option_that_cannot_be_read_is_a_usage_error(environment, option, pac
 
 
 @each_environment()
-def test_a_provider_without_options_says_so(environment, packages, partita):
-    refused(generated(partita, packages / PACKAGE, "cpu", "--provider-option", "cpu.anything=0"), "no options", code=2)
+def test_an_option_that_the_cpu_provider_has_not_is_refused_with_those_it_has(environment, packages, partita):
+    done = generated(partita, packages / PACKAGE, "cpu", "--provider-option", "cpu.anything=0")
+    refused(done, "has no option 'anything'", "attention", "huge_pages", "spinning", code=2)
