@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.peers.records import Contender, Machine, PeersResult, ShapeResult, Spread, Work, Written
 from benchmarks.peers.targets import decode, decode_rate, first_token, prefill, verdicts
-from partita.observations.text_format import decimals, human_bytes
+from partita.observations.text_format import decimals, human_bytes, plural
 
 DASH = "-"
 PREAMBLE = """# Beside the peers
@@ -56,11 +56,16 @@ def sections(result: PeersResult) -> Iterator[str]:
     for shape in result.shapes:
         yield f"### {shape.title}\n"
         settings = f"{shape.parameters:,} parameters, checkpoint {human_bytes(shape.checkpoint_bytes)}."
-        yield f"{settings} {result.rounds} rounds.\n"
+        yield f"{settings} Medians of {plural(result.rounds, 'round')}, {_new_tokens(shape)} new tokens after each prompt.\n"
         yield _speeds(shape)
         yield _files(shape, result.start_prompt)
         yield _targets(shape, result.machine)
         yield _notes(shape)
+
+
+def _new_tokens(shape: ShapeResult) -> str:
+    """How many tokens everybody made."""
+    return " or ".join(sorted({str(work.new_tokens) for entry in shape.contenders for work in entry.works})) or "no"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
