@@ -173,8 +173,8 @@ def _warn_without_integer_unit(audience: Audience) -> None:
 
     if integer_unit() == "":
         audience.note(
-            f"{spelled('activations', 'int8')}: this processor has none of {', '.join(INTEGER_UNITS)}, so the package is "
-            "likely to be slower here than without it"
+            f"{spelled('activations', 'int8')}: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
+            "is likely to be slower here than without it"
         )
 
 
