@@ -159,6 +159,8 @@ def run_export(
         options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)
+    if options.activations == "int8" and (target is None or target.provider == "cpu"):
+        _warn_without_integer_unit(audience)
     return write(
         options,
         replay=replay,
@@ -169,6 +171,17 @@ def run_export(
         takes=taken_by_cpu,
         progress=shown,
     )
+
+
+def _warn_without_integer_unit(audience: Audience) -> None:
+    """Say that rounded activations are not worth it where the processor has nothing that multiplies them fast."""
+    from partita.runtime.environment import INTEGER_UNITS, integer_unit
+
+    if integer_unit() == "":
+        audience.note(
+            f"{spelled('activations', 'int8')}: this processor has none of {', '.join(INTEGER_UNITS)}, so the package "
+            "is likely to be slower here than without it"
+        )
 
 
 def _choose_target(options: ExportOptions, wanted: TargetOptions, audience: Audience = QUIET) -> Target | None:

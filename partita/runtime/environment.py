@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
 
 import psutil
 
@@ -15,6 +16,9 @@ from partita.runtime.wheels import runtime_wheels
 
 PACKAGES = ("numpy", "onnx", "transformers", "tokenizers", "safetensors", "torch", "onnxscript", "onnx-ir")
 """What can have a part in a run or an export; those that are not installed are left out."""
+CPU_INFO = Path("/proc/cpuinfo")
+INTEGER_UNITS = ("amx_int8", "avx512_vnni", "avx_vnni", "asimddp")
+"""Flags of processors with instructions for products of 8-bit integers, the fastest first."""
 
 
 def environment() -> Environment:
@@ -48,3 +52,11 @@ def _installed(names: tuple[str, ...]) -> dict[str, str]:
 def _onnxruntime_wheels() -> tuple[InstalledWheel, ...]:
     """The wheel that ONNX Runtime came in; all of them when several overwrote each other."""
     return tuple(InstalledWheel(name=wheel.name, version=wheel.version) for wheel in runtime_wheels())
+
+
+def integer_unit(info: Path = CPU_INFO) -> str | None:
+    """The flag of what multiplies 8-bit integers in the processor; empty when it has none, None when nobody says."""
+    if not info.is_file():
+        return None
+    known = set(info.read_text(encoding="utf-8", errors="replace").split())
+    return next((flag for flag in INTEGER_UNITS if flag in known), "")

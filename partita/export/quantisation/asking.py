@@ -55,7 +55,8 @@ def settled(
     computes with packed weights.
     """
     if target.ask is None:
-        return forms[0], target.kernels
+        standard = forms[0].look_up.symmetric  # a Gather of integers, which every provider has
+        return forms[0], replace(target.kernels, gather=target.kernels.gather or standard)
     said = []
     for form in forms:
         for kernels in _both(target.kernels, form):

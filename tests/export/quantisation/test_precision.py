@@ -25,6 +25,14 @@ pytestmark = pytest.mark.environment("beside")  # minutes of exports
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
+@pytest.fixture(scope="session")
+def short_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginning of the embedded text, for tests that the quality itself is not the point of."""
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(heldout_path().read_text(encoding="utf-8")[:1200], encoding="utf-8")
+    return path
+
+
 def operators(package: Path, file: str = "model.onnx") -> Counter[str]:
     """Nodes by operator."""
     return Counter(node.op_type for node in onnx.load(package / file, load_external_data=False).graph.node)
@@ -101,9 +109,9 @@ def test_int8(tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: s
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.9
 
 
-def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> None:
     """Products of integers on both sides; what reads the same activations shares their rounding."""
-    package = exported(tiny_checkpoint("qwen2"), precision="int8", activations="int8", max_length=128)
+    package = exported(tiny_checkpoint("qwen2"), precision="int8", activations="int8", quality_text=short_text)
     manifest = checked(package)
     assert manifest.packed is not None and manifest.quality is not None
     assert (manifest.packed.form, manifest.packed.activations) == ("matmul_integer", "int8")
@@ -115,14 +123,15 @@ def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.8
 
 
-def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+def test_fp16_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported, short_text: Path) -> None:
     """As an fp16 package has them: cache and products in float16, logits in float32."""
-    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", activations="fp16", max_length=128)
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    package = exported(checkpoint, precision="int4", activations="fp16", quality_text=short_text)
     manifest = read_manifest(package)
     assert manifest.verification.status == "verified" and manifest.verification.tolerance == 2e-2
     assert manifest.packed is not None and manifest.packed.activations == "fp16"
     assert {state.dtype for state in manifest.graph.states} == {"float16"}
-    plain = read_manifest(exported(tiny_checkpoint("llama", tied=True), precision="fp16"))
+    plain = read_manifest(exported(checkpoint, precision="fp16"))
     logits = [next(o.dtype for o in m.graph.files[0].outputs if o.role == "logits") for m in (manifest, plain)]
     assert logits[0] == logits[1]
     quality = manifest.quality
