@@ -92,6 +92,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
+    _tell_same_text(exported, work, text)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     manifest = _verify(exported, work, manifest, runtime.replay)
     result, smoke = run_all(work, manifest, runtime.smoke, attempts.target)
@@ -108,6 +109,17 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         peak_rss_bytes(),
         tuple(dict.fromkeys(work.notes)),
     )
+
+
+def _tell_same_text(exported: Exported, work: Work, text: Text | None) -> None:
+    """Say so where quality is measured on the very text that weights were rounded on."""
+    found = None if exported.packed is None else exported.packed.calibration
+    if found is not None and text is not None and found.text_sha256 == text.sha256:
+        tell(
+            work,
+            f"quality is measured on the text of {spelled('calibrate')}, so its figures are better than they would be "
+            f"on another; name one with {spelled('quality_text')}",
+        )
 
 
 @contextmanager

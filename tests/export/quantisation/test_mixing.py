@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from partita.demo import heldout_path
 from partita.errors import ParityError, ResourceError, UsageError
 from partita.export import mixes, quality
 from partita.export.checkpoint import open_checkpoint
@@ -187,6 +188,20 @@ def test_a_ratio_that_cannot_be_kept_publishes_nothing(
     with pytest.raises(ParityError, match=said):
         export_to(out, checkpoint, precision="int4", block_size=32, max_perplexity_ratio=1.0005)
     assert not out.parent.exists()
+
+
+@pytest.mark.heavy
+def test_a_mix_is_calibrated(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Once for the search, with all weights in int4, and again with the widths that were chosen."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    size = read_manifest(budgeted(tiny_checkpoint, exported)[1]).graph.weight_bytes
+    options = {"precision": "int4", "block_size": 32, "max_weight_size": size}
+    package = exported(checkpoint, calibrate=heldout_path(), **options)
+    packed, quality_of_free = packed_of(package), read_manifest(exported(checkpoint, **options)).quality
+    assert packed.calibration is not None and packed.mix is not None and packed.mix.taken > 0
+    assert {(kind.precision, kind.quantiser) for kind in packed.kinds} == {("int4", "gptq"), ("int8", "gptq")}
+    found = read_manifest(package).quality
+    assert found is not None and quality_of_free is not None and found.kl_mean < quality_of_free.kl_mean
 
 
 @pytest.mark.parametrize(
