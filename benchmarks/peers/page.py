@@ -56,7 +56,8 @@ def sections(result: PeersResult) -> Iterator[str]:
     for shape in result.shapes:
         yield f"### {shape.title}\n"
         settings = f"{shape.parameters:,} parameters, checkpoint {human_bytes(shape.checkpoint_bytes)}."
-        yield f"{settings} Medians of {plural(result.rounds, 'round')}, {_new_tokens(shape)} new tokens after each prompt.\n"
+        rounds = f"Medians of {plural(result.rounds, 'round')}, {_new_tokens(shape)} new tokens after each prompt."
+        yield f"{settings} {rounds}\n"
         yield _speeds(shape)
         yield _files(shape, result.start_prompt)
         yield _targets(shape, result.machine)
