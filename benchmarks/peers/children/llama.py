@@ -75,7 +75,7 @@ class Llama:
 def import_binding() -> Any:
     """Import llama_cpp, silently."""
     global _LOG
-    import llama_cpp
+    import llama_cpp  # type: ignore[import-not-found]
 
     _LOG = llama_cpp.llama_log_callback(lambda level, text, data: None)
     llama_cpp.llama_log_set(_LOG, ctypes.c_void_p(0))

@@ -13,7 +13,7 @@ def opener() -> Open:
     """Import optimum, torch, transformers and ONNX Runtime."""
     import onnxruntime
     import torch
-    from optimum.onnxruntime import ORTModelForCausalLM
+    from optimum.onnxruntime import ORTModelForCausalLM  # type: ignore[import-not-found]
 
     class Optimum:
         def __init__(self, model: Any) -> None:
