@@ -67,9 +67,10 @@ def _counted(phase: Phase) -> Counter[Kind]:
         if node.op_type in KNOWN:
             found[node.op_type, _how(node.op_type), provider_of(node)] += 1
             continue
-        for operator in node.replaces_op_types:
-            if operator in KNOWN:
-                found[operator, FLOATS if operator in FLOATING else COMPILED, provider_of(node)] += 1
+        inside = [operator for operator in node.replaces_op_types if operator in KNOWN]
+        reads = any(operator not in FLOATING for operator in inside)  # then its products may read what is restored
+        for operator in inside:
+            found[operator, COMPILED if reads else FLOATS, provider_of(node)] += 1
     return found
 
 
@@ -81,8 +82,8 @@ def _how(operator: str) -> str:
 def _summary(precision: str, counts: Counter[Kind], phase: Phase) -> str:
     """One sentence."""
     by_how: Counter[str] = Counter()
-    for (_, how, _), count in counts.items():
-        by_how[how] += count
+    for (operator, how, _), count in counts.items():
+        by_how[how] += 0 if how == COMPILED and operator in FLOATING else count
     packed = by_how[AS_PACKED] + by_how[COMPILED]
     restored = f"; {plural(by_how[RESTORED], 'node')} restore floats first" if by_how[RESTORED] else ""
     left = f"; {plural(by_how[FLOATS], 'product')} in floating point" if by_how[FLOATS] else ""
