@@ -118,8 +118,8 @@ def _no_mix(work: Work, missed: Sequence[MissedRatioError]) -> ParityError:
     said = spelled("max_perplexity_ratio", options.max_perplexity_ratio)
     within = "" if options.max_weight_size is None else f" and {spelled('max_weight_size')}"
     return ParityError(
-        f"{options.checkpoint}: {said}{within} cannot be kept: of {plural(len(missed), 'mix')} that were written, the "
-        f"best has {best}; nothing was published; allow more, or name another {spelled('precision')}, as fp16"
+        f"{options.checkpoint}: {said}{within} cannot be kept: the best of {plural(len(missed), 'mix')} has {best}; "
+        f"nothing was published; allow more, or name another {spelled('precision')}, as fp16"
     )
 
 
