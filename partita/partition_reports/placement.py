@@ -92,11 +92,13 @@ def _unlike_graphs(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreeme
 def _unlike_copies(index: SessionIndex, phase: PhaseName) -> Iterator[Disagreement]:
     """Another number of Memcpy nodes in the log than in the plan.
 
-    Not asked where the file has control flow: the log then has the copies in bodies as well.
+    Not asked where there is control flow, in the file or in what became of its functions: the log then has the copies
+    in bodies as well.
     """
     logged = sum(native_log.MEMCPY_ADDED.search(line) is not None for line in index.facts.log)
     planned = len(native_log.inserted_copies(index.order, {name: index.op_type(name) for name in index.order}))
-    bodies = any(node.op_type in CONTROL_FLOW for node in index.facts.graph)
+    operators = (*(node.op_type for node in index.facts.graph), *map(index.op_type, index.order))
+    bodies = not CONTROL_FLOW.isdisjoint(operators)
     if bodies or logged == planned or index.order_source != "plan_file" or not native_log.is_at_info(index.facts.log):
         return
     detail = f"the log says that {logged} were inserted, the plan has {planned}"

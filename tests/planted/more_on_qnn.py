@@ -128,8 +128,8 @@ CASES: tuple[Case, ...] = (
     ),
     qnn(
         "resize-by-a-default",
-        "Resize by scales that are a graph input with a default",
-        "attribute_unsupported",
+        "Resize by scales that are a graph input with a default: its sizes follow from them, unless they are given",
+        "dynamic_shape",
         image(ENLARGED, inputs=SIZES),
         image(ENLARGED, extra=SIZES),
     ),

@@ -167,8 +167,7 @@ def _disagreements(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Itera
         if bool(on_cpu) != (told or bool(report["fallbacks"])):  # nodes in bodies are in no phase's list
             yield f"on the CPU are {sorted(on_cpu)}, which the report has otherwise"
     first = report["chain"][0]
-    everything = {node["name"] for phase in report["phases"] for node in phase["nodes"]}
-    if "error" not in plain and first["status"] != "active" and not everything <= {name for name, _ in plain["cpu"]}:
+    if "error" not in plain and first["status"] != "active" and not _all_on_cpu(plain, report):
         yield f"plain ONNX Runtime opens it with the provider; the report: {first['reason']}: {first['evidence']}"
     if "error" in plain and first["status"] == "active":
         yield f"plain ONNX Runtime does not open it with the provider: {plain['error'][:200]}"
@@ -177,6 +176,17 @@ def _disagreements(plain: Mapping[str, Any], report: Mapping[str, Any]) -> Itera
     for row in report["fallbacks"]:
         if not row["evidence"] and row["reason"] != "unexplained":
             yield f"{row['node']}: {row['reason']} without evidence"
+
+
+def _all_on_cpu(plain: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
+    """Whether plain ONNX Runtime, too, has no node on the provider, although it has it in the session.
+
+    An opset for which no layout can be changed keeps it from every node; those of the CPU then have other names.
+    """
+    everything = {node["name"] for phase in report["phases"] for node in phase["nodes"]}
+    listed = {name for name, _ in plain["cpu"]}
+    kept_away = report["chain"][0]["reason"] == "version_mismatch" and bool(listed) and not plain["elsewhere"]
+    return kept_away or everything <= listed
 
 
 def contradicted(compared: Sequence[Compared], provider: str, folder: Path) -> dict[str, str]:
