@@ -40,6 +40,9 @@ peer-optimum := optimum-onnx onnxruntime onnx torch transformers accelerate
 LLAMA_FLAGS  ?= -fno-tree-dse -fno-dse
 LLAMA_JOBS   ?= 2
 
+# Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install envs $(ENV_TARGETS) peer-envs $(PEER_ENVS) bench-peers demo test test-heavy test-cuda truth breadth check bench clean
 .DEFAULT_GOAL := help
 
