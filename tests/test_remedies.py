@@ -63,6 +63,7 @@ BLANKS: dict[str, Any] = {
     "count": 1,
     "device": "h100",
     "option": "--provider",
+    "switch": "cuda.enable_cuda_graph=1",
 }
 VERBS = ("generate", "place", "export", "verify")
 POSITIONAL = {"generate": ["pkg", "1,2"], "place": ["pkg"], "export": ["owner/name", "out"], "verify": ["pkg"]}

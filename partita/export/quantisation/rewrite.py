@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 
 import onnx_ir as ir
 
@@ -120,6 +121,7 @@ class _Rewriter:
         for node in list(self.graph):
             with over(node):
                 count += self._looked_up(node, tokens, heads)
+        self._settle_values()
         drop_unused_initializers(self.graph)
         self._note_others()
         return count
@@ -190,6 +192,22 @@ class _Rewriter:
         values = self.values[key] if known is None else known.values
         self.outcome.placed[key] = Placed(packed, tuple(dict.fromkeys([*modules, module])), values)
         return self.values[key]
+
+    def _settle_values(self) -> None:
+        """Let what was placed name the initializers that are read: a form may have given the same bytes another shape.
+
+        Only those are written, and read back for the reference.
+        """
+        read = {
+            part.key: value for value in self.graph.initializers.values() if value.uses() and (part := stored(value))
+        }
+        for key in self.values:
+            placed = self.outcome.placed[key]
+            values = tuple(
+                value if value.uses() or (part := stored(value)) is None else read.get(part.key, value)
+                for value in placed.values
+            )
+            self.outcome.placed[key] = replace_fields(placed, values=values)
 
     def _note_others(self) -> None:
         """Count the weights that stay as they are, by what reads them."""

@@ -50,6 +50,7 @@ Sizes = Mapping[str, tuple[int, ...]]
 AT_FAULT = frozenset({"initialisation_failed"})
 """Reasons with which a provider is left out that can be the graph's fault."""
 FIX = Remedy("fix the sizes of the model's inputs")
+WITHOUT_SWITCH = Remedy("leave out {switch}, without which it opens this graph")
 REJECTED_REMEDY = Remedy("change the part that it fails on, or name another provider; it loads other graphs")
 CRASHED_LATER = "in an experiment the provider opens the graph, so it crashes later, in a run or as it ends"
 NOTHING_RUN = SessionFacts(
@@ -323,7 +324,7 @@ def _without_a_switch(graph: Graph, lab: Lab) -> Remedy | None:
         (answer,) = lab.try_with(option.name, option.default, [model], one_node=False)
         if answer is not None and answer.outcome == "taken":
             told = f"{lab.resolution.provider.name}.{option.name}={lab.resolution.options[option.name]}"
-            return Remedy(f"leave out {told}, without which it opens this graph; or {REJECTED_REMEDY.text}")
+            return any_of([WITHOUT_SWITCH.filled(switch=told), REJECTED_REMEDY])
     return None
 
 
