@@ -33,7 +33,7 @@ def four_cpus(monkeypatch):
 
 
 PAIRS = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
-V2 = "0::/work/job\n"
+V2 = "0::/batch/job\n"
 
 
 @pytest.mark.usefixtures("four_cpus")
@@ -48,9 +48,9 @@ def test_two_cpus_of_one_core_are_one_thread(tmp_path):
 @pytest.mark.parametrize(
     ("files", "quota", "threads"),
     [
-        ({"proc/self/cgroup": V2, "sys/fs/cgroup/work/job/cpu.max": "150000 100000\n"}, 1.5, 1),
-        ({"proc/self/cgroup": V2, "sys/fs/cgroup/work/job/cpu.max": "50000 100000\n"}, 0.5, 1),
-        ({"proc/self/cgroup": V2, "sys/fs/cgroup/work/job/cpu.max": "max 100000\n"}, None, 4),
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/batch/job/cpu.max": "150000 100000\n"}, 1.5, 1),
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/batch/job/cpu.max": "50000 100000\n"}, 0.5, 1),
+        ({"proc/self/cgroup": V2, "sys/fs/cgroup/batch/job/cpu.max": "max 100000\n"}, None, 4),
         # The group around it, which is also where a container finds its own.
         ({"proc/self/cgroup": V2, "sys/fs/cgroup/cpu.max": "300000 100000\n"}, 3.0, 3),
         (
