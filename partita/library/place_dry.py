@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partita.errors import PartitaError, ProviderError
 from partita.files import temporary_directory
@@ -18,6 +18,9 @@ from partita.partition_reports.records import Report
 from partita.providers.base import Provider
 from partita.runtime.process.children import run_patiently
 from partita.spelling import reader
+
+if TYPE_CHECKING:
+    from partita.providers.cuda_dry_run.devices import Device
 
 CHILD = "partita.library.place_child"
 CHILD_SECONDS = 1800.0
@@ -33,17 +36,21 @@ def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
     the child raises.
     """
     from partita.providers.cuda_dry_run.devices import DEFAULT_DEVICE, device
-    from partita.providers.cuda_dry_run.standins import (
-        child_environment,
-        prepare,
-        provider_library,
-        runtime_version,
-    )
+    from partita.providers.cuda_dry_run.standins import child_environment, prepare, provider_library
 
     played = device(DEFAULT_DEVICE if options.device is None else options.device)
+    stand_ins = prepare(provider_library())
+    environment = child_environment(stand_ins, played, os.environ)
+    report, _, interrupted = place_in_child(options, played_as(played), environment)
+    return report, interrupted
+
+
+def played_as(played: Device) -> dict[str, Any]:
+    """What the child of a dry run is told of the device that it has, and of the stubs. Raises ProviderError."""
+    from partita.providers.cuda_dry_run.standins import prepare, provider_library, runtime_version
+
     library = provider_library()
-    stand_ins = prepare(library)
-    request = {
+    return {
         "device": played.key,
         "device_name": played.name,
         "compute_capability": ".".join(map(str, played.capability)),
@@ -51,11 +58,8 @@ def place_dry(options: PlaceOptions) -> tuple[Report, bool]:
         "multiprocessors": played.multiprocessors,
         "provider_library": library.name,
         "onnxruntime_version": runtime_version(library),
-        "cuda_version": stand_ins.cuda_version,
+        "cuda_version": prepare(library).cuda_version,
     }
-    environment = child_environment(stand_ins, played, os.environ)
-    report, _, interrupted = place_in_child(options, request, environment)
-    return report, interrupted
 
 
 def place_in_child(

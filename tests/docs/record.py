@@ -90,25 +90,19 @@ def dry(name: str) -> None:
     """Place `package` as CUDA on an H100 would, in this process, whose environment points at stub libraries."""
     from partita.library import place_child
     from partita.library.chain import ChainOptions
+    from partita.library.place_dry import played_as
     from partita.library.place_options import PlaceOptions
     from partita.providers.cuda_dry_run.devices import device
-    from partita.providers.cuda_dry_run.standins import prepare, provider_library, runtime_version
 
-    played, library = device("h100"), provider_library()
-    request = {
-        "device": played.key,
-        "device_name": played.name,
-        "compute_capability": ".".join(map(str, played.capability)),
-        "memory_bytes": played.memory_bytes,
-        "multiprocessors": played.multiprocessors,
-        "provider_library": library.name,
-        "onnxruntime_version": runtime_version(library),
-        "cuda_version": prepare(library).cuda_version,
-    }
     options = PlaceOptions(Path("package"), ChainOptions("cuda,cpu"), dry_run=True, device="h100")
     with seen() as built:
         place_child._place_it(
-            {"options": {**options.to_json(), "model": "package"}, "report": "r.json", "played": request, "crashed": {}}
+            {
+                "options": {**options.to_json(), "model": "package"},
+                "report": "r.json",
+                "played": played_as(device("h100")),
+                "crashed": {},
+            }
         )
     write(name, built[0])
 
