@@ -136,9 +136,15 @@ def test_timings_are_kept_on_disk_unless_they_were_disturbed(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{", '{"format": 0, "times": {}}', '{"format": 2, "times": {"8/2x64 at 512": {"lengths": [512]}}}',
-     '{"format": 2, "times": {"8/2x64 at 512": {"lengths": [512], "flash": [[]], "naive": [[0]]}}}'],
-)  # fmt: skip
+    [
+        "",
+        "[]",
+        "{",
+        '{"format": 0, "times": {}}',
+        '{"format": 2, "times": {"8/2x64 at 512": {"lengths": [512]}}}',
+        '{"format": 2, "times": {"8/2x64 at 512": {"lengths": [512], "flash": [[]], "naive": [[0]]}}}',
+    ],
+)
 def test_a_damaged_file_of_timings_counts_for_nothing(tmp_path, text):
     path = tmp_path / "timings.json"
     path.write_text(text)

@@ -67,9 +67,13 @@ def test_a_little_memory_is_left_as_it_is(monkeypatch):
 
 @pytest.mark.parametrize(
     ("setting", "size", "allowed"),
-    [("always [madvise] never", 4096, True), ("[always] madvise never", 4096, True),
-     ("always madvise [never]", 4096, False), ("always [madvise] never", 65536, False)],
-)  # fmt: skip
+    [
+        ("always [madvise] never", 4096, True),
+        ("[always] madvise never", 4096, True),
+        ("always madvise [never]", 4096, False),
+        ("always [madvise] never", 65536, False),
+    ],
+)
 def test_what_the_system_says_is_kept_to(tmp_path, monkeypatch, setting, size, allowed):
     path = tmp_path / "enabled"
     path.write_text(setting)
