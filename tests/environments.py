@@ -207,18 +207,24 @@ class Orchestra:
             self.hand_over(session)
 
     def hand_over(self, session: pytest.Session) -> None:
-        """Give the last files of this process that are not begun, with a share of its tests, to one beside it."""
-        begun = session.items[self.reached - 1].path
-        left = [item for item in session.items[self.reached :] if item.nodeid not in self.names and item.path != begun]
+        """Give the last files of this process that are not begun, with a share of its tests, to one beside it.
+
+        What is handed over comes last in the session: pytest ends the fixtures of a test by what the test after it
+        needs, which has to run here too for that, and nothing is waited for that could be done meanwhile.
+        """
+        begun = {item.path for item in session.items[self.reached - 1 : self.reached + 1]}  # and pytest's next one
+        rest = session.items[self.reached :]
+        left = [item for item in rest if item.nodeid not in self.names and item.path not in begun]
         if len(left) < LEAST_SHARED:
             return
         first = left[len(left) - len(left) // SHARE].path
-        handed = left[next(number for number, item in enumerate(left) if item.path == first) :]
+        handed = set(left[next(number for number, item in enumerate(left) if item.path == first) :])
         beside = Environment(f"{BESIDE.name}-{len(self.children)}", BESIDE.home)
         self.known[beside.name] = beside
         for item in handed:
             self.names[item.nodeid] = beside.name
             item.add_marker(pytest.mark.timeout(0))
+        session.items[self.reached :] = sorted(rest, key=lambda item: item in handed)
         self.children[beside.name] = self.start(beside, session)
 
     def start(self, environment: Environment, session: pytest.Session) -> Child | str:

@@ -121,6 +121,21 @@ def test_an_idle_core_takes_the_last_files_and_nothing_is_lost():
     assert "6 failed, 174 passed" in alone and len(set(re.findall(r"process (\d+)", alone))) == 1
 
 
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
+def test_what_stays_here_runs_before_what_was_handed_over_and_fixtures_end_in_time():
+    """A test that may not be handed over comes after files that are, in another folder."""
+    with tempfile.TemporaryDirectory(dir=REPOSITORY / "build") as inside:
+        folders = [Path(inside) / name for name in "abc"]
+        for folder in folders:
+            folder.mkdir()
+            (folder / f"test_in_{folder.name}.py").write_text(MANY.replace("number != 7", "True"))
+        last = folders[2] / "test_last.py"
+        last.write_text('import pytest\npytestmark = pytest.mark.environment("main")\ndef test_here(): pass\n')
+        code, out = session(inside, "--share", "--environments", "main", "-v")
+    assert code == 0 and "91 passed" in out, out
+    assert out.index("test_last.py::test_here") < out.index("test_in_c.py::test_one[0]")
+
+
 def test_environments_that_were_not_asked_for_are_left_out(tmp_path):
     code, out = session(TEST, "--environments", "main", "--collect-only", "-q", "--venvs", tmp_path)
     assert code == 0 and "[main" in out and "[webgpu" not in out and "deselected" in out, out

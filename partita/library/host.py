@@ -17,13 +17,15 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from partita.library.crossing import FAREWELL, told
 from partita.spelling import read_by
 
 if TYPE_CHECKING:
     from partita.library.local import LocalEngine
+
+_ENDING = threading.Lock()
 
 
 def main() -> None:
@@ -32,13 +34,18 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # native code and ONNX Runtime's Python print to stdout
     questions: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_listen, args=(questions, Path(sys.argv[1])), daemon=True).start()
+    folder = Path(sys.argv[1])
+    threading.Thread(target=_listen, args=(questions, folder), daemon=True).start()
     host = Host()
     with read_by("python"):
         while (line := questions.get()) is not None:
             question = json.loads(line)
-            out.write(json.dumps({"number": question["number"], **_answer(host, question)}) + "\n")
-            out.flush()
+            answer = json.dumps({"number": question["number"], **_answer(host, question)})
+            try:
+                out.write(answer + "\n")
+                out.flush()
+            except OSError:  # nobody reads: the parent is gone, and that may be seen before the end of stdin
+                _end_alone(folder)
     os._exit(0)
 
 
@@ -51,8 +58,14 @@ def _listen(questions: queue.Queue[str | None], folder: Path) -> None:
             questions.put(None)
             return
         questions.put(line)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+    _end_alone(folder)
+
+
+def _end_alone(folder: Path) -> NoReturn:
+    """Remove the folder and end. Whoever comes second waits for it: two that remove one folder leave parts of it."""
+    with _ENDING:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
 
 
 def _answer(host: Host, question: dict[str, Any]) -> dict[str, Any]:
