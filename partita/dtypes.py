@@ -195,6 +195,9 @@ EXACT = PRECISIONS["fp32"]
 ACTIVATIONS = {"fp32": "float32", "fp16": "float16", "int8": "float32"}
 """What packed weights may be multiplied with, and the type of everything else in such a graph."""
 
+CACHE_PRECISIONS = ("int8",)
+"""Integers that keys and values may be cached in, as --cache-precision has them."""
+
 
 def multiplied_with(precision: Precision) -> tuple[str, ...]:
     """What weights of a precision may be multiplied with, as --activations has it."""

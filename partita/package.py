@@ -43,6 +43,8 @@ QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
 
 TOLERANCES = {name: precision.tolerance for name, precision in PRECISIONS.items()}
+ROUNDED_CACHE = "int8"
+"""The precision whose tolerance a rounded cache has: that of numbers which were rounded to so many bits."""
 """Largest max_rel_error against the original model in float32 that passes, by precision of the package."""
 
 TokenizerKind = Literal["none", "tokenizers", "transformers"]
@@ -226,6 +228,22 @@ class NarrowWeights(Record):
     """How many of them the checkpoint has in a wider type; none: nothing is lost."""
 
 
+class RoundedCache(Record):
+    """Keys and values that are cached as integers, with a scale for each channel of each KV head."""
+
+    dtype: str
+    states: int
+    """How many are kept so."""
+    kept: tuple[str, ...] = ()
+    """Past inputs of the others, which stay what they were."""
+    float_bytes: int
+    """What all state buffers would take without it."""
+    text: str
+    """What the scales were found on: name of the file."""
+    text_sha256: str
+    tokens: int
+
+
 class Quality(Record):
     """What the precision costs: the package beside the original model, on the same text."""
 
@@ -321,8 +339,10 @@ class Manifest(Record):
     """Null where no weights are packed."""
     narrow: NarrowWeights | None = None
     """Null where weights have the type that the graph computes in, or are packed."""
+    rounded_cache: RoundedCache | None = None
+    """Null where keys and values are cached in the type of the activations."""
     quality: Quality | None = None
-    """Null for a precision of 16 bits or more: there the known answer says it all."""
+    """Null for a precision of 16 bits or more with a cache of floats: there the known answer says it all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -332,6 +352,8 @@ class Manifest(Record):
 
         Raises KeyError for a precision that this Partita does not know.
         """
+        if self.rounded_cache is not None:
+            return TOLERANCES[ROUNDED_CACHE]
         exact = self.narrow is not None and not self.narrow.rounded
         return TOLERANCES[EXACT.name if exact else self.graph.precision]
 

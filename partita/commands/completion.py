@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from partita.dtypes import PRECISIONS, multiplied_with
+from partita.dtypes import CACHE_PRECISIONS, PRECISIONS, multiplied_with
 from partita.errors import UsageError
 from partita.export.attention import names
 
@@ -117,6 +117,11 @@ def precisions(typed: str) -> list[str]:
 def activations(typed: str) -> list[str]:
     """Values of `--activations`."""
     return _beginning(typed, dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
+
+
+def cache_precisions(typed: str) -> list[str]:
+    """Values of `--cache-precision`."""
+    return _beginning(typed, CACHE_PRECISIONS)
 
 
 def attentions(typed: str) -> list[str]:

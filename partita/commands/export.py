@@ -87,6 +87,7 @@ def describe(summary: Summary) -> list[str]:
         *_packed(manifest),
         *_narrow(manifest),
         f"  cache       {_cache(manifest)}",
+        *_rounded_cache(manifest),
         f"  verified    {_verification(manifest.verification)}",
         *_quality(manifest),
         *_smoke(manifest),
@@ -195,6 +196,19 @@ def _narrow(manifest: Manifest) -> list[str]:
 def _blocks(kind: PackedKind) -> str:
     """Weights that share a scale."""
     return f"blocks of {kind.block_size}" if kind.block_size else "one scale for each row"
+
+
+def _rounded_cache(manifest: Manifest) -> list[str]:
+    """The line on a cache of integers."""
+    cache = manifest.rounded_cache
+    if cache is None:
+        return []
+    rest = f", {plural(len(cache.kept), 'other')} as before" if cache.kept else ""
+    return [
+        f"  rounded     {plural(cache.states, 'state')} in {cache.dtype}{rest}: "
+        f"{human_bytes(manifest.graph.cache_bytes)} where {human_bytes(cache.float_bytes)} were; scales from "
+        f"{cache.tokens:,} tokens of {cache.text}"
+    ]
 
 
 def _quality(manifest: Manifest) -> list[str]:

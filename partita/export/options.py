@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from partita.dtypes import ACTIVATIONS, EXACT, PRECISIONS, Precision, multiplied_with
+from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import UsageError
 from partita.export import quantisers
 from partita.export.attention import lowering
@@ -21,6 +21,10 @@ RECURRENT_PREFILL_CHUNK = 16
 """Smaller, because no padding fills a chunk of such a model: what is left of a prompt is read token by token."""
 INTEGERS = "int8"
 """Activations that the graph itself rounds."""
+OF_ANY_ROUNDING = ("quality_text", "calibrate")
+"""Options that are about packed weights and a rounded cache alike."""
+CACHE_LOWERING = "gqa"
+"""The lowering of attention that keeps such a cache."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
 MOST_RATIO = 10
@@ -66,6 +70,9 @@ class ExportOptions:
     the same 16 bits. None for what the target has.
     """
 
+    cache_precision: str | None = None
+    """A name of CACHE_PRECISIONS: keys and values are cached as such integers. None: in the type of the activations."""
+
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
@@ -73,6 +80,11 @@ class ExportOptions:
         if found.bits is None and found is not EXACT and self.activations == "fp32":
             return replace(found, dtype=EXACT.dtype, twin=None, stored=found.dtype)
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
+
+    @property
+    def measures(self) -> bool:
+        """Whether what is written is rounded, so that its quality has to be measured."""
+        return self.computing.bits is not None or self.cache_precision is not None
 
     @property
     def searches(self) -> bool:
@@ -101,6 +113,7 @@ def check_options(options: ExportOptions) -> None:
         raise UsageError(
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
         )
+    _check_cache(options)
     _check_packing(options)
     if options.attention != "auto":
         chosen = lowering(options.attention)
@@ -111,6 +124,29 @@ def check_options(options: ExportOptions) -> None:
             )
     if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
         raise UsageError(f"{spelled('opset', options.opset)}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
+
+
+def _check_cache(options: ExportOptions) -> None:
+    """Check what is said of the cache. Raises UsageError."""
+    if options.cache_precision is None:
+        return
+    said = spelled("cache_precision", options.cache_precision)
+    if options.cache_precision not in CACHE_PRECISIONS:
+        raise UsageError(f"{said}: choose one of {', '.join(CACHE_PRECISIONS)}, or leave it out")
+    if options.attention not in ("auto", CACHE_LOWERING):
+        raise UsageError(
+            f"{said}: {spelled('attention', options.attention)} keeps its cache in floats; it needs "
+            f"{spelled('attention', CACHE_LOWERING)}"
+        )
+    if options.computing.twin is not None:
+        raise UsageError(
+            f"{said}: cannot be verified with {options.computing.dtype} activations; add "
+            f"{spelled('activations', 'fp32')}"
+        )
+    if not options.verify:
+        raise UsageError(
+            f"{said} is written with its quality, which takes the original model: leave {spelled('verify', False)} out"
+        )
 
 
 def _check_packing(options: ExportOptions) -> None:
@@ -131,7 +167,7 @@ def _check_packing(options: ExportOptions) -> None:
             ("max_perplexity_ratio", options.max_perplexity_ratio),
             ("max_weight_size", options.max_weight_size),
         ):
-            if value is not None:
+            if value is not None and not (options.measures and name in OF_ANY_ROUNDING):
                 raise UsageError(
                     f"{spelled(name, value)} is about packed weights: it needs {spelled('precision', 'int4')} or int8"
                 )

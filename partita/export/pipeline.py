@@ -13,10 +13,11 @@ from dataclasses import replace
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UsageError
+from partita.export import cache_rounding
 from partita.export.checkpoint import open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, exporter
-from partita.export.options import ExportOptions, check_options, max_length
+from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import MissedRatioError, OpenScorer
@@ -52,6 +53,8 @@ def export(
     check_options(options)
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)
+    if options.cache_precision is not None:
+        options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:
         try:
             place = cleanup.enter_context(reserve(options.out, options.checkpoint, force=options.force))
@@ -82,6 +85,7 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
         checkpoint = open_checkpoint(options.checkpoint)
         max_length(options, checkpoint)
         stops = stop_tokens(runtime.reader, checkpoint.folder)
+    cache_rounding.ask(options, target)
     attempts = chosen.attempts(checkpoint, work, target)
     return _first_that_runs(attempts, work, runtime, stops)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,9 @@ class Scorer(Protocol):
 
     def score(self, windows: Sequence[Sequence[int]], hear: Callable[[int, int, Logits], object]) -> None:
         """Read windows of one length; `hear` gets the row, a position, and the logits [vocab] of what follows."""
+
+    def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Keys and values of what was read last: past input and [rows, KV heads, tokens, head size]."""
 
 
 OpenScorer = Callable[[Path, Manifest], AbstractContextManager[Scorer]]

@@ -19,7 +19,7 @@ import partita
 from partita import dtypes
 from partita.contract import Contract
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
-from partita.export import bf16_twin, known_answer, quality, self_check, weights
+from partita.export import bf16_twin, cache_rounding, known_answer, quality, self_check, weights
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
@@ -95,6 +95,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
     _tell_same_text(exported, work, text)
     manifest = _manifest(exported, work, source, _graph(exported, options, data.size_bytes), data, tokenizer.kind)
     manifest = _verify(exported, work, manifest, runtime.replay)
+    manifest = _rounded_cache(exported, work, manifest, runtime)
     result, smoke = run_all(work, manifest, runtime.smoke, attempts.target)
     manifest = _measured(exported, work, manifest, text, runtime)
     _refuse_ratio(work, manifest)
@@ -140,7 +141,7 @@ def _calibrated(exported: Exported, work: Work) -> Iterator[Exported]:
 def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | None:
     """The text that quality is measured on, which is read before anything is written; None where none is measured."""
     path, contract = work.options.quality_text, exported.contract
-    if runtime.scorer is None or exported.packed is None or path is None:
+    if runtime.scorer is None or not work.options.measures or path is None:
         return None
     parameters = exported.original_parameters
     checkpoint, told = exported.checkpoint, partial(tell, work)
@@ -148,7 +149,7 @@ def _quality_text(exported: Exported, work: Work, runtime: Runtime) -> Text | No
 
 
 def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | None, runtime: Runtime) -> Manifest:
-    """The manifest with what the precision costs, where weights are packed."""
+    """The manifest with what the precision costs, where weights are packed or the cache is rounded."""
     if text is None or runtime.scorer is None:
         return manifest
     needed = exported.original_parameters + exported.contract.weight_bytes // 2  # both are in memory, packed twice
@@ -157,6 +158,15 @@ def _measured(exported: Exported, work: Work, manifest: Manifest, text: Text | N
         found = quality.measure(exported.checkpoint, text, work.folder, manifest, runtime.scorer, current)
     files = (*manifest.files, record_file(work.folder, QUALITY))
     return manifest.model_copy(update={"files": files, "quality": found})
+
+
+def _rounded_cache(exported: Exported, work: Work, manifest: Manifest, runtime: Runtime) -> Manifest:
+    """The manifest of the package with a cache of integers, where that was asked for."""
+    if work.options.cache_precision is None or runtime.scorer is None:
+        return manifest
+    with stage(work.progress, "round cache", work.seconds) as current:
+        text = cache_rounding.read_text(work.options, exported.checkpoint, manifest)
+        return cache_rounding.apply(work.folder, manifest, text, runtime.scorer, current)
 
 
 def _refuse_ratio(work: Work, manifest: Manifest) -> None:

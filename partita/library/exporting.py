@@ -85,6 +85,7 @@ def export(
     calibrate: str | os.PathLike[str] | None = None,
     max_perplexity_ratio: float | None = None,
     max_weight_size: int | None = None,
+    cache_precision: str | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -118,6 +119,7 @@ def export(
             calibrate=None if calibrate is None else Path(calibrate),
             max_perplexity_ratio=max_perplexity_ratio,
             max_weight_size=max_weight_size,
+            cache_precision=cache_precision,
         )
         if target_options and target is None:
             raise UsageError(
@@ -155,7 +157,7 @@ def run_export(
     shown = progress or Silent()
     check_options(options)
     check_name(options.exporter)
-    if options.computing.bits is not None and options.quality_text is None:
+    if options.measures and options.quality_text is None:
         options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):
         target = _choose_target(options, wanted, audience)

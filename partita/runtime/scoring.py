@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,14 @@ class Scorer:
         ]
         for _ in serve(runner.executor, requests, prefill_chunk=SCORE_CHUNK_TOKENS):
             pass
+
+    def cached(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Keys and values of what was read last: past input and [B, KV heads, tokens, head size]; on the host."""
+        cache = self.runner.cache
+        filled = max(cache.filled)
+        for state, buffer in zip(cache.states, cache.buffers, strict=True):
+            if state.kind in ("key", "value"):
+                yield state.past, buffer.host[:, :, :filled]
 
 
 def _listener(row: int, hear: Hear) -> Listener:

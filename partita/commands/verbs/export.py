@@ -119,6 +119,14 @@ def export(
             "up to 2048."
         ),
     ] = None,
+    cache_precision: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete("cache_precisions"),
+            help="int8: cache keys and values as integers, with scales from a text: that of --calibrate, else that of "
+            "--quality-text. Default: in what is computed in.",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Batch size, fixed in the graph.")] = 1,
     attention: Annotated[
         str,
@@ -205,6 +213,7 @@ def export(
             calibrate=calibrate,
             max_perplexity_ratio=max_perplexity_ratio,
             max_weight_size=max_weight_size,
+            cache_precision=cache_precision,
         ),
         TargetOptions(
             target,
