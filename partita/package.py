@@ -98,6 +98,8 @@ class StepError(Record):
     """max |ours - reference| / max |reference| over the output."""
     tokens_equal: bool
     """Greedy tokens agree in every row that has a clear winner; see `Verification.near_ties`."""
+    rerouted: int = 0
+    """Positions that do not count; see `Verification.rerouted`."""
 
 
 class Verification(Record):
@@ -118,6 +120,10 @@ class Verification(Record):
     near_ties: int = 0
     """Compared positions at which the reference's two best logits are closer than the tolerance allows to tell
     apart.
+    """
+    rerouted: int = 0
+    """Compared positions that are further from the reference, and left out, because the package is rounded and its
+    model takes the best of some experts: where two are nearly equally good, rounding decides. Fewer than half.
     """
     not_run: tuple[str, ...] = ()
     """Graph files that the known answer did not run: their chunk is longer than its prompt."""
@@ -345,6 +351,11 @@ class Manifest(Record):
     """Null for a precision of 16 bits or more with a cache of floats: there the known answer says it all."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @property
+    def rounds(self) -> bool:
+        """Whether the package itself, and not its twin, rounds what it computes with to integers."""
+        return self.rounded_cache is not None or PRECISIONS[self.graph.precision].bits is not None
 
     @property
     def tolerance(self) -> float:

@@ -186,6 +186,8 @@ class StepResult(Record):
     """max |ours - reference| / max |reference| over the output."""
     tokens_equal: bool
     """Greedy tokens agree in every row that has a clear winner."""
+    rerouted: int = 0
+    """Positions left out, at which rounding makes the model choose other experts."""
 
 
 class VerifyResult(Record):
@@ -203,6 +205,10 @@ class VerifyResult(Record):
     reference: str | None
     tolerance: float | None
     near_ties: int
+    rerouted: int = 0
+    """Compared positions that are left out: the package is rounded, and rounding makes its model choose other experts
+    there. Fewer than half.
+    """
     not_run: tuple[str, ...] = ()
     """Graphs that the known answer does not reach: its prompt is shorter than their chunk."""
     steps: tuple[StepResult, ...]

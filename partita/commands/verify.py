@@ -50,6 +50,8 @@ def show(package: Path, result: Verification, console: Console) -> None:
     else:
         page.put(page.harmless(f"{package}: FAILED: does not agree with its model on {result.provider}"), ALARM)
     ties = f", {plural(result.near_ties, 'near tie')} left out of the token comparison" if result.near_ties else ""
+    if result.rerouted:
+        ties += f", {plural(result.rerouted, 'position')} left out at which rounding chooses other experts"
     tolerance = f"{result.tolerance:g} (largest relative error){ties}"
     page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", tolerance)])
     columns = (words("step"), words("output"), Column("max abs err"), Column("max rel err"), words("greedy tokens"))

@@ -122,7 +122,7 @@ def _round_node(graph: ir.Graph, node: ir.Node, scales: Scales) -> None:
         assert past.name is not None
         scale = ir.Value(name=f"{past.name}.scale")
         scale.const_value = ir.tensor(scales[past.name], name=scale.name)
-        scale.type, scale.shape = ir.TensorType(ir.DataType.FLOAT), scale.const_value.shape
+        scale.type, scale.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape(scales[past.name].shape)
         graph.register_initializer(scale)
         node.replace_input_with(KEY_SCALE + place, scale)
         node.attributes[f"{kind}_quant_type"] = ir.AttrString(f"{kind}_quant_type", "PER_CHANNEL")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
+from partita.observations.text_format import plural
 from partita.package import KNOWN_ANSWER, Manifest, StepError, Verification, read_manifest
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
@@ -30,6 +31,9 @@ from partita.spelling import spelled
 
 REPLAY_CHUNK_TOKENS = 5
 """Small and odd, so that even a short prompt takes several chunks and the last one is short."""
+
+CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
+"""Operators whose result jumps when what they are given changes a little."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -69,12 +73,18 @@ class Comparison:
     reference: Logits
     """[n, vocab]."""
     tolerance: float
+    kind: str = ""
+    """Steps of one kind are looked at together."""
     again: bool = False
     """What another step compares, too: its near ties are counted there."""
-    max_abs: float = 0.0
-    tokens_equal: bool = True
+    errors: dict[int, float] = field(default_factory=dict)
+    """Position -> the largest difference of any row."""
+    other_tokens: set[int] = field(default_factory=set)
+    """Positions with another greedy token in any row."""
     ties: set[int] = field(default_factory=set)
     """Positions at which the reference's two best logits cannot be told apart."""
+    set_aside: set[int] = field(default_factory=set)
+    """Positions that do not count; see `_set_aside`."""
 
     def compare(self, position: int, ours: Logits) -> None:
         """Compare the logits [vocab] of one row of the batch with the reference at `position`."""
@@ -84,8 +94,17 @@ class Comparison:
         if tie:
             self.ties.add(position)
         error = difference(ours, wanted)
-        self.max_abs = max(self.max_abs, error) if np.isfinite(error) else float("inf")
-        self.tokens_equal = self.tokens_equal and bool(tie or int(ours.argmax()) == int(wanted.argmax()))
+        worst = max(self.errors.get(position, 0.0), error) if np.isfinite(error) else float("inf")
+        self.errors[position] = worst
+        if not tie and int(ours.argmax()) != int(wanted.argmax()):
+            self.other_tokens.add(position)
+
+    @property
+    def off(self) -> set[int]:
+        """Positions that differ by more than is allowed, by finite numbers."""
+        most = self.tolerance * self.scale
+        beyond = {position for position, error in self.errors.items() if not error <= most}
+        return {position for position in beyond | self.other_tokens if np.isfinite(self.errors[position])}
 
     @property
     def scale(self) -> float:
@@ -94,13 +113,14 @@ class Comparison:
 
     def result(self) -> StepError:
         """The step as a record."""
-        relative = self.max_abs / self.scale
+        largest = max((error for position, error in self.errors.items() if position not in self.set_aside), default=0.0)
         return StepError(
             step=self.step,
             output=self.output,
-            max_abs_error=self.max_abs,
-            max_rel_error=relative,
-            tokens_equal=self.tokens_equal,
+            max_abs_error=largest,
+            max_rel_error=largest / self.scale,
+            tokens_equal=self.other_tokens <= self.set_aside,
+            rerouted=len(self.set_aside),
         )
 
 
@@ -144,6 +164,8 @@ def replay(
         limit = manifest.tolerance if tolerance is None else tolerance
         replaying = _Replay(runner, answer, limit)
         compared = [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
+        if tolerance is None and manifest.rounds and _chooses(runner):
+            _set_aside(compared)
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
         missed = _unreached(runner, answer, not_run)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
@@ -153,11 +175,12 @@ def replay(
     provider = ", ".join(active)
     verification = Verification(
         status="verified",
-        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{missed}",
+        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{_but_for(compared)}{missed}",
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
         near_ties=sum(len(entry.ties) for entry in compared if not entry.again),
+        rerouted=sum(len(entry.set_aside) for entry in compared if not entry.again),
         not_run=not_run,
         steps=tuple(entry.result() for entry in compared),
     )
@@ -165,6 +188,39 @@ def replay(
     if difference is None:
         return verification
     return verification.model_copy(update={"status": "unverified", "detail": difference})
+
+
+def _chooses(runner: Runner) -> bool:
+    """Whether a graph takes the best of some numbers, as a router does of its experts."""
+    return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
+
+
+def _set_aside(compared: Sequence[Comparison]) -> None:
+    """Leave out positions at which rounding made the model choose otherwise, as long as they are the fewer.
+
+    Where two experts are nearly equally good, rounding alone decides between them, and what follows is another
+    computation: no tolerance says whether it is right. A kernel that computes something else is off nearly everywhere,
+    in prompts or in decoding. So each kind of step has to agree at more than half of its positions.
+    """
+    kinds: dict[str, list[Comparison]] = {}
+    for entry in compared:
+        kinds.setdefault(entry.kind, []).append(entry)
+    for entries in kinds.values():
+        off = sum(len(entry.off) for entry in entries)
+        if 2 * off < sum(len(entry.errors) for entry in entries):
+            for entry in entries:
+                entry.set_aside = entry.off
+
+
+def _but_for(compared: Sequence[Comparison]) -> str:
+    """What was left out, as the end of a sentence."""
+    told = [entry for entry in compared if not entry.again]
+    count, positions = (sum(map(len, sets)) for sets in ([e.set_aside for e in told], [e.errors for e in told]))
+    if not count:
+        return ""
+    return (
+        f", but for {count} of {plural(positions, 'position')}, at which rounding makes the model choose other experts"
+    )
 
 
 def first_difference(verification: Verification) -> str | None:
@@ -208,7 +264,7 @@ class _Replay:
 def _compare_prompt(replaying: _Replay) -> Iterator[Comparison]:
     """Read the prompt in as few steps as the package can, and look at every position."""
     runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
-    comparison = Comparison("prefill", _output_name(runner), answer.prefill_logits, tolerance)
+    comparison = Comparison("prefill", _output_name(runner), answer.prefill_logits, tolerance, kind="prefill")
     request = Request(
         answer.prompt.tolist(),
         _forced(answer),
@@ -228,9 +284,9 @@ def _compare_generation(replaying: _Replay) -> Iterator[Comparison]:
     """
     runner, answer, tolerance = replaying.runner, replaying.answer, replaying.tolerance
     name, count = _output_name(runner), len(answer.prompt)
-    chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance, again=True)
+    chunked = Comparison("chunked prefill", name, answer.prefill_logits, tolerance, kind="chunked", again=True)
     decoded = [
-        Comparison(f"decode {index + 1}", name, answer.decode_logits[index : index + 1], tolerance)
+        Comparison(f"decode {index + 1}", name, answer.decode_logits[index : index + 1], tolerance, kind="decode")
         for index in range(len(answer.tokens))
     ]
 
@@ -265,7 +321,7 @@ def _compare_rows(replaying: _Replay) -> Iterator[Comparison]:
         return
     sequence = np.concatenate([answer.prompt, answer.tokens])
     reference = np.concatenate([answer.prefill_logits, answer.decode_logits])
-    comparison = Comparison("rows of different length", _output_name(runner), reference, tolerance)
+    comparison = Comparison("rows of different length", _output_name(runner), reference, tolerance, kind="rows")
 
     def known(logits: Logits, history: npt.NDArray[np.int64]) -> int:
         return int(sequence[min(len(history), len(sequence) - 1)])

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from partita.errors import PackageError, UsageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.verify import Comparison, first_difference, replay
+from partita.runtime.verify import Comparison, _set_aside, first_difference, replay
 from tests.runtime.handmade import VOCAB, WIDTH, handmade
 
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
@@ -125,7 +125,7 @@ def test_another_greedy_token_is_a_difference_even_within_the_tolerance():
     comparison = Comparison("prefill", "logits", reference, tolerance=0.02)
     comparison.compare(0, reference[0])
     comparison.compare(0, other)
-    assert not comparison.tokens_equal
+    assert not comparison.result().tokens_equal
     assert not comparison.ties
 
 
@@ -236,3 +236,36 @@ def test_tokens_that_are_ruled_out_do_not_hide_other_differences(lowest):
         comparison.compare(0, np.array(ours, np.float32))
         assert (comparison.result().max_rel_error <= 1e-4) is agrees
         assert not comparison.ties
+
+
+def compared(off, count=8, kind="prefill", error=0.5):
+    """A comparison in which so many of the positions are further off than allowed."""
+    reference = np.zeros((count, 10), np.float32)
+    reference[:, 3] = 1.0
+    comparison = Comparison(kind, "logits", reference, tolerance=0.1, kind=kind)
+    for position in range(count):
+        ours = reference[position].copy()
+        ours[4] = error if position < off else 0.01
+        comparison.compare(position, ours)
+    return comparison
+
+
+@pytest.mark.parametrize(
+    ("off", "error", "left"),
+    [(0, 0.5, 0), (3, 0.5, 3), (3, 2.0, 3), (4, 0.5, 0), (8, 0.5, 0), (1, np.inf, 0)],
+)
+def test_positions_that_rounding_reroutes_are_left_out_while_they_are_the_fewer(off, error, left):
+    """Half of a kind of step, or a logit that is not finite, stay a difference; so does another token there."""
+    comparison = compared(off, error=error)
+    _set_aside([comparison])
+    found = comparison.result()
+    assert found.rerouted == left == len(comparison.set_aside)
+    assert (found.max_rel_error <= 0.1 and found.tokens_equal) == (off == left)
+
+
+def test_each_kind_of_step_has_to_agree_by_itself():
+    """A kernel that is wrong in decoding alone is not outvoted by the prompt."""
+    prompt, decode = compared(0, count=24), [compared(1, count=1, kind="decode") for _ in range(5)]
+    decode += [compared(0, count=1, kind="decode") for _ in range(3)]
+    _set_aside([prompt, *decode])
+    assert not any(entry.set_aside for entry in (prompt, *decode))

@@ -1,0 +1,157 @@
+"""A cache of 8-bit integers: what it holds, what it costs, what is recorded of it, and where it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from partita.errors import PartitaError, ProviderError, UnsupportedModelError, UsageError
+from partita.export import cache_rounding
+from partita.export.options import ExportOptions, check_options
+from partita.export.target import Target
+from partita.library.exporting import export
+from partita.library.target import taken_by_cpu
+from partita.package import Manifest, read_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime.runner import load_runner
+from partita.runtime.scoring import Scorer
+from partita.runtime.verify import replay
+from tests.conftest import Exported, TinyCheckpoint
+
+TOKENS = list(range(3, 43))
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A package with a rounded cache and sliding windows, and the same with a cache of floats."""
+    checkpoint, folder = tiny_checkpoint("mistral"), tmp_path_factory.mktemp("rounded")
+    made = folder / "rounded", folder / "floats"
+    export(checkpoint, made[0], max_length=64, cache_precision="int8")
+    export(checkpoint, made[1], max_length=64)
+    return made
+
+
+def read(folder: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What a package caches of a text, and the logits of its last token."""
+    heard: list[np.ndarray] = []
+    with load_runner(folder, parse_chain("cpu"), threads=1) as runner:
+        scorer = Scorer(runner)
+        scorer.score([TOKENS], lambda row, position, logits: heard.append(np.array(logits)))
+        return {past: np.array(values) for past, values in scorer.cached()}, heard[-1]
+
+
+def scales(folder: Path) -> dict[str, np.ndarray]:
+    """The scale of every state, by its past input."""
+    graph = onnx.load(folder / "model.onnx", load_external_data=False).graph
+    held = {tensor.name: tensor for tensor in graph.initializer}
+    nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    pairs = [(node.input[place], node.input[12 + place - 3]) for node in nodes for place in (3, 4)]
+    return {past: numpy_helper.to_array(held[scale]) for past, scale in pairs}
+
+
+def test_the_cache_holds_the_keys_and_values_to_half_a_step(pair: tuple[Path, Path]) -> None:
+    """Of the first layer, whose input is not rounded; and logits stay where they were, to a few hundredths."""
+    (rounded, logits), (floats, reference) = read(pair[0]), read(pair[1])
+    step = scales(pair[0])
+    assert rounded.keys() == floats.keys() == step.keys() and len(step) == 4
+    for past in sorted(step)[:2]:
+        assert rounded[past].dtype == np.int8
+        error = np.abs(rounded[past] * step[past] - floats[past])
+        within = np.abs(floats[past]) <= 127 * step[past]
+        assert (error[within] <= 0.501 * np.broadcast_to(step[past], error.shape)[within]).all()
+        assert within.mean() > 0.9 and np.abs(rounded[past]).max() > 60
+    assert np.abs(logits - reference).max() < 0.1 * np.abs(reference).max()
+
+
+def test_what_is_recorded(pair: tuple[Path, Path]) -> None:
+    """A quarter of the bytes, a verification that names its twin, and what it costs."""
+    manifest, floats = (read_manifest(folder) for folder in pair)
+    assert manifest.rounded_cache is not None and manifest.quality is not None
+    assert manifest.graph.cache_bytes * 4 == floats.graph.cache_bytes == manifest.rounded_cache.float_bytes
+    assert {state.dtype for state in manifest.graph.states} == {"int8"}
+    assert (
+        manifest.rounded_cache.states == 4 and not manifest.rounded_cache.kept and manifest.rounded_cache.tokens > 256
+    )
+    found = manifest.verification
+    assert found.status == "verified" and found.tolerance == 1e-4 and "float32 cache" in str(found.twin)
+    assert manifest.tolerance > found.tolerance, "what is replayed later rounds"
+    assert 0 < manifest.quality.kl_mean < 0.05 and abs(manifest.quality.perplexity_ratio - 1) < 0.01
+    assert Manifest.model_validate_json(manifest.model_dump_json(by_alias=True)) == manifest
+
+
+def test_beside_packed_weights_in_a_static_pair_with_rows(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """Everything that lies in other graphs, and in one verification two twins."""
+    out = tmp_path / "package"
+    manifest = export(
+        tiny_checkpoint("llama"),
+        out,
+        max_length=64,
+        precision="int4",
+        cache_precision="int8",
+        static_shapes=True,
+        prefill_chunk=8,
+        batch_size=2,
+    ).manifest
+    assert len(manifest.graph.files) == 2 and {state.dtype for state in manifest.graph.states} == {"int8"}
+    twin = str(manifest.verification.twin)
+    assert "float32 cache" in twin and "packed weights" in twin
+
+
+def test_states_that_no_such_node_keeps_are_refused_or_left(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    """A model that attends in primitives has nothing to round, and says so before anything is published."""
+    with pytest.raises(UnsupportedModelError, match="no GroupQueryAttention keeps the states of this model"):
+        export(tiny_checkpoint("bloom"), tmp_path / "package", max_length=64, cache_precision="int8")
+    assert not (tmp_path / "package").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cache_precision": "int4"}, "choose one of int8"),
+        ({"cache_precision": "int8", "attention": "onnx24"}, "needs --attention gqa"),
+        ({"cache_precision": "int8", "verify": False}, "leave --no-verify out"),
+        ({"cache_precision": "int8", "precision": "bf16"}, "add --activations fp32"),
+        ({"cache_precision": "int8", "block_size": 32}, "is about packed weights"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense(given: dict, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(ExportOptions("checkpoint", tmp_path / "out", **given))
+
+
+def test_a_text_that_is_too_short(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("not much")
+    with pytest.raises(PartitaError, match="too short"):
+        export(tiny_checkpoint("llama"), tmp_path / "out", max_length=64, cache_precision="int8", calibrate=text)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_target_without_such_a_kernel_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    assert list(taken_by_cpu([cache_rounding.question("float32")])) == [True]
+    asked = ExportOptions("checkpoint", tmp_path, cache_precision="int8")
+    target = Target("chip", "--target", "gqa", "itself", takes=lambda questions: [False for _ in questions])
+    with pytest.raises(ProviderError, match="chip has no kernel of GroupQueryAttention .* a cache of int8"):
+        cache_rounding.ask(asked, target)
+    cache_rounding.ask(ExportOptions("checkpoint", tmp_path), target)
+
+
+def test_a_mixture_whose_rounding_chooses_other_experts_is_verified(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported
+) -> None:
+    """With random weights experts are nearly equally good, and 8 bits decide between them at some positions."""
+    checkpoint = tiny_checkpoint(
+        "gpt_oss", seed=3, num_local_experts=4, num_experts_per_tok=2, head_dim=16, sliding_window=8
+    )
+    folder = exported(checkpoint, precision="int4")
+    assert read_manifest(folder).verification.tolerance == 1e-4, "the graph itself is exact"
+    found = replay(folder, parse_chain("cpu"), threads=1)
+    assert found.status == "verified" and 0 < found.rerouted < 16, found.detail
+    assert f"but for {found.rerouted} of 32 positions" in found.detail
+    strict = replay(folder, parse_chain("cpu"), threads=1, tolerance=0.1)
+    assert strict.status == "unverified" and not strict.rerouted, "a tolerance that was asked for leaves nothing out"
