@@ -23,6 +23,8 @@ from partita.spelling import spelled
 
 ASKED_WIDTH = 256
 """K and N of the nodes that are asked about: a multiple of every block size."""
+USUAL = frozenset({32, 64})
+"""Smaller blocks that are taken for granted where nobody can be asked."""
 SIZES: Mapping[str, tuple[int, ...]] = {"x": (1, 1, ASKED_WIDTH), "ids": (1, 1)}
 """Of the inputs of what is asked."""
 OPSET, IR_VERSION = 21, 10
@@ -74,6 +76,24 @@ def settled(
         f"with {kinds}: {told}; nothing was written; name another {spelled('target')}, as cpu, or a "
         f"{spelled('precision')} that it computes in, as fp16"
     )
+
+
+def smaller_blocks(
+    target: Target,
+    form: Form,
+    kernels: Kernels,
+    sizes: Sequence[int],
+    packings: Callable[[int], Sequence[Packing]],
+    dtype: str,
+) -> tuple[int, ...]:
+    """Those of `sizes` that `target` takes blocks of, too: for weights whose rows the size that is wanted does not
+    divide. All are asked about at once, and alone where that is refused. `packings`: in blocks of a size.
+    """
+    if target.ask is None:
+        return tuple(size for size in sizes if size in USUAL)
+    if not refused(target, form, kernels, [each for size in sizes for each in packings(size)], dtype):
+        return tuple(sizes)
+    return tuple(size for size in sizes if not refused(target, form, kernels, packings(size), dtype))
 
 
 def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:

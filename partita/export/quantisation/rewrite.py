@@ -79,13 +79,14 @@ def quantise(
 
 
 def check_blocks(plan: Plan, outcome: Outcome) -> None:
-    """Raise UsageError when the block size that was asked for divides no row of any weight."""
+    """Raise UsageError when neither the block size that was asked for nor a smaller one divides a row of any weight."""
     size = plan.block_size
-    widths = sorted({each.packed.width for each in outcome.placed.values()})
-    if size is not None and widths and all(width % size for width in widths):
-        shown = ", ".join(map(str, widths[:5]))
+    packed = [each.packed for each in outcome.placed.values()]
+    if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
+        shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
         raise UsageError(
-            f"{spelled('block_size', size)} divides nothing: the weights have rows of {shown}; choose a smaller one"
+            f"{spelled('block_size', size)} divides nothing, and no smaller one that {plan.form.summary} takes does: "
+            f"the weights have rows of {shown}; leave it out"
         )
 
 

@@ -9,6 +9,7 @@ from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome
 from partita.observations.text_format import human_bytes, plural
 from partita.package import PackedKind, PackedWeights
+from partita.spelling import spelled
 
 
 def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
@@ -54,4 +55,18 @@ def not_packed(outcome: Outcome) -> list[str]:
 def notes(plan: Plan, outcome: Outcome) -> list[str]:
     """What a user should know of it, in sentences."""
     nothing = [] if outcome.placed else [f"no weight of this model can be packed as int{plan.bits}"]
-    return nothing + [f"not packed: {phrase}" for phrase in not_packed(outcome)]
+    return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
+
+
+def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
+    """Weights in smaller blocks than were asked for, a sentence for each size."""
+    widths: dict[int, list[int]] = {}
+    for each in outcome.placed.values():
+        size = each.packed.packing.block_size
+        if plan.block_size is not None and size < plan.block_size:
+            widths.setdefault(size, []).append(each.packed.width)
+    return [
+        f"{spelled('block_size', plan.block_size)} does not divide rows of {', '.join(map(str, sorted(set(found))))}: "
+        f"{plural(len(found), 'weight')} in blocks of {size}"
+        for size, found in sorted(widths.items(), reverse=True)
+    ]
