@@ -14,6 +14,8 @@ class Kernels:
     accuracy_level: int = 4
     bias: bool = True
     gather: bool = True
+    experts: bool = True
+    """It has the operator on stacks of experts that the form writes."""
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
     """The default, by bits."""
     smaller: tuple[int, ...] = (16, 32, 64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantisation.asking import ASKED_WIDTH, settled, smaller_blocks
+from partita.export.quantisation.asking import ASKED_WIDTH, settled, smaller_blocks, takes_experts
 from partita.export.quantisation.forms import Form, candidates
 from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
@@ -47,6 +47,17 @@ class Plan:
             return None
         return self.looked_up(bits, width) if embedding else self.packed(bits, width)
 
+    def experts(self, modules: Iterable[str], widths: Collection[int]) -> Packing | None:
+        """How the stacks of one layer's experts, with rows of `widths`, are packed for an operator that reads both;
+        None when they are not.
+        """
+        said = self._said(modules)
+        bits = said[-1].bits if said else self.bits
+        if bits is None or self.form.experts is None or not self.kernels.experts:
+            return None
+        size = next(self._dividing(bits, *widths), None)
+        return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
+
     def asked_to_stay(self, modules: Iterable[str]) -> bool:
         """Whether it was said of one of `modules` that its weights are not packed."""
         said = self._said(modules)
@@ -73,11 +84,11 @@ class Plan:
         size = next(self._dividing(8, width), width)
         return Packing(Grid(8, symmetric=True), size, self.quantiser)
 
-    def _dividing(self, bits: int, width: int) -> Iterator[int]:
+    def _dividing(self, bits: int, *widths: int) -> Iterator[int]:
         """Sizes of blocks that divide a row, the largest first, from the one that is wanted on."""
         wanted = self.block_size or self.kernels.block_sizes[bits]
         smaller = sorted((size for size in self.kernels.smaller if size < wanted), reverse=True)
-        return (size for size in (wanted, *smaller) if width % size == 0)
+        return (size for size in (wanted, *smaller) if not any(width % size for width in widths))
 
     @property
     def all_bits(self) -> tuple[int, ...]:
@@ -86,9 +97,14 @@ class Plan:
 
 
 def make_plan(
-    options: ExportOptions, target: Target | None, modules: Collection[str], told: Callable[[str], object] = len
+    options: ExportOptions,
+    target: Target | None,
+    modules: Collection[str],
+    told: Callable[[str], object] = len,
+    *,
+    has_experts: bool = False,
 ) -> Plan | None:
-    """The plan of an export; None when its precision packs nothing.
+    """The plan of an export; None when its precision packs nothing. `has_experts`: the model is a mixture of them.
 
     Asks the target which form it takes. Raises UsageError for a module that is not there, ProviderError for a form that
     there is no kernel for.
@@ -125,6 +141,8 @@ def make_plan(
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:
         told(f"{target.provider} does not take {forms[0].summary}; packed weights are written as {form.summary}")
+    if has_experts and found.experts:
+        found = replace(found, experts=takes_experts(target, form, found, packings(form, found), dtype))
     plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan

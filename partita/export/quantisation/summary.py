@@ -23,11 +23,17 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
         form=plan.form.name,
-        reads=plan.form.summary,
+        reads=_reads(plan, outcome),
         activations=plan.activations,
         kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
         not_packed=tuple(not_packed(outcome)),
     )
+
+
+def _reads(plan: Plan, outcome: Outcome) -> str:
+    """The operators that read packed weights."""
+    experts = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
+    return plan.form.summary if experts is None else f"{plan.form.summary}, experts by {experts.operator}"
 
 
 def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
