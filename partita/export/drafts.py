@@ -283,7 +283,7 @@ def _rewrite(graphs: Graphs) -> None:
             draft.target,
             fused=graphs.chosen.fused,
         )
-        model, counts = run_all(item.model, context, draft.takes)
+        model, counts = run_all(item.model, context, draft.takes, work.options.without_pass)
         for name, count in counts.items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         graphs.traced[index] = without_unread(replace(item, model=model))
