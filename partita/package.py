@@ -83,6 +83,8 @@ class Graph(Contract):
     attention: str
     """Name of the lowering of attention and cache: gqa, onnx24, …"""
     precision: str
+    without_passes: tuple[str, ...] = ()
+    """Passes over the graphs that were left out because that was asked for."""
     cache_bytes: int
     """All state buffers together."""
 

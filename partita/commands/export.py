@@ -109,7 +109,10 @@ def explained(passes: Mapping[str, int], manifest: Manifest | None = None) -> li
     if manifest is not None and manifest.narrow is not None:
         told[NARROW_WEIGHTS] = f"Matrices in {manifest.narrow.dtype}, each behind a Cast to float32"
     width = max(map(len, told))
-    rows = [f"    {passes.get(name, 0):>5} {name:<{width}}  {said}" for name, said in told.items()]
+    without = () if manifest is None else manifest.graph.without_passes
+    places = {name: "-" if name in without else str(passes.get(name, 0)) for name in told}
+    rows = [f"    {places[name]:>5} {name:<{width}}  {said}" for name, said in told.items()]
+    rows += [f"    left out: {', '.join(without)}"] if without else []
     return ["  passes      places changed by each pass over the graph, in their order", *rows]
 
 

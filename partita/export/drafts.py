@@ -22,6 +22,7 @@ from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.progress import Stage, stage
 from partita.export.quantisation import calibration
+from partita.export.quantisation.experts import gathered
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.reference import movable, round_weights
 from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
@@ -255,7 +256,8 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None,
 def repacked(graphs: Graphs, plan: Plan) -> Graphs:
     """The same graphs with their weights packed by another plan."""
     draft = replace(graphs.draft, plan=plan)
-    sources, packing, traced = match_names(draft.fake.module, draft.checkpoint.tensors), Outcome(), []
+    sources, traced = match_names(draft.fake.module, draft.checkpoint.tensors), []
+    packing = Outcome(gathered=graphs.packing.gathered)
     for item, (unpacked, context) in zip(graphs.traced, graphs.unpacked, strict=True):
         model = unpacked.clone()
         quantise(model, context, plan, packing, movable(sources))
@@ -269,6 +271,7 @@ def _rewrite(graphs: Graphs) -> None:
     draft = graphs.draft
     checkpoint, fake, work = draft.checkpoint, draft.fake, draft.work
     sources = match_names(fake.module, checkpoint.tensors)
+    contexts = []
     for index, item in enumerate(graphs.traced):
         weights.attach(item.model, checkpoint, sources, fake.stored_buffers())
         context = PassContext(
@@ -280,11 +283,15 @@ def _rewrite(graphs: Graphs) -> None:
             draft.target,
             fused=graphs.chosen.fused,
         )
-        model, counts = run_all(item.model, context, draft.takes)
+        model, counts = run_all(item.model, context, draft.takes, work.options.without_pass)
         for name, count in counts.items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         graphs.traced[index] = without_unread(replace(item, model=model))
         name_nodes(model)
+        contexts.append(context)
+    graphs.packing.gathered = gathered(item.model for item in graphs.traced)
+    for item, context in zip(graphs.traced, contexts, strict=True):
+        model = item.model
         if draft.plan is not None:  # by module, so nodes need their names first
             if work.options.searches:
                 graphs.unpacked.append((model.clone(), context))

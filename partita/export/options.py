@@ -12,6 +12,7 @@ from partita.errors import UsageError
 from partita.export import quantisers
 from partita.export.attention import lowering
 from partita.export.checkpoint import Checkpoint
+from partita.export.passes import check_left_out
 from partita.export.quantisation.keep import read_keep
 from partita.spelling import spelled
 
@@ -64,6 +65,8 @@ class ExportOptions:
     """Weights are packed wider, as few as will do, until the perplexity is at most so many times the original's."""
     max_weight_size: int | None = None
     """Weights are packed wider, those that matter most, as long as the weight file has at most so many bytes."""
+    without_pass: tuple[str, ...] = ()
+    """Passes over the graph that are left out."""
 
     activations: str | None = None
     """What weights are multiplied with: where they are packed a name of ACTIVATIONS, where they have 16 bits fp32 or
@@ -115,6 +118,7 @@ def check_options(options: ExportOptions) -> None:
         )
     _check_cache(options)
     _check_packing(options)
+    check_left_out(options.without_pass)
     if options.attention != "auto":
         chosen = lowering(options.attention)
         if options.opset is not None and options.opset < chosen.min_opset:

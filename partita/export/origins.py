@@ -203,6 +203,32 @@ class Widened(_Of):
 
 
 @dataclass(frozen=True)
+class Flattened(_Of):
+    """A stack [E, N, K] as its matrices one below the other, [E * N, K]."""
+
+    def __post_init__(self) -> None:
+        if len(self.whole.shape) != 3:
+            raise ValueError(f"{list(self.whole.shape)} is no stack of matrices")
+
+    def _shape(self) -> tuple[int, ...]:
+        count, rows, width = self.whole.shape
+        return count * rows, width
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        (start, stop), columns = region
+        height = self.whole.shape[1]
+        pieces = []
+        while start < stop:
+            index, first = divmod(start, height)
+            last = min(height, first + stop - start)
+            pieces.append(self.whole.read(((index, index + 1), (first, last), columns), files)[0])
+            start += last - first
+        if not pieces:
+            pieces.append(self.whole.read(((0, 1), (0, 0), columns), files)[0])
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+@dataclass(frozen=True)
 class Rescaled(_Of):
     """Every number times `factor` plus `offset`, in float32."""
 

@@ -217,6 +217,7 @@ def _graph(exported: Exported, options: ExportOptions, weight_bytes: int) -> Gra
         opsets=dict(exported.models[0].opset_imports),
         attention=exported.attention,
         precision=options.precision,
+        without_passes=options.without_pass,
         cache_bytes=_cache_bytes(contract),
     )
 

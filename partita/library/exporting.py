@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -86,6 +86,7 @@ def export(
     max_perplexity_ratio: float | None = None,
     max_weight_size: int | None = None,
     cache_precision: str | None = None,
+    without_pass: Sequence[str] = (),
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -120,6 +121,7 @@ def export(
             max_perplexity_ratio=max_perplexity_ratio,
             max_weight_size=max_weight_size,
             cache_precision=cache_precision,
+            without_pass=tuple(without_pass),
         )
         if target_options and target is None:
             raise UsageError(

@@ -105,6 +105,7 @@ def _kernels(provider: Provider) -> Kernels:
         accuracy_level=known.accuracy_level,
         bias=known.bias,
         gather=known.gather,
+        experts=known.experts,
         block_sizes=known.block_sizes,
         folds=provider.compiles,
         activations=known.activations,

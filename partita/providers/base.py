@@ -101,6 +101,8 @@ class PackedWeights:
     """MatMulNBits takes the bias; False: an Add does."""
     gather: bool = False
     """It has GatherBlockQuantized, for embeddings; taken for granted only where it cannot be asked."""
+    experts: bool = False
+    """QMoE computes there what it computes on the CPU provider, from weights as they are; it is asked about then."""
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 32, 8: 32})
     """Weights that share a scale, by bits."""
     activations: Literal["fp32", "fp16"] = "fp32"

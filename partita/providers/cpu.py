@@ -17,7 +17,7 @@ PROVIDER = Provider(
     # Level 4 has the only fast kernels (core/mlas/lib/qnbitgemm.h). A zero point costs nothing there, because a block's
     # sum is kept anyway: 8 bytes of scale and sum per block make 5 bits per 4-bit weight of blocks of 64.
     packed_weights=PackedWeights(
-        symmetric=False, accuracy_level=4, bias=True, gather=True, block_sizes={4: 64, 8: 128}
+        symmetric=False, accuracy_level=4, bias=True, gather=True, experts=True, block_sizes={4: 64, 8: 128}
     ),
     options=(
         Option(

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
 from partita.cli import run as command_line
 from partita.contract import Port
-from partita.errors import UnsupportedModelError
+from partita.errors import UnsupportedModelError, UsageError
 from partita.export import passes
+from partita.export.options import ExportOptions, check_options
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import PassError, run
+from partita.package import read_manifest
 from tests.conftest import TinyCheckpoint
 from tests.export.test_passes import NOTHING_KNOWN, graph, value
 
@@ -162,3 +166,31 @@ def test_a_user_reads_one_line(
     assert code == 1 and not out.exists()
     assert line.startswith("partita: pass broken failed over node 'model.layers.0") and "(MatMul)" in line
     assert "IndexError: list index out of range; this is a bug in Partita" in line
+
+
+def test_a_pass_can_be_left_out(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest says so, and --explain; what it would have written is not there."""
+    package = tmp_path / "package"
+    arguments = ["export", str(tiny_checkpoint("llama")), str(package), "--attention", "gqa", "--max-length", "64"]
+    arguments += ["--without-pass", "fused_norms", "--without-pass", "activations", "--no-verify", "--explain"]
+    assert command_line(arguments) == 0
+    told = capsys.readouterr().out
+    assert "    - fused_norms" in told and "left out: fused_norms, activations" in told
+    manifest = read_manifest(package)
+    assert manifest.graph.without_passes == ("fused_norms", "activations")
+    found = {node.op_type for node in onnx.load(package / "model.onnx", load_external_data=False).graph.node}
+    assert not found & {"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "QuickGelu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fused_norm", r"--without-pass fused_norm: there is no such pass; choose one of rotary_tables, .*fused_norms"),
+        ("write_after_read", r"--without-pass write_after_read: graphs may compute something else without it; choose"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused_with_what_can(name: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(ExportOptions("checkpoint", Path("package"), without_pass=(name,)))

@@ -173,6 +173,13 @@ def export(
     exporter: Annotated[
         str, typer.Option(autocompletion=complete("exporters"), help=f"Exporter to use: {EXPORTERS}.")
     ] = "native",
+    without_pass: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Leave a pass over the graph out, to see what it brings; repeatable. --explain names them all.",
+        ),
+    ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also print what each pass over the graph does and how often it did it.")
     ] = False,
@@ -214,6 +221,7 @@ def export(
             max_perplexity_ratio=max_perplexity_ratio,
             max_weight_size=max_weight_size,
             cache_precision=cache_precision,
+            without_pass=tuple(without_pass or ()),
         ),
         TargetOptions(
             target,

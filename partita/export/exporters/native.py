@@ -110,7 +110,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     if options.computing.bits is not None:
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
-            plan = make_plan(options, target, modules, work.notes.append)
+            has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
+            plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts)
     takes = work.takes if target is None else target.takes
     draft = Draft(work, checkpoint, fake, length, target, plan, text, narrow(options.computing, takes))
     return Traces(

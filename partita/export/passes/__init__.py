@@ -4,8 +4,10 @@ in.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from partita.errors import UsageError
 from partita.export.passes import (
     activations,
     expert_weights,
@@ -26,6 +28,7 @@ from partita.export.passes.asking import rewritten
 from partita.export.passes.base import Pass, PassContext
 from partita.export.passes.manager import run
 from partita.export.target import TakesEach
+from partita.spelling import spelled
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -48,9 +51,28 @@ ORDER: tuple[Pass, ...] = (
 )
 
 
-def run_all(model: ir.Model, context: PassContext, takes: TakesEach | None) -> tuple[ir.Model, dict[str, int]]:
+def optional() -> tuple[str, ...]:
+    """Names of the passes that an export can do without, in their order."""
+    return tuple(each.name for each in ORDER if not each.required)
+
+
+def check_left_out(names: Collection[str]) -> None:
+    """Raise UsageError for a pass that is not there, or that no export can do without."""
+    for name in names:
+        if name in optional():
+            continue
+        needed = any(each.name == name for each in ORDER)
+        why = "graphs may compute something else without it" if needed else "there is no such pass"
+        raise UsageError(f"{spelled('without_pass', name)}: {why}; choose one of {', '.join(optional())}")
+
+
+def run_all(
+    model: ir.Model, context: PassContext, takes: TakesEach | None, without: Collection[str] = ()
+) -> tuple[ir.Model, dict[str, int]]:
     """Run every pass in order on a copy; returns it, and how many places each changed. Raises PassError.
 
-    takes: asks the provider that the package is for about nodes; None when nobody can be asked.
+    takes: asks the provider that the package is for about nodes; None when nobody can be asked. `without`: passes that
+    are left out.
     """
-    return rewritten(model, context, lambda copy, told: run(copy, ORDER, told), takes)
+    order = tuple(each for each in ORDER if each.name not in without)
+    return rewritten(model, context, lambda copy, told: run(copy, order, told), takes)

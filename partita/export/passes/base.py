@@ -62,6 +62,8 @@ class Pass:
     name: str
     run: Callable[[ir.Model, PassContext], int]
     """Changes the model in place; returns the number of places it changed."""
+    required: bool = False
+    """Without it a graph may compute something else: it cannot be left out."""
 
     @property
     def description(self) -> str:

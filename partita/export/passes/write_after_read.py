@@ -103,4 +103,4 @@ def _wait(graph: ir.Graph, present: ir.Value, late: list[ir.Node]) -> None:
     graph.outputs[index] = whole
 
 
-PASS = Pass("write_after_read", run)
+PASS = Pass("write_after_read", run, required=True)

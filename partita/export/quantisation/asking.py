@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from partita.errors import ProviderError
 from partita.export.element_types import to_ir
-from partita.export.quantisation.forms import Form, Place, Weight
+from partita.export.quantisation.forms import ExpertsCall, Form, Place, Weight
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packing
@@ -23,7 +23,24 @@ from partita.spelling import spelled
 
 ASKED_WIDTH = 256
 """K and N of the nodes that are asked about: a multiple of every block size."""
-SIZES: Mapping[str, tuple[int, ...]] = {"x": (1, 1, ASKED_WIDTH), "ids": (1, 1)}
+USUAL = frozenset({32, 64})
+"""Smaller blocks that are taken for granted where nobody can be asked."""
+EXPERTS = 4
+GATED: Mapping[str, object] = {
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+    "k": 2,
+    "normalize_routing_weights": 1,
+}
+"""Attributes of experts that are asked about."""
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "x": (1, 1, ASKED_WIDTH),
+    "ids": (1, 1),
+    "hidden": (1, ASKED_WIDTH),
+    "scores": (1, EXPERTS),
+}
 """Of the inputs of what is asked."""
 OPSET, IR_VERSION = 21, 10
 Packings = Callable[[Form, Kernels], Sequence[Packing]]
@@ -76,6 +93,24 @@ def settled(
     )
 
 
+def smaller_blocks(
+    target: Target,
+    form: Form,
+    kernels: Kernels,
+    sizes: Sequence[int],
+    packings: Callable[[int], Sequence[Packing]],
+    dtype: str,
+) -> tuple[int, ...]:
+    """Those of `sizes` that `target` takes blocks of, too: for weights whose rows the size that is wanted does not
+    divide. All are asked about at once, and alone where that is refused. `packings`: in blocks of a size.
+    """
+    if target.ask is None:
+        return tuple(size for size in sizes if size in USUAL)
+    if not refused(target, form, kernels, [each for size in sizes for each in packings(size)], dtype):
+        return tuple(sizes)
+    return tuple(size for size in sizes if not refused(target, form, kernels, packings(size), dtype))
+
+
 def _both(kernels: Kernels, form: Form) -> Sequence[Kernels]:
     """The target's record, and the other way with zero points, where the form can have them."""
     return (kernels,) if form.one_scale else (kernels, replace(kernels, symmetric=not kernels.symmetric))
@@ -103,6 +138,32 @@ def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[P
     assert target.ask is not None
     answer = target.ask(_asked_look_ups(form, kernels, packings, dtype), SIZES)
     return not answer.fails and not answer.left
+
+
+def takes_experts(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
+    """Whether `target` computes experts with packed weights; its record decides where it cannot be asked."""
+    if form.experts is None or target.ask is None:
+        return form.experts is not None
+    answer = target.ask(_asked_experts(form, kernels, packings, dtype), SIZES)
+    return not answer.fails and not answer.left
+
+
+def _asked_experts(form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bytes:
+    """A model with the experts of a layer for every packing, gated as most are."""
+    assert form.experts is not None
+    place, hidden = _begun("hidden", to_ir(dtype), kernels, SIZES["hidden"])
+    scores = ir.Value(name="scores", shape=ir.Shape(SIZES["scores"]), type=ir.TensorType(to_ir(dtype)))
+    place.graph.inputs.append(scores)
+    made = []
+    for index, packing in enumerate(packings):
+        sizes = (2 * EXPERTS * ASKED_WIDTH, EXPERTS * ASKED_WIDTH)
+        up, down = (
+            _zeros(place, f"w{index}.{rows}", form.experts.layout, _Asked(packing, to_ir(dtype), rows))
+            for rows in sizes
+        )
+        call = ExpertsCall(hidden, scores, EXPERTS, up, None, down, None, GATED)
+        made.append(form.experts.write(place, call))
+    return _finished(place, made)
 
 
 def asked_products(

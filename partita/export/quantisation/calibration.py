@@ -238,7 +238,9 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> dict[str,
         if quantiser(packing.quantiser).calibrate is None or not _keeps_columns(each.packed.origin):
             continue
         for tensor in sorted(each.packed.tensors):
-            modules = [name.removesuffix(".weight") for name in names[tensor] if name.endswith(".weight")]
+            modules = [
+                name.removesuffix(".weight") for name in names.single.get(tensor, ()) if name.endswith(".weight")
+            ]
             modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
             for module in [name for name in modules if name in each.modules] or modules:
                 found.setdefault(module, _Wanted(tensor, packing))

@@ -14,8 +14,12 @@ class Kernels:
     accuracy_level: int = 4
     bias: bool = True
     gather: bool = True
+    experts: bool = True
+    """It has the operator on stacks of experts that the form writes."""
     block_sizes: Mapping[int, int] = field(default_factory=lambda: {4: 64, 8: 128})
     """The default, by bits."""
+    smaller: tuple[int, ...] = (16, 32, 64)
+    """Sizes of blocks that it takes for weights whose rows the size that is wanted does not divide."""
     folds: bool = False
     """It is a compiler, which folds DequantizeLinear: packed weights in standard operators are asked about first."""
     activations: str = "fp32"

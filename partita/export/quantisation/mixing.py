@@ -23,7 +23,7 @@ from partita.export.quantisation.calibration import restored
 from partita.export.quantisation.keep import Keep
 from partita.export.quantisation.packed import Packed
 from partita.export.quantisation.plan import Plan
-from partita.export.quantisation.reference import ROWS_ELEMENTS, Rows, put_back
+from partita.export.quantisation.reference import ROWS_ELEMENTS, Parameters, Rows, put_back
 from partita.export.quantisation.rewrite import Placed
 from partita.export.texts import Text
 from partita.export.weight_files import OpenFiles
@@ -50,7 +50,7 @@ class Unit:
     @property
     def patterns(self) -> tuple[str, ...]:
         """Modules that `--keep` names them by."""
-        return tuple(pattern for each in self.placed for pattern in _patterns(each))
+        return tuple(dict.fromkeys(pattern for each in self.placed for pattern in _patterns(each)))
 
     @property
     def name(self) -> str:
@@ -153,9 +153,11 @@ def units(placed: Sequence[Placed], plan: Plan) -> list[Unit]:
 
 def _grouped(placed: Sequence[Placed], step: int) -> list[list[Placed]]:
     """Weights by their place in a layer, `step` layers that follow one another at a time."""
+    groups: dict[tuple[object, int], list[Placed]] = {}
     if step == 1:
-        return [[each] for each in placed]
-    groups: dict[tuple[str, int], list[Placed]] = {}
+        for each in placed:  # stacks that one operator on experts reads have one width
+            groups.setdefault((_patterns(each), 0), []).append(each)
+        return list(groups.values())
     for each in placed:
         parts = _patterns(each)[0].split(".")
         number = next((int(part) for part in parts if part.isdigit()), 0)
@@ -167,7 +169,7 @@ def _grouped(placed: Sequence[Placed], step: int) -> list[list[Placed]]:
 def ladder(
     model: Any,
     placed: Sequence[Placed],
-    names: dict[str, list[str]],
+    names: Parameters,
     plan: Plan,
     text: Text,
     advance: Callable[[int], object],
@@ -221,7 +223,7 @@ class _State:
     """The model with some units rounded."""
 
     model: Any
-    names: dict[str, list[str]]
+    names: Parameters
     plan: Plan
     now: dict[tuple[str, ...], int] = field(default_factory=dict)
     """Bits of those units that are not as they were."""
@@ -243,7 +245,7 @@ class _State:
         return ((start, restored(rows)[:, : packed.width]) for start, rows in packed.rows_quantised())
 
 
-def restore(model: Any, placed: Sequence[Placed], names: dict[str, list[str]]) -> None:
+def restore(model: Any, placed: Sequence[Placed], names: Parameters) -> None:
     """Give `model` the checkpoint's weights again where they were rounded."""
     for each in placed:
         put_back(model, each, names, _own_rows(each.packed))
@@ -283,7 +285,7 @@ class _Judge:
 
 def _patterns(placed: Placed) -> tuple[str, ...]:
     """Modules by which a weight is told apart: those of its tensors, or that of its product where it is one tensor."""
-    if len(placed.packed.tensors) > 1:
+    if len(placed.packed.tensors) > 1 and not placed.of_experts:
         return tuple(sorted(name.rpartition(".")[0] for name in placed.packed.tensors))
     return placed.modules[:1]
 

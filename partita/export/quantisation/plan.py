@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantisation.asking import ASKED_WIDTH, settled
+from partita.export.quantisation.asking import ASKED_WIDTH, settled, smaller_blocks, takes_experts
 from partita.export.quantisation.forms import Form, candidates
 from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
@@ -26,7 +26,7 @@ class Plan:
 
     bits: int
     block_size: int | None
-    """As asked for; None: the target's default, or what divides a row where that does not."""
+    """As asked for; None: the target's default. A smaller one where that does not divide a row."""
     quantiser: str
     kernels: Kernels
     form: Form
@@ -47,6 +47,17 @@ class Plan:
             return None
         return self.looked_up(bits, width) if embedding else self.packed(bits, width)
 
+    def experts(self, modules: Iterable[str], widths: Collection[int]) -> Packing | None:
+        """How the stacks of one layer's experts, with rows of `widths`, are packed for an operator that reads both;
+        None when they are not.
+        """
+        said = self._said(modules)
+        bits = said[-1].bits if said else self.bits
+        if bits is None or self.form.experts is None or not self.kernels.experts:
+            return None
+        size = next(self._dividing(bits, *widths), None)
+        return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
+
     def asked_to_stay(self, modules: Iterable[str]) -> bool:
         """Whether it was said of one of `modules` that its weights are not packed."""
         said = self._said(modules)
@@ -59,27 +70,25 @@ class Plan:
 
     def packed(self, bits: int, width: int) -> Packing | None:
         """A packing of so many bits for products with rows of `width`, as the target takes it; None where blocks have
-        to divide a row and do not.
+        to divide a row and none does.
         """
         if self.form.one_scale:
             return Packing(Grid(bits, symmetric=True), width, self.quantiser)
-        size = self.block_size or next(self._dividing(bits, width), BLOCK_SIZES[0])
-        if width % size and not self.form.fills_up:
-            return None
-        return Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
+        size = next(self._dividing(bits, width), BLOCK_SIZES[0] if self.form.fills_up else None)
+        return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
     def looked_up(self, bits: int, width: int) -> Packing | None:
         """The same for an embedding."""
         if not self.form.look_up.symmetric:
             return self.packed(bits, width)
-        size = self.block_size if self.block_size and width % self.block_size == 0 else None
-        size = size or next(self._dividing(8, width), width)
+        size = next(self._dividing(8, width), width)
         return Packing(Grid(8, symmetric=True), size, self.quantiser)
 
-    def _dividing(self, bits: int, width: int) -> Iterator[int]:
-        """Sizes of blocks that divide a row, the largest first, from the target's default on."""
-        default = self.kernels.block_sizes[bits]
-        return (size for size in reversed(BLOCK_SIZES) if size <= default and width % size == 0)
+    def _dividing(self, bits: int, *widths: int) -> Iterator[int]:
+        """Sizes of blocks that divide a row, the largest first, from the one that is wanted on."""
+        wanted = self.block_size or self.kernels.block_sizes[bits]
+        smaller = sorted((size for size in self.kernels.smaller if size < wanted), reverse=True)
+        return (size for size in (wanted, *smaller) if not any(width % size for width in widths))
 
     @property
     def all_bits(self) -> tuple[int, ...]:
@@ -88,9 +97,14 @@ class Plan:
 
 
 def make_plan(
-    options: ExportOptions, target: Target | None, modules: Collection[str], told: Callable[[str], object] = len
+    options: ExportOptions,
+    target: Target | None,
+    modules: Collection[str],
+    told: Callable[[str], object] = len,
+    *,
+    has_experts: bool = False,
 ) -> Plan | None:
-    """The plan of an export; None when its precision packs nothing.
+    """The plan of an export; None when its precision packs nothing. `has_experts`: the model is a mixture of them.
 
     Asks the target which form it takes. Raises UsageError for a module that is not there, ProviderError for a form that
     there is no kernel for.
@@ -121,12 +135,25 @@ def make_plan(
         found = (tried.looked_up(each, ASKED_WIDTH) for each in plan.all_bits)
         return list(dict.fromkeys(each for each in found if each is not None))
 
-    form, found = settled(target, forms, packings, looked_up, options.computing.dtype)
+    dtype = options.computing.dtype
+    form, found = settled(target, forms, packings, looked_up, dtype)
     if found.symmetric != kernels.symmetric:
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:
         told(f"{target.provider} does not take {forms[0].summary}; packed weights are written as {form.summary}")
-    return replace(plan, form=form, kernels=found)
+    if has_experts and found.experts:
+        found = replace(found, experts=takes_experts(target, form, found, packings(form, found), dtype))
+    plan = replace(plan, form=form, kernels=found)
+    if form.one_scale:
+        return plan
+    most = max(plan.block_size or found.block_sizes[each] for each in plan.all_bits)
+
+    def in_blocks(size: int) -> list[Packing]:
+        tried = replace(plan, block_size=size)
+        return [packing for each in plan.all_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
+
+    sizes = tuple(size for size in found.smaller if size < most)
+    return replace(plan, kernels=replace(found, smaller=smaller_blocks(target, form, found, sizes, in_blocks, dtype)))
 
 
 def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, ...]) -> tuple[Form, ...]:

@@ -8,7 +8,8 @@ is left to `quality`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import onnx_ir as ir
 import torch
 
 from partita.export.naming import Sources
-from partita.export.origins import Computed, Joined, Origin, Region, Rescaled, Stored
+from partita.export.origins import Computed, Joined, Origin, Region, Rescaled, Stored, blocks
 from partita.export.quantisation.rewrite import Placed
 from partita.export.weight_files import OpenFiles, TensorInfo
 from partita.export.weight_sources import Plain
@@ -28,11 +29,32 @@ ROWS_ELEMENTS = 1 << 22
 def movable(sources: Sources) -> Callable[[Plain], bool]:
     """Whether the numbers of a weight are those of parameters, each in one place, so that they can be put back."""
     single = {origin.info.name for origin in sources.found.values() if isinstance(origin, Stored)}
+    stacked = [_names_of(origin) for origin in sources.found.values() if _rearranged(origin)]
 
     def fits(plain: Plain) -> bool:
-        return _moves(plain.origin) and plain.tensors <= single
+        if not _moves(plain.origin):
+            return False
+        inside = single.union(*(names for names in stacked if names <= plain.tensors))
+        return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= inside)
 
     return fits
+
+
+def _names_of(origin: Origin) -> frozenset[str]:
+    """The tensors that an origin reads."""
+    return frozenset(info.name for info in origin.tensors())
+
+
+def _rearranged(origin: Origin) -> bool:
+    """Whether a parameter is several tensors, or parts of one, and has every number of theirs once: a stack of experts,
+    mostly.
+    """
+    return not isinstance(origin, Stored) and _moves(origin) and _is_whole(origin)
+
+
+def _is_whole(origin: Origin) -> bool:
+    """Whether an origin that only moves numbers has all of the tensors that it reads."""
+    return math.prod(origin.shape) == sum(math.prod(info.shape) for info in set(origin.tensors()))
 
 
 def _moves(origin: Origin) -> bool:
@@ -49,34 +71,54 @@ def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> Non
     """Give `model`, of transformers, the weights that were written, in place."""
     names = parameter_names(model, sources)
     with torch.no_grad():
-        for shared in names.values():
+        for shared in names.single.values():
             for name in shared[1:]:  # tied: head and embedding may have been rounded in different ways
                 _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
         for each in placed:
             put_back(model, each, names, written_rows(each))
 
 
-def parameter_names(model: Any, sources: Sources) -> dict[str, list[str]]:
-    """Tensor of the checkpoint -> every parameter of `model` that it is."""
-    names: dict[str, list[str]] = {}
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Which parameters of a model the tensors of its checkpoint are."""
+
+    single: Mapping[str, list[str]]
+    """Tensor of the checkpoint -> every parameter that it is."""
+    stacked: tuple[tuple[str, Origin], ...]
+    """Parameters that are several tensors, moved, and where their numbers lie."""
+
+    def stacked_of(self, tensors: frozenset[str]) -> list[tuple[str, Origin]]:
+        """Those that have no tensors but these."""
+        return [(name, origin) for name, origin in self.stacked if _names_of(origin) <= tensors]
+
+
+def parameter_names(model: Any, sources: Sources) -> Parameters:
+    """Which parameters of `model` the tensors of the checkpoint are."""
+    single: dict[str, list[str]] = {}
+    stacked = []
     for name in dict(model.named_parameters(remove_duplicate=False)):
         origin = sources.of(name)
         if isinstance(origin, Stored):
-            names.setdefault(origin.info.name, []).append(name)
-    return names
+            single.setdefault(origin.info.name, []).append(name)
+        elif origin is not None and _rearranged(origin):
+            stacked.append((name, origin))
+    return Parameters(single, tuple(stacked))
 
 
 Rows = Iterable[tuple[int, torch.Tensor]]
 """The number of the first row, and rows [R, K] float32, all rows of a weight in order."""
 
 
-def put_back(model: Any, placed: Placed, names: dict[str, list[str]], rows_of: Rows) -> None:
+def put_back(model: Any, placed: Placed, names: Parameters, rows_of: Rows) -> None:
     """Write rows of one weight over its parameters, in place: those of the modules that read it, where several have
     the same tensor.
     """
+    if stacked := names.stacked_of(placed.packed.tensors):
+        _put_stacks_back(model, placed, names, stacked, rows_of)
+        return
     targets: dict[str, list[torch.Tensor]] = {}
     for tensor in placed.packed.tensors:
-        found = names[tensor]
+        found = names.single[tensor]
         own = [name for name in found if name.rpartition(".")[0] in placed.modules]
         targets[tensor] = [_get(model, name).detach() for name in own or found]
     for start, rows in rows_of:
@@ -92,6 +134,39 @@ def put_back(model: Any, placed: Placed, names: dict[str, list[str]], rows_of: R
             inside = (index >= first) & (index < first + math.prod(info.shape))
             for parameter in targets[info.name]:
                 parameter.view(-1)[index[inside] - first] = rows[inside]
+
+
+def _put_stacks_back(
+    model: Any, placed: Placed, names: Parameters, stacked: Iterable[tuple[str, Origin]], rows_of: Rows
+) -> None:
+    """The same where parameters are several tensors: first the tensors get their numbers, then the parameters read them
+    as they are read from a checkpoint. In memory is one weight more, in float32.
+    """
+    origin = placed.packed.origin
+    places = Places(origin.tensors())
+    flat = torch.empty(sum(math.prod(info.shape) for info in places.first))
+    for start, rows in rows_of:
+        index = origin.read(((start, start + len(rows)), (0, placed.packed.width)), places)
+        flat[index.reshape(-1)] = rows.reshape(-1)
+    tensors = _Tensors({info: flat[first : first + math.prod(info.shape)] for info, first in places.first.items()})
+    for info in places.first:
+        for name in names.single.get(info.name, ()):
+            _get(model, name).detach().copy_(tensors.values[info].view(info.shape))
+    for name, where in stacked:
+        parameter = _get(model, name).detach()
+        for region in blocks(where.shape, ROWS_ELEMENTS):
+            parameter[tuple(slice(begin, end) for begin, end in region)] = where.read(region, tensors)
+
+
+class _Tensors(OpenFiles):
+    """Tensors of the checkpoint that are in memory."""
+
+    def __init__(self, values: Mapping[TensorInfo, torch.Tensor]) -> None:
+        self.values = values
+
+    def read(self, info: TensorInfo, region: Region) -> torch.Tensor:
+        """The numbers of a tensor in `region`."""
+        return self.values[info].view(info.shape)[tuple(slice(begin, end) for begin, end in region)]
 
 
 class Places(OpenFiles):

@@ -3,10 +3,12 @@
     x ─ MatMul(W [K, N]) ─ y
     x ─ Gemm(W [N, K], transB=1, c) ─ y
     ids ─ Gather(E [V, H]) ─ e
+    x, scores ─ MoE(up [E, F, H], down [E, H, I]) ─ y
 
 become what the form of the plan has for them (`forms/`). A tied embedding and head are the same bytes where it lays
-them out in the same way. Routers stay as they are: they are small, and rounding them sends tokens to other experts. So
-do weights that no such node reads, stacks of experts among them; what stays is counted, and told.
+them out in the same way. A stack of experts that a MatMul or Gemm reads as one matrix is a weight like others. Routers
+stay as they are: they are small, and rounding them sends tokens to other experts. So do weights that no such node
+reads; what stays is counted, and told.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from partita.export.node_names import MODULE
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, replace
+from partita.export.quantisation import experts
 from partita.export.quantisation.forms import Place, Weight
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
@@ -46,6 +49,8 @@ class Placed:
     """Of the nodes that read it."""
     values: tuple[ir.Value, ...]
     """Integers, scales and zero points."""
+    of_experts: bool = False
+    """An operator on experts reads it, together with another stack, which has the same packing."""
 
 
 @dataclass(slots=True)
@@ -58,6 +63,8 @@ class Outcome:
     """Weights of modules that were to keep their type, and how many numbers they have."""
     stayed: dict[str, dict[str, int]] = field(default_factory=dict)
     """The same of others, by what reads them."""
+    gathered: frozenset[str] = frozenset()
+    """Checkpoint tensors that stay because a graph picks matrices from them."""
 
 
 def quantise(
@@ -79,13 +86,14 @@ def quantise(
 
 
 def check_blocks(plan: Plan, outcome: Outcome) -> None:
-    """Raise UsageError when the block size that was asked for divides no row of any weight."""
+    """Raise UsageError when neither the block size that was asked for nor a smaller one divides a row of any weight."""
     size = plan.block_size
-    widths = sorted({each.packed.width for each in outcome.placed.values()})
-    if size is not None and widths and all(width % size for width in widths):
-        shown = ", ".join(map(str, widths[:5]))
+    packed = [each.packed for each in outcome.placed.values()]
+    if size is not None and packed and all(each.width % each.packing.block_size for each in packed):
+        shown = ", ".join(map(str, sorted({each.width for each in packed})[:5]))
         raise UsageError(
-            f"{spelled('block_size', size)} divides nothing: the weights have rows of {shown}; choose a smaller one"
+            f"{spelled('block_size', size)} divides nothing, and no smaller one that {plan.form.summary} takes does: "
+            f"the weights have rows of {shown}; leave it out"
         )
 
 
@@ -110,6 +118,7 @@ class _Rewriter:
         count = 0
         for node in list(self.graph):
             with over(node):
+                count += self._experts(node)
                 plain = _weight_of_product(node)
                 if plain is not None and not _routes(node):
                     packing = self._packing(node, plain)
@@ -128,14 +137,35 @@ class _Rewriter:
 
     def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Packing | None:
         """How the weight of `node` is packed; None where it stays."""
-        if not self.movable(plain):
+        if not self._may_be_packed(plain):
             return None
-        module = node.metadata_props.get(MODULE, "")
-        where = [module, *sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)]
+        where = _modules(node, plain)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
         return packing
+
+    def _may_be_packed(self, plain: Plain) -> bool:
+        """Whether there will be something to check it against, and it is stored once."""
+        return not plain.tensors & self.outcome.gathered and self.movable(plain)
+
+    def _experts(self, node: ir.Node) -> bool:
+        """Put the operator of the form on packed experts in the place of MoE; False where that cannot be."""
+        found, form = experts.stacks(node), self.plan.form.experts
+        if found is None or form is None or not all(map(self._may_be_packed, found)):
+            return False
+        where = [module for plain in found for module in _modules(node, plain)]
+        if self.plan.asked_to_stay(where):
+            self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
+        packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
+        if packing is None:
+            return False
+        up, down = (
+            self._weight(Packed.of(plain, packing, form.layout, self.plan.rounded), node, of_experts=True)
+            for plain in found
+        )
+        self._replace(node, form.write(self._place(node), experts.call_of(node, up, down)))
+        return True
 
     def _product(self, node: ir.Node, packed: Packed) -> None:
         """Put the product of the form in the place of a MatMul or Gemm."""
@@ -172,11 +202,11 @@ class _Rewriter:
         assert new is not None
         replace(self.graph, node, new)
 
-    def _weight(self, packed: Packed, node: ir.Node) -> Weight:
+    def _weight(self, packed: Packed, node: ir.Node, *, of_experts: bool = False) -> Weight:
         """A weight as nodes read it."""
-        return Weight(self._parts(packed, node), packed.rows, packed.width, packed.packing)
+        return Weight(self._parts(packed, node, of_experts), packed.rows, packed.width, packed.packing)
 
-    def _parts(self, packed: Packed, node: ir.Node) -> tuple[ir.Value, ...]:
+    def _parts(self, packed: Packed, node: ir.Node, of_experts: bool) -> tuple[ir.Value, ...]:
         """The initializers of a weight, made once for a graph."""
         key, module = packed.key, node.metadata_props.get(MODULE, "")
         if key not in self.values:
@@ -190,7 +220,7 @@ class _Rewriter:
         known = self.outcome.placed.get(key)
         modules = () if known is None else known.modules
         values = self.values[key] if known is None else known.values
-        self.outcome.placed[key] = Placed(packed, tuple(dict.fromkeys([*modules, module])), values)
+        self.outcome.placed[key] = Placed(packed, tuple(dict.fromkeys([*modules, module])), values, of_experts)
         return self.values[key]
 
     def _settle_values(self) -> None:
@@ -227,6 +257,12 @@ def _is_kept(plan: Plan, node: ir.Node) -> bool:
     return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
 
 
+def _modules(node: ir.Node, plain: Plain) -> list[str]:
+    """Names of a weight of `node`: the module of the node, and those of its tensors where it has several."""
+    own = sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)
+    return [node.metadata_props.get(MODULE, ""), *own]
+
+
 def _tensor(plain: Plain) -> str:
     """The checkpoint tensors of a weight, as one name."""
     return " ".join(sorted(plain.tensors))
@@ -237,7 +273,8 @@ def _weight_of_product(node: ir.Node) -> Plain | None:
     if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
         return None
     weight = stored(node.inputs[1])
-    if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
+    plain = None if weight is None else _matrix(weight)
+    if plain is None:
         return None
     turned = False
     if node.op_type == "Gemm":
@@ -247,13 +284,18 @@ def _weight_of_product(node: ir.Node) -> Plain | None:
         if numbers != [1.0, 1.0] or node.attributes.get_int("transA", 0) != 0 or not fits:
             return None
         turned = bool(node.attributes.get_int("transB", 0))
-    return weight.source if turned else _other_way(weight)
+    return plain if turned else plain.permuted((1, 0))
 
 
-def _other_way(weight: StoredPart) -> Plain | None:
-    """A weight [K, N] as [N, K]."""
-    found = weight.source.permuted((1, 0))
-    return found if isinstance(found, Plain) else None
+def _matrix(weight: StoredPart) -> Plain | None:
+    """A matrix as it is stored, or a stack as one; None for anything else."""
+    if weight.shape.rank() != 2 or not isinstance(weight.source, Plain):
+        return None
+    if not weight.is_reshaped:
+        return weight.source
+    shape = weight.part.shape
+    as_one = len(shape) == 3 and tuple(weight.shape.numpy()) == (shape[0] * shape[1], shape[2])
+    return experts.flattened(weight.source) if as_one else None
 
 
 def _routes(node: ir.Node) -> bool:

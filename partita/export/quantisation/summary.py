@@ -9,6 +9,7 @@ from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome
 from partita.observations.text_format import human_bytes, plural
 from partita.package import PackedKind, PackedWeights
+from partita.spelling import spelled
 
 
 def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
@@ -22,11 +23,17 @@ def summary(plan: Plan, outcome: Outcome) -> PackedWeights:
         kinds=tuple(_kind(packing, weights) for packing, weights in kinds.items()),
         accuracy_level=plan.kernels.accuracy_level,
         form=plan.form.name,
-        reads=plan.form.summary,
+        reads=_reads(plan, outcome),
         activations=plan.activations,
         kept=tuple(f"{keep.pattern}={keep.precision}" for keep in plan.keep),
         not_packed=tuple(not_packed(outcome)),
     )
+
+
+def _reads(plan: Plan, outcome: Outcome) -> str:
+    """The operators that read packed weights."""
+    experts = plan.form.experts if any(each.of_experts for each in outcome.placed.values()) else None
+    return plan.form.summary if experts is None else f"{plan.form.summary}, experts by {experts.operator}"
 
 
 def _kind(packing: Packing, weights: list[Packed]) -> PackedKind:
@@ -54,4 +61,18 @@ def not_packed(outcome: Outcome) -> list[str]:
 def notes(plan: Plan, outcome: Outcome) -> list[str]:
     """What a user should know of it, in sentences."""
     nothing = [] if outcome.placed else [f"no weight of this model can be packed as int{plan.bits}"]
-    return nothing + [f"not packed: {phrase}" for phrase in not_packed(outcome)]
+    return [*nothing, *_smaller_blocks(plan, outcome), *(f"not packed: {phrase}" for phrase in not_packed(outcome))]
+
+
+def _smaller_blocks(plan: Plan, outcome: Outcome) -> list[str]:
+    """Weights in smaller blocks than were asked for, a sentence for each size."""
+    widths: dict[int, list[int]] = {}
+    for each in outcome.placed.values():
+        size = each.packed.packing.block_size
+        if plan.block_size is not None and size < plan.block_size:
+            widths.setdefault(size, []).append(each.packed.width)
+    return [
+        f"{spelled('block_size', plan.block_size)} does not divide rows of {', '.join(map(str, sorted(set(found))))}: "
+        f"{plural(len(found), 'weight')} in blocks of {size}"
+        for size, found in sorted(widths.items(), reverse=True)
+    ]

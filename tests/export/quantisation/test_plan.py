@@ -7,15 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 
 from partita.errors import ProviderError, UsageError
+from partita.export.checkpoint import open_checkpoint
 from partita.export.options import ExportOptions, check_options
+from partita.export.origins import Cut
 from partita.export.quantisation.forms.matmul_nbits import GATHER, MATMUL
 from partita.export.quantisation.keep import Keep, check_modules
 from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.packed import Packed
 from partita.export.quantisation.plan import make_plan
+from partita.export.quantisation.rewrite import Outcome, Placed, check_blocks
+from partita.export.quantisation.summary import notes
 from partita.export.target import Answer, Target
+from partita.export.weight_sources import Plain, checkpoint_weight
+from tests.conftest import TinyCheckpoint
 
 MODULES = ["model", "model.layers.1", "model.layers.1.mlp.down_proj", "model.layers.10", "lm_head"]
 
@@ -72,12 +80,55 @@ def test_what_was_said_last_counts() -> None:
     assert embedding is not None and embedding.grid.bits == 8
 
 
-@pytest.mark.parametrize(("width", "asked", "size"), [(256, None, 64), (96, None, 32), (100, None, 32), (96, 64, 64)])
+@pytest.mark.parametrize(
+    ("width", "asked", "size"),
+    [(256, None, 64), (96, None, 32), (100, None, 32), (96, 64, 32), (576, 128, 64), (80, 128, 16), (100, 128, 32)],
+)
 def test_blocks_divide_rows_where_that_can_be(width: int, asked: int | None, size: int) -> None:
     plan = make_plan(options(block_size=asked), None, MODULES)
     assert plan is not None
     found = plan.packing(["lm_head"], width)
     assert found is not None and found.block_size == size
+    embedding = plan.packing(["embed_tokens"], width, embedding=True)
+    assert embedding is not None and (embedding.block_size == size or asked is None)
+
+
+def test_a_block_size_is_refused_only_where_no_smaller_one_divides_anything(tiny_checkpoint: TinyCheckpoint) -> None:
+    folder = tiny_checkpoint("llama")
+    plan = make_plan(options(block_size=128), None, MODULES)
+    assert plan is not None
+
+    def outcome(width: int) -> Outcome:
+        source = checkpoint_weight(open_checkpoint(str(folder)), "lm_head.weight", ir.DataType.FLOAT).source
+        assert isinstance(source, Plain)
+        packing = plan.packing(["lm_head"], width)
+        assert packing is not None
+        packed = Packed.of(replace(source, origin=Cut(source.origin, 1, 0, width)), packing)
+        return Outcome({"lm_head": Placed(packed, ("lm_head",), ())})
+
+    check_blocks(plan, outcome(48))
+    assert notes(plan, outcome(48)) == ["--block-size 128 does not divide rows of 48: 1 weight in blocks of 16"]
+    with pytest.raises(UsageError, match=r"--block-size 128 divides nothing, and no smaller one .* rows of 50"):
+        check_blocks(plan, outcome(50))
+
+
+def test_smaller_blocks_are_those_that_the_target_takes() -> None:
+    """One question for all of them, and one for each where that is refused."""
+
+    class Choosy(Asked):
+        def ask(self, model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> Answer:
+            answer = super().ask(model, sizes)
+            nodes = self.models[-1].graph.node
+            small = [
+                n for n in nodes for a in n.attribute if a.name == "block_size" and a.i < 32 and n.op_type == MATMUL
+            ]
+            return replace(answer, left={MATMUL: len(small)}) if small else answer
+
+    asked = Choosy(frozenset())
+    plan = make_plan(options(block_size=128), target(asked), MODULES)
+    assert plan is not None and plan.kernels.smaller == (32, 64) and len(asked.models) == 6
+    nobody = make_plan(options(block_size=128), target(None), MODULES)
+    assert nobody is not None and nobody.kernels.smaller == (32, 64)
 
 
 def test_nothing_is_packed_in_fp32() -> None:
@@ -93,14 +144,14 @@ def test_the_form_is_the_one_that_the_target_takes() -> None:
     assert plan.kernels.symmetric and not plan.kernels.gather
     assert told == ["npu takes packed weights without zero points only"]
     bits = {a.i for n in asked.models[0].graph.node for a in n.attribute if a.name == "bits"}
-    assert bits == {4, 8} and len(asked.models) == 3, "products with and without zero points, then look-ups"
+    assert bits == {4, 8} and len(asked.models) == 4, "products with and without zero points, look-ups, smaller blocks"
 
 
 def test_standard_operators_are_written_where_the_target_has_no_others() -> None:
     asked, told = Asked(frozenset({MATMUL, GATHER})), list[str]()
     plan = make_plan(options(), target(asked), MODULES, told.append)
     assert plan is not None and plan.form.name == "dequantize_linear" and plan.kernels.gather
-    assert [node.op_type for node in asked.models[-1].graph.node][:2] == ["Gather", "DequantizeLinear"]
+    assert [node.op_type for node in asked.models[-2].graph.node][:2] == ["Gather", "DequantizeLinear"]
     assert "packed weights are written as DequantizeLinear before MatMul" in told[-1]
     assert plan.packing(["lm_head"], 100) is None, "blocks have to divide a row"
     embedding = plan.packing(["model.embed_tokens"], 100, embedding=True)
@@ -189,7 +240,7 @@ def test_a_kernel_that_restores_the_weights_in_every_run_is_none() -> None:
 def test_where_nobody_can_be_asked_the_record_decides() -> None:
     kernels = Kernels(symmetric=True, accuracy_level=0, bias=False, gather=False, block_sizes={4: 32, 8: 32})
     plan = make_plan(options(), target(None, kernels), MODULES)
-    assert plan is not None and plan.kernels == kernels
+    assert plan is not None and plan.kernels == replace(kernels, smaller=())
     found = plan.packing(["lm_head"], 256)
     assert found is not None and found.block_size == 32 and found.grid.symmetric
 

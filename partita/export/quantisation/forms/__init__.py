@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from partita.export.quantisation.forms.base import Form, LookUp, Place, Product, Weight
+from partita.export.quantisation.forms.base import ExpertsCall, Form, LookUp, Place, Product, Weight
 
-__all__ = ["Form", "LookUp", "Place", "Product", "Weight", "candidates", "form", "names"]
+__all__ = ["ExpertsCall", "Form", "LookUp", "Place", "Product", "Weight", "candidates", "form", "names"]
 
 
 def names() -> tuple[str, ...]:

@@ -102,6 +102,36 @@ class LookUp:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsCall:
+    """The experts of one layer, E of them, as an operator on stacks is given them."""
+
+    hidden: ir.Value
+    """[T, H]."""
+    scores: ir.Value
+    """[T, E]."""
+    count: int
+    """E."""
+    up: Weight
+    """[E * F, H]."""
+    up_bias: ir.Value | None
+    down: Weight
+    """[E * H, I]."""
+    down_bias: ir.Value | None
+    attributes: Mapping[str, Any]
+    """Of the MoE operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Experts with packed weights, of which only the chosen ones are computed."""
+
+    operator: str
+    layout: Layout
+    write: Callable[[Place, ExpertsCall], ir.Value]
+    """(place, call) -> [T, H]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """One way to write packed weights; a file in `forms/` has it as FORM."""
 
@@ -110,6 +140,8 @@ class Form:
     """What is written, in a line."""
     product: Product
     look_up: LookUp
+    experts: PackedExperts | None = None
+    """None: stacks that one operator on experts reads stay as they are."""
     opset: int = 1
     """The oldest operator set of ONNX that it can be written in."""
     domains: tuple[str, ...] = ()

@@ -3,7 +3,8 @@
     y = MatMulNBits(x [..., K], W [N, M, bytes], scales [N, M], zero points [N, packed M], bias [N])
     e = GatherBlockQuantized(E [V, bytes], ids, scales [V, M], zero points [V, packed M])
 
-Both read the same bytes, so that a tied embedding and head are stored once.
+Both read the same bytes, so that a tied embedding and head are stored once. Stacks of experts are read by QMoE
+(`experts.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import math
 
 import onnx_ir as ir
 
-from partita.export.quantisation.forms.base import Form, LookUp, Place, Product, Weight, last
+from partita.export.quantisation import experts
+from partita.export.quantisation.forms.base import Form, LookUp, PackedExperts, Place, Product, Weight, last
 from partita.export.quantisation.layouts import InRows
 
 DOMAIN = "com.microsoft"
@@ -63,6 +65,7 @@ def _exact(model: ir.Model) -> None:
     for node in model.graph:
         if node.op_type == MATMUL and node.domain == DOMAIN:
             node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", EXACT_LEVEL)
+    experts.make_exact(model)
 
 
 FORM = Form(
@@ -70,6 +73,7 @@ FORM = Form(
     "MatMulNBits and GatherBlockQuantized",
     Product(f"{MATMUL} ({DOMAIN})", InRows(), _product, _exact),
     LookUp(InRows(), _look_up),
+    PackedExperts(experts.OPERATOR, InRows(), experts.write),
     domains=(DOMAIN,),
     fills_up=True,
 )

@@ -1,0 +1,168 @@
+"""Mixtures of experts in int4 and int8: which operator reads the packed stacks, and that the graph is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from partita.export.checkpoint import open_checkpoint
+from partita.export.known_answer import load
+from partita.export.naming import match_names
+from partita.export.origins import Flattened, Permuted, Stored, blocks
+from partita.export.quantisation.experts import flattened
+from partita.export.quantisation.forms import form
+from partita.export.quantisation.keep import Keep
+from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.mixing import units
+from partita.export.quantisation.packed import Packed
+from partita.export.quantisation.plan import Plan, make_plan
+from partita.export.quantisation.reference import movable, parameter_names, put_back
+from partita.export.quantisation.rewrite import Placed
+from partita.export.target import Answer
+from partita.export.weight_files import OpenFiles
+from partita.export.weight_sources import Plain, checkpoint_weight
+from tests.conftest import Exported, TinyCheckpoint
+from tests.export.quantisation.test_plan import MODULES, Asked, options, target
+from tests.export.quantisation.test_precision import attributes, checked, nodes, operators
+
+EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+PLAN = Plan(4, None, "refit", Kernels(), form("matmul_nbits"))
+
+
+@pytest.mark.environment("beside")
+@pytest.mark.parametrize(
+    ("model_type", "precision", "attention"),
+    [
+        ("mixtral", "int4", "gqa"),  # a tensor for each expert and projection, stacked by transformers
+        ("gpt_oss", "int8", "gqa"),  # stacks in the checkpoint, biases, a limit; no kernel without rounded activations
+        ("mixtral", "int4", "primitives"),  # all experts as one matrix
+        pytest.param("nemotron_h", "int4", "gqa", marks=pytest.mark.heavy),  # an activation that MoE has not
+    ],
+)
+def test_experts_are_packed(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, model_type: str, precision: str, attention: str
+) -> None:
+    package = exported(tiny_checkpoint(model_type, **EXPERTS), precision=precision, attention=attention)
+    manifest = checked(package)
+    assert manifest.packed is not None and manifest.packed.not_packed == ()
+    share = sum(kind.parameters for kind in manifest.packed.kinds) / manifest.source.parameters
+    assert share > 0.95
+    found = operators(package)
+    assert not found["MoE"] and ("experts by QMoE" in manifest.packed.reads) == bool(found["QMoE"])
+    if attention == "gqa" and model_type != "nemotron_h":
+        assert found["QMoE"] == 2, "one for each layer"
+        node = attributes(next(iter(nodes(package, "QMoE").values())))
+        assert (node["expert_weight_bits"], node["block_size"]) == ({"int4": 4, "int8": 8}[precision], 32)
+
+
+@pytest.mark.heavy
+@pytest.mark.environment("beside")
+def test_experts_stay_where_they_are_kept_or_gathered(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """Packed for one graph and wide for the other of a pair they would be stored twice."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    kept = exported(checkpoint, precision="int4", keep=(("experts", "fp32"),))
+    assert operators(kept)["MoE"] == 2 and not operators(kept)["QMoE"]
+    pair = exported(checkpoint, precision="int4", attention="primitives", static_shapes=True, prefill_chunk=6)
+    manifest = checked(pair)
+    assert manifest.packed is not None and any("experts" in phrase for phrase in manifest.packed.not_packed)
+    plain = exported(checkpoint)
+    assert (pair / "model.onnx.data").stat().st_size < (plain / "model.onnx.data").stat().st_size
+
+
+def stack(checkpoint: Path, layer: int = 0, name: str = "gate_up_proj") -> Plain:
+    """A stack of experts as the exporter has it, one matrix below the other."""
+    opened = open_checkpoint(str(checkpoint))
+    sources = match_names(load(opened), opened.tensors)
+    origin = sources.of(f"model.layers.{layer}.mlp.experts.{name}")
+    assert origin is not None
+    source = checkpoint_weight(opened, origin, ir.DataType.FLOAT).source
+    assert isinstance(source, Plain)
+    return flattened(source)
+
+
+def test_a_stack_is_read_as_one_matrix(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    origin = stack(checkpoint).origin
+    assert isinstance(origin, Flattened)
+    with OpenFiles(checkpoint) as files:
+        whole = origin.whole.read_all(files)
+        assert torch.equal(origin.read_all(files), whole.flatten(0, 1))
+        for seen, expected in ((origin, whole.flatten(0, 1)), (Permuted(origin, (1, 0)), whole.flatten(0, 1).T)):
+            for region in blocks(seen.shape, 1000):
+                assert torch.equal(seen.read(region, files), expected[tuple(slice(*pair) for pair in region)])
+        assert torch.equal(origin.read(((5, 5), (0, 3)), files), whole.flatten(0, 1)[5:5, :3])
+    with pytest.raises(ValueError, match="no stack"):
+        Flattened(Stored(next(iter(origin.tensors()))))
+
+
+def test_the_original_gets_the_numbers_of_a_stack_back(tiny_checkpoint: TinyCheckpoint) -> None:
+    """Through the tensors of the checkpoint, of which the parameter is made in another order than the weight."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    plain = stack(checkpoint)
+    opened = open_checkpoint(str(checkpoint))
+    model = load(opened)
+    sources = match_names(model, opened.tensors)
+    assert movable(sources)(plain)
+    turned = plain.permuted((1, 0))
+    packed = Packed.of(turned, Plan(8, None, "nearest", Kernels(), form("matmul_nbits")).packed(8, 64))  # type: ignore[arg-type]
+    with OpenFiles(checkpoint) as files:
+        rows = turned.origin.read_all(files).float() * 2
+    before = model.model.layers[0].mlp.experts.gate_up_proj.detach().clone()
+    with torch.no_grad():
+        chunks = ((0, rows[:10]), (10, rows[10:]))
+        put_back(model, Placed(packed, ("experts",), ()), parameter_names(model, sources), iter(chunks))
+    assert torch.equal(model.model.layers[0].mlp.experts.gate_up_proj, 2 * before)
+
+
+def test_a_part_of_a_stack_cannot_be_put_back(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    opened = open_checkpoint(str(checkpoint))
+    fits = movable(match_names(load(opened), opened.tensors))
+    one = checkpoint_weight(opened, sorted(stack(checkpoint).tensors)[0], ir.DataType.FLOAT).source
+    assert isinstance(one, Plain) and not fits(one)
+
+
+def test_both_stacks_of_a_layer_get_one_width(tiny_checkpoint: TinyCheckpoint) -> None:
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    packing = PLAN.experts(["model.layers.0.mlp.experts"], (64, 96))
+    assert packing is not None and packing.block_size == 32, "it divides the rows of both"
+    where = ("model.layers.0.mlp.experts",)
+    pair = [
+        Placed(Packed.of(stack(checkpoint, name=name), packing), where, (), True)
+        for name in ("gate_up_proj", "down_proj")
+    ]
+    (unit,) = units(pair, PLAN)
+    assert unit.patterns == where and len(unit.placed) == 2
+    kept = replace(PLAN, keep=(Keep("mlp.experts", "int8"),)).experts(where, (64, 96))
+    assert kept is not None and kept.grid.bits == 8
+    assert PLAN.experts(where, (64, 50)) is None, "blocks have to divide the rows of both"
+    assert replace(PLAN, kernels=Kernels(experts=False)).experts(where, (64, 96)) is None
+
+
+@pytest.mark.parametrize(("leaves", "takes"), [(frozenset[str](), True), (frozenset({"QMoE"}), False)])
+def test_the_target_is_asked_about_experts_where_there_are_some(leaves: frozenset[str], takes: bool) -> None:
+    asked = Asked(leaves)
+    plan = make_plan(options(), target(asked), MODULES, has_experts=True)
+    assert plan is not None and plan.kernels.experts == takes
+    (question,) = [model for model in asked.models if any(node.op_type == "QMoE" for node in model.graph.node)]
+    bits = {a.i for node in question.graph.node for a in node.attribute if a.name == "expert_weight_bits"}
+    assert bits == {4, 8}
+    other = Asked(leaves)
+    make_plan(options(), target(other, Kernels(experts=False)), MODULES, has_experts=True)
+    make_plan(options(), target(other), MODULES)
+    assert not any(node.op_type == "QMoE" for model in other.models for node in model.graph.node)
+
+
+def test_the_cpu_provider_takes_packed_experts() -> None:
+    from partita.library.target import find_target
+
+    ask: Callable[..., Answer] | None = find_target("cpu", (), default_allowed=False).ask
+    assert ask is not None
+    plan = make_plan(options(), find_target("cpu", (), default_allowed=False), MODULES, has_experts=True)
+    assert plan is not None and plan.kernels.experts
