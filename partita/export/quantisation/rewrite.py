@@ -100,7 +100,7 @@ class _Rewriter:
     movable: Callable[[Plain], bool]
     values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
     """Of the weights that this graph has already."""
-    shared: dict[tuple[str, ir.Value], tuple[ir.Value, ...]] = field(default_factory=dict)
+    shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
     """What products of this graph share."""
 
     def run(self) -> int:
