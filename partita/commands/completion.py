@@ -119,6 +119,11 @@ def activations(typed: str) -> list[str]:
     return _beginning(typed, dict.fromkeys(name for each in PRECISIONS.values() for name in multiplied_with(each)))
 
 
+def prefill_precisions(typed: str) -> list[str]:
+    """Values of `--prefill-precision`."""
+    return _beginning(typed, ("auto", "int8"))
+
+
 def attentions(typed: str) -> list[str]:
     """Values of `--attention`: auto and every lowering."""
     return _beginning(typed, ("auto", *names()))

@@ -85,6 +85,7 @@ def export(
     calibrate: str | os.PathLike[str] | None = None,
     max_perplexity_ratio: float | None = None,
     max_weight_size: int | None = None,
+    prefill_precision: str | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -118,6 +119,7 @@ def export(
             calibrate=None if calibrate is None else Path(calibrate),
             max_perplexity_ratio=max_perplexity_ratio,
             max_weight_size=max_weight_size,
+            prefill_precision=prefill_precision,
         )
         if target_options and target is None:
             raise UsageError(
