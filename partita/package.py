@@ -256,6 +256,17 @@ class NarrowWeights(Record):
     """How many of them the checkpoint has in a wider type; none: nothing is lost."""
 
 
+class PhaseQuality(Record):
+    """The figures of what one graph of a pair read."""
+
+    phase: str
+    """prefill or decode."""
+    tokens: int
+    perplexity_ratio: float
+    top1_agreement: float
+    kl_mean: float
+
+
 class Quality(Record):
     """What the precision costs: the package beside the original model, on the same text."""
 
@@ -279,6 +290,10 @@ class Quality(Record):
     """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
     kl_p99: float
     """Its 99th percentile."""
+    phases: tuple[PhaseQuality, ...] = ()
+    """Where prompts have a graph in another precision: it read the first half of each window, and the decode graph the
+    other over its cache, as in a generation. Empty otherwise.
+    """
 
 
 class AskedLowering(Record):

@@ -275,7 +275,8 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None,
 def repacked(graphs: Graphs, plan: Plan) -> Graphs:
     """The same graphs with their weights packed by another plan."""
     draft = replace(graphs.draft, plan=plan)
-    sources, packing, prompts, traced = match_names(draft.fake.module, draft.checkpoint.tensors), Outcome(), Outcome(), []
+    sources = match_names(draft.fake.module, draft.checkpoint.tensors)
+    packing, prompts, traced = Outcome(), Outcome(), []
     own = draft.beside.plan if graphs.prompts.placed and draft.beside is not None else None
     for (_, phase, _), item, (unpacked, context) in zip(graphs.phases, graphs.traced, graphs.unpacked, strict=True):
         model = unpacked.clone()

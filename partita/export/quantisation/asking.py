@@ -106,7 +106,14 @@ def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[P
 
 
 def asked_products(
-    form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str, *, tokens: int = 1, width: int = ASKED_WIDTH, rows: int | None = None
+    form: Form,
+    kernels: Kernels,
+    packings: Sequence[Packing],
+    dtype: str,
+    *,
+    tokens: int = 1,
+    width: int = ASKED_WIDTH,
+    rows: int | None = None,
 ) -> bytes:
     """A model with a product of x [1, tokens, width] and a weight [rows, width] for every packing; as many rows as the
     width where nothing is said.

@@ -147,17 +147,13 @@ def _timed(
         assert integers is not None
         questions = [
             (
-                asked_products(
-                    each.form, each.kernels, [how], "float32", tokens=TOKENS, width=width, rows=rows
-                ),
+                asked_products(each.form, each.kernels, [how], "float32", tokens=TOKENS, width=width, rows=rows),
                 {"x": (1, TOKENS, width)},
             )
             for each, how in ((plan, packing), (beside, integers))
         ]
         first, second = times(questions)
-        found.append(
-            ProductTime(rows=rows, width=width, weights=count, seconds=first, prefill_seconds=second)
-        )
+        found.append(ProductTime(rows=rows, width=width, weights=count, seconds=first, prefill_seconds=second))
     return tuple(found)
 
 

@@ -57,8 +57,9 @@ def _integers(place: Place, hidden: ir.Value, scale: ir.Value) -> ir.Value:
     if axis is not None:
         inputs = [hidden, scales, _zero_points(place, hidden, scales)]
         return place.node(QUANTIZE, inputs, dtype=byte, shape=hidden.shape, attributes={"axis": axis})
-    assert hidden.shape is not None
-    rows = place.node("Reshape", [hidden, _sizes(place, [-1, int(hidden.shape[-1])])], dtype=kind, shape=None)
+    width = None if hidden.shape is None else hidden.shape[-1]
+    assert isinstance(width, int)
+    rows = place.node("Reshape", [hidden, _sizes(place, [-1, width])], dtype=kind, shape=None)
     inputs = [rows, scales, _zero_points(place, hidden, scales)]
     flat = place.node(QUANTIZE, inputs, dtype=byte, shape=None, attributes={"axis": 0})
     sizes = place.node("Shape", [hidden], dtype=ir.DataType.INT64, shape=None)
