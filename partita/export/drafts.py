@@ -338,9 +338,8 @@ def _add_prefill(graphs: Graphs, beside: Beside, fits: Callable[[Plain], bool]) 
     """Put a graph for prompts before the only graph there is, where it can be written and is worth it."""
     plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
     assert plan is not None
-    fixed = len(graphs.traced) > 1 or graphs.phases[0][2] is not None
-    if fixed or beside.plan is None:
-        reason = "the model's graphs take a fixed number of tokens" if fixed else beside.refused
+    reason = _only_one(graphs) or beside.refused
+    if reason or beside.plan is None:
         graphs.prefill = PrefillChoice(asked=beside.asked, written=False, reason=reason)
         _check_written(graphs)
         return
@@ -359,6 +358,17 @@ def _add_prefill(graphs: Graphs, beside: Beside, fits: Callable[[Plain], bool]) 
     graphs.phases = [("prefill.onnx", "prefill", None), ("decode.onnx", "decode", None)]
     graphs.traced = [replace(item, model=model), item]
     graphs.unpacked = [(unpacked, context), (unpacked, context)]
+
+
+def _only_one(graphs: Graphs) -> str:
+    """Why prompts cannot have a graph of their own, whatever it computes in; empty where they can."""
+    if graphs.draft.fake.probed.recurs:
+        return "the model has convolution or recurrent states, with which it is written as one graph"
+    if len(graphs.traced) > 1 or graphs.phases[0][2] is not None:
+        return "the model's graphs take a fixed number of tokens"
+    if any(port.role == "rope_length" for port in graphs.traced[0].inputs):
+        return "the model's rotary frequencies depend on the length of the text"
+    return ""
 
 
 def _check_written(graphs: Graphs) -> None:

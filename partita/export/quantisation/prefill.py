@@ -59,11 +59,11 @@ def make_beside(options: ExportOptions, target: Target | None, plan: Plan | None
     if options.computing.dtype != "float32":
         refused = f"the package computes in {options.computing.dtype} between its products, this graph in float32"
         return Beside(asked, None, refused)
-    (form,) = candidates(rounds_activations=True, standard=False)
+    forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
     # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.
     keep = tuple(each if each.bits is None else replace(each, precision=INTEGERS) for each in plan.keep)
     free = DEFAULT if quantiser(plan.quantiser).calibrate is not None else plan.quantiser
-    own = Plan(8, None, free, plan.kernels, form, keep, INTEGERS)
+    own = Plan(8, None, free, plan.kernels, forms[0], keep, INTEGERS)
     if target is None:
         return Beside(asked, own)
 
@@ -72,12 +72,12 @@ def make_beside(options: ExportOptions, target: Target | None, plan: Plan | None
         return [] if found is None else [found]
 
     try:
-        settled(target, (form,), packings, packings, options.computing.dtype)
+        taken, _ = settled(target, forms, packings, packings, options.computing.dtype)
     except ProviderError as error:
         if asked != AUTO:
             raise
         return Beside(asked, None, str(error))
-    return Beside(asked, own, times=target.times)
+    return Beside(asked, replace(own, form=taken), times=target.times)
 
 
 def pack(

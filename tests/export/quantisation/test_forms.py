@@ -90,6 +90,7 @@ CASES = [
     ("dequantize_linear", 8, False, 32),
     ("dequantize_linear", 8, True, 32),
     ("matmul_integer", 8, True, WIDTH),
+    ("matmul_integer_to_float", 8, True, WIDTH),
 ]
 
 
