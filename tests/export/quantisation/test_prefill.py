@@ -1,4 +1,4 @@
-"""A graph for prompts in 8-bit integers beside a decode graph of packed weights: what is written, chosen and checked."""
+"""A graph for prompts in 8-bit integers beside a decode graph of packed weights: chosen, written and checked."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ import pytest
 from partita.demo import heldout_path
 from partita.errors import ProviderError, UnsupportedModelError, UsageError
 from partita.export.options import check_options
-from partita.export.quantisation import prefill
 from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.packed import Packed
 from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.prefill import choose, make_beside
 from partita.export.quantisation.rewrite import Outcome, Placed
 from partita.export.target import Question, Target
 from partita.package import check_files, read_manifest
 from partita.providers.resolve import parse_chain
+from partita.runtime.engine.executor import BoundGraph
+from partita.runtime.engine.executor import Outcome as RunOutcome
 from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.planner import StepPlan
 from partita.runtime.engine.request import Request
 from partita.runtime.runner import load_runner
 from partita.runtime.scoring import open_scorer
@@ -64,10 +67,8 @@ def _places(package: Path, file: str) -> dict[str, tuple[str, str]]:
 def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) -> None:
     manifest = read_manifest(pair)
     check_files(pair, manifest, hashes=True)
-    assert [(file.phase, file.sequence_length) for file in manifest.graph.files] == [
-        ("prefill", None),
-        ("decode", None),
-    ]
+    phases = [(file.phase, file.sequence_length) for file in manifest.graph.files]
+    assert phases == [("prefill", None), ("decode", None)]
     result = manifest.verification
     assert result.status == "verified" and result.tolerance == 1e-4 and not result.not_run
     assert {"prefill", "chunked prefill", "decode 1", "rows of different length"} <= {s.step for s in result.steps}
@@ -91,16 +92,21 @@ def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair:
     assert (found.packed.activations, sum(kind.weights for kind in found.packed.kinds)) == ("int8", 5 * layers)
 
 
-def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path) -> None:
+def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quality = read_manifest(pair).quality
     assert quality is not None and [each.phase for each in quality.phases] == ["prefill", "decode"]
     assert sum(each.tokens for each in quality.phases) == quality.tokens
     assert quality.phases[0].kl_mean < quality.phases[1].kl_mean, "8 bits cost less than 4"
     with open_scorer(pair, parse_chain("cpu")) as scorer:
         assert scorer.continues_at(63) == 31
-        files: list[str] = []
-        run = scorer.runner.executor.run
-        scorer.runner.executor.run = lambda plan, graph, length: (files.append(graph.file), run(plan, graph, length))[1]  # type: ignore[method-assign]
+        executor, files = scorer.runner.executor, list[str]()
+        run = executor.run
+
+        def noted(plan: StepPlan, graph: BoundGraph, rope_length: int) -> RunOutcome:
+            files.append(graph.file)
+            return run(plan, graph, rope_length)
+
+        monkeypatch.setattr(executor, "run", noted)
         heard: list[int] = []
         scorer.score([list(range(1, 21))], lambda row, position, logits: heard.append(position))
     assert files == ["prefill.onnx"] + ["decode.onnx"] * 10, "with a batch of 2 several rows take one token at a time"
@@ -157,7 +163,7 @@ def test_the_graph_is_written_where_its_products_are_faster(
     for each in (beside.plan, plan):
         packing = each.packing(["model"], weight.origin.shape[1])
         assert packing is not None
-        packed = prefill.Packed.of(weight, packing, each.form.product.layout)
+        packed = Packed.of(weight, packing, each.form.product.layout)
         outcomes.append(Outcome({packed.key: Placed(packed, ("model",), ())}))
     found = choose(beside, plan, *outcomes)
     assert found.written is written and f"{share:.2f} of the time" in found.reason
@@ -219,11 +225,11 @@ def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, objec
         check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
 
 
-def test_a_model_of_fixed_lengths_is_refused_by_name(
+def test_a_model_with_recurrent_states_is_refused_by_name(
     tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
 ) -> None:
     checkpoint = tiny_checkpoint("mamba")
-    with pytest.raises(UnsupportedModelError, match=r"--prefill-precision int8: .* fixed number of tokens; leave it"):
+    with pytest.raises(UnsupportedModelError, match=r"--prefill-precision int8: .* recurrent states, .*; leave it out"):
         exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
 
 
