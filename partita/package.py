@@ -226,6 +226,36 @@ class PackedWeights(Record):
     """null: widths were not chosen by measuring them."""
 
 
+class ProductTime(Record):
+    """What a product takes as the two graphs of a pair compute it, on one thread."""
+
+    rows: int
+    """N: numbers that it gives for a token."""
+    width: int
+    """K: numbers of a token that it reads."""
+    weights: int
+    """Products of this size."""
+    seconds: float
+    """In the form of the decode graph."""
+    prefill_seconds: float
+    """In that of the prefill graph."""
+
+
+class PrefillChoice(Record):
+    """Whether prompts have a graph of their own, which computes in another precision, and why."""
+
+    asked: str
+    """What was asked for: int8, or auto for what is faster."""
+    written: bool
+    """False: one graph reads prompts and goes on."""
+    reason: str
+    tokens: int = 0
+    """Tokens in the products that were timed; 0: nothing was."""
+    products: tuple[ProductTime, ...] = ()
+    packed: PackedWeights | None = None
+    """The weights that the prefill graph alone reads; the others are those of `Manifest.packed`."""
+
+
 class NarrowWeights(Record):
     """Matrices that lie in the file in 16 bits and are computed with in float32."""
 
@@ -252,6 +282,17 @@ class RoundedCache(Record):
     tokens: int
 
 
+class PhaseQuality(Record):
+    """The figures of what one graph of a pair read."""
+
+    phase: str
+    """prefill or decode."""
+    tokens: int
+    perplexity_ratio: float
+    top1_agreement: float
+    kl_mean: float
+
+
 class Quality(Record):
     """What the precision costs: the package beside the original model, on the same text."""
 
@@ -275,6 +316,10 @@ class Quality(Record):
     """Kullback-Leibler divergence of the package from the original in nats, mean over the positions."""
     kl_p99: float
     """Its 99th percentile."""
+    phases: tuple[PhaseQuality, ...] = ()
+    """Where prompts have a graph in another precision: it read the first half of each window, and the decode graph the
+    other over its cache, as in a generation. Empty otherwise.
+    """
 
 
 class AskedLowering(Record):
@@ -345,6 +390,8 @@ class Manifest(Record):
     """One for the CPU provider and one for the target, where that is another; none in packages of earlier versions."""
     packed: PackedWeights | None = None
     """Null where no weights are packed."""
+    prefill: PrefillChoice | None = None
+    """Null where no graph for prompts alone was asked for."""
     narrow: NarrowWeights | None = None
     """Null where weights have the type that the graph computes in, or are packed."""
     rounded_cache: RoundedCache | None = None

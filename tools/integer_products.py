@@ -32,6 +32,7 @@ CASES = (
     ("dequantize_linear", 4, 64),
     ("dequantize_linear", 8, 128),
     ("matmul_integer", 8, 0),
+    ("matmul_integer_to_float", 8, 0),
 )
 """Form, bits, and block; 0: a whole row."""
 FLAGS = ("amx_int8", "avx512_vnni", "avx_vnni")

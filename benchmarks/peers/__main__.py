@@ -194,7 +194,7 @@ def _record(racer: Racer, written: Written | None, shape: Shape, places: Places,
         error=racer.error,
         written=written,
         file_bytes=racer.file_bytes or None,
-        decode_bytes=decode_bytes(folder / "model.onnx") if ours else None,
+        decode_bytes=decode_bytes(_decode_graph(folder)) if ours else None,
         cache_token_bytes=_cache_token_bytes(folder) if ours else None,
         versions=racer.opened.get("versions", {}),
         settings=racer.opened.get("settings", {}),
@@ -202,6 +202,12 @@ def _record(racer: Racer, written: Written | None, shape: Shape, places: Places,
         works=racer.works(settings),
         peak_rss_bytes=racer.peak_rss_bytes,
     )
+
+
+def _decode_graph(package: Path) -> Path:
+    """The graph that makes the steps after a prompt."""
+    files = read_manifest(package).graph.files
+    return package / next(file.file for file in files if file.phase in ("any", "decode"))
 
 
 def _cache_token_bytes(package: Path) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 PACKED_BLOCK_BYTES = 8
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+INTEGERS = ("MatMulInteger", "MatMulIntegerToFloat")
 EXPERTS = ("MoE", "QMoE")
 
 
@@ -32,6 +33,8 @@ def _node_bytes(node: Any, shapes: dict[str, tuple[int, ...]]) -> int:
         return int(blocks * (given["block_size"] * given["bits"] // 8 + PACKED_BLOCK_BYTES))
     if node.op_type in PRODUCTS:
         return sum(4 * prod(shape) for shape in _constants(node, shapes))
+    if node.op_type in INTEGERS:
+        return sum(prod(shape) for shape in _constants(node, shapes) if len(shape) == 2)
     if node.op_type in EXPERTS:
         used = next((each.i for each in node.attribute if each.name == "k"), 1)
         bits = next((each.i for each in node.attribute if each.name == "expert_weight_bits"), 0)

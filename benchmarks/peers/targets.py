@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks.peers.records import Contender, Machine, ShapeResult, Spread, Work
 
-DEFAULT_INT4, SMALL_INT4 = "partita int4-b64", "partita int4-b128"
+DEFAULT_INT4, SMALL_INT4, PAIR = "partita int4-b64", "partita int4-b128", "partita int4-b64+int8"
 GENAI_INT4, Q4_0 = "genai int4", "llama q4_0"
 WIDE_PEERS = ("genai fp32", "optimum fp32")
 """ONNX Runtime's peers have no 16-bit form that its CPU provider runs whole."""
@@ -67,6 +67,8 @@ def verdicts(shape: ShapeResult, machine: Machine) -> list[Verdict]:
         *_speed(shape, SMALL_INT4, GENAI_INT4, 2.5, 4.0),
         *_speed(shape, DEFAULT_INT4, Q4_0, 1.0, 1.1),
         *_speed(shape, SMALL_INT4, Q4_0, 1.1, 1.1),
+        *_speed(shape, PAIR, GENAI_INT4, 2.5, 4.0),
+        *_speed(shape, PAIR, Q4_0, 1.0, 1.1),
         *_start(shape),
         *_memory(shape),
         *_bandwidth(shape, machine),
@@ -99,7 +101,7 @@ def first_token(entry: Contender) -> float | None:
 
 def _start(shape: ShapeResult) -> Iterator[Verdict]:
     theirs = shape.named(Q4_0)
-    for name in (DEFAULT_INT4, SMALL_INT4):
+    for name in (DEFAULT_INT4, SMALL_INT4, PAIR):
         ours = shape.named(name)
         mine, other = ours and first_token(ours), theirs and first_token(theirs)
         if mine and other:

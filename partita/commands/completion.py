@@ -124,6 +124,11 @@ def cache_precisions(typed: str) -> list[str]:
     return _beginning(typed, CACHE_PRECISIONS)
 
 
+def prefill_precisions(typed: str) -> list[str]:
+    """Values of `--prefill-precision`."""
+    return _beginning(typed, ("auto", "int8"))
+
+
 def attentions(typed: str) -> list[str]:
     """Values of `--attention`: auto and every lowering."""
     return _beginning(typed, ("auto", *names()))

@@ -32,6 +32,7 @@ def run(options: ExportOptions, wanted: TargetOptions, bars: Bars, *, as_json: b
         lines = describe(summary)
         if explain:
             lines += [*explained(summary.passes, summary.manifest), *explained_mix(summary.manifest.packed)]
+            lines += explained_prefill(summary.manifest)
         write_stdout("\n".join(fold(line, sys.stdout, LABEL) for line in lines) + "\n")
 
 
@@ -147,7 +148,37 @@ def _packed(manifest: Manifest) -> list[str]:
         for kind in kinds
     ]
     told.append(f"read by {manifest.packed.reads}, activations {manifest.packed.activations}")
-    return [*(f"  packed      {line}" for line in told), *_rounded(manifest.packed)]
+    return [*(f"  packed      {line}" for line in told), *_rounded(manifest.packed), *_prefill(manifest)]
+
+
+def _prefill(manifest: Manifest) -> list[str]:
+    """Lines on a graph for prompts, or on why there is none; nothing where none was asked for."""
+    found = manifest.prefill
+    if found is None:
+        return []
+    if found.packed is None:
+        return [f"  prompts     no graph of their own: {found.reason}"]
+    size = human_bytes(sum(kind.size_bytes for kind in found.packed.kinds))
+    weights = plural(sum(kind.weights for kind in found.packed.kinds), "weight")
+    names = " and ".join(dict.fromkeys(kind.precision for kind in found.packed.kinds))
+    return [
+        f"  prompts     a graph of their own: {found.reason}",
+        f"  prompts     {weights} in {names} more, one scale for each row: {size}, activations "
+        f"{found.packed.activations}",
+    ]
+
+
+def explained_prefill(manifest: Manifest) -> list[str]:
+    """What the products take that a graph for prompts was chosen by."""
+    found = manifest.prefill
+    if found is None or not found.products:
+        return []
+    rows = [
+        f"    {each.weights:>4} of {each.width} x {each.rows}: {1e6 * each.seconds:,.0f} us in the form of the decode "
+        f"graph, {1e6 * each.prefill_seconds:,.0f} us in 8-bit integers"
+        for each in found.products
+    ]
+    return [f"  products    timed for {found.tokens} tokens, on one thread", *rows]
 
 
 def _rounded(packed: PackedWeights) -> list[str]:
@@ -223,7 +254,12 @@ def _quality(manifest: Manifest) -> list[str]:
         f"  quality     perplexity {found.perplexity:.3f}, the original's {found.original_perplexity:.3f}: ratio "
         f"{found.perplexity_ratio:.4f}; same best token {found.top1_agreement:.1%}; KL divergence "
         f"{found.kl_mean:.4f}, 99th percentile {found.kl_p99:.3f} ({found.tokens:,} tokens of {found.text}, on "
-        f"{found.provider})"
+        f"{found.provider})",
+        *(
+            f"  quality     {each.phase}: ratio {each.perplexity_ratio:.4f}; same best token {each.top1_agreement:.1%}"
+            f"; KL divergence {each.kl_mean:.4f}"
+            for each in found.phases
+        ),
     ]
 
 

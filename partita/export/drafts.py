@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +18,14 @@ from partita.export.naming import match_names
 from partita.export.narrow_weights import Narrow, store_narrow
 from partita.export.node_names import name_nodes
 from partita.export.operators import Form
-from partita.export.options import DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
+from partita.export.options import AUTO, DEFAULT_PREFILL_CHUNK, RECURRENT_PREFILL_CHUNK, ExportOptions
 from partita.export.passes import run_all
 from partita.export.passes.base import PassContext
 from partita.export.progress import Stage, stage
-from partita.export.quantisation import calibration
+from partita.export.quantisation import calibration, prefill
 from partita.export.quantisation.experts import gathered
 from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.prefill import Beside
 from partita.export.quantisation.reference import movable, round_weights
 from partita.export.quantisation.rewrite import Outcome, check_blocks, quantise
 from partita.export.quantisation.summary import notes as packing_notes
@@ -34,8 +36,9 @@ from partita.export.target import TakesEach, Target
 from partita.export.texts import Text
 from partita.export.tracing import FixedLengthError, Traced, trace, without_unread
 from partita.export.ways import Way
+from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
-from partita.package import Calibration
+from partita.package import Calibration, PrefillChoice
 from partita.spelling import spelled
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
@@ -57,6 +60,10 @@ class Graphs:
     """Tensors of the checkpoint that no graph uses, by module."""
     packing: Outcome = field(default_factory=Outcome)
     """What became of the weights, where the precision packs them."""
+    prompts: Outcome = field(default_factory=Outcome)
+    """The same of the weights that a graph for prompts has for itself."""
+    prefill: PrefillChoice | None = None
+    """Whether there is such a graph, where one was asked for."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
     """Copies from before that, where it may be done again with other widths."""
 
@@ -75,6 +82,8 @@ class Draft:
     """How weights are packed; None when they are not."""
     text: Text | None = None
     """What they are rounded on; None without one."""
+    beside: Beside | None = None
+    """A graph for prompts that computes otherwise; None where none was asked for."""
     narrow: Narrow | None = None
     """How weights are kept in 16 bits that are computed with in float32; None when none are."""
     known: dict[Way, Graphs] = field(default_factory=dict)
@@ -95,19 +104,29 @@ class Draft:
     def known_answer(self, graphs: Graphs) -> known_answer.KnownAnswer:
         """What the original model computes; run once. Long enough that a graph which takes no padding is run twice.
 
-        Where weights are packed it is given the rounded ones, which have to be written by then.
+        Where weights are packed it is given the rounded ones, which have to be written by then; for the prompt those of
+        the graph for prompts, where there is one.
         """
         chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
-        placed = graphs.packing.placed
-        key = tokens, frozenset(placed)
+        placed, prompts = graphs.packing.placed, graphs.prompts.placed
+        key = tokens, frozenset((*placed, *prompts))
         if key not in self.answers:
 
             def rounded(model: Any) -> None:
                 round_weights(model, placed.values(), match_names(self.fake.module, self.checkpoint.tensors))
 
+            def for_prompt(model: Any) -> None:
+                rounded(model)
+                round_weights(model, prompts.values(), match_names(self.fake.module, self.checkpoint.tensors))
+
             self.answers[key] = known_answer.compute(
-                self.checkpoint, self.fake.vocab_size, self.max_length, tokens, prepare=rounded if placed else None
+                self.checkpoint,
+                self.fake.vocab_size,
+                self.max_length,
+                tokens,
+                prepare=(for_prompt if prompts else rounded) if placed else None,
+                afterwards=rounded if prompts else None,
             )
         return self.answers[key]
 
@@ -197,7 +216,8 @@ class Draft:
                 f"({spelled('max_length', self.max_length)}): prefill.onnx reads {self.max_length} tokens at a time",
             )
         chosen = lowering(way.attention)
-        oldest = 1 if self.plan is None else self.plan.form.opset
+        plans = [self.plan, None if self.beside is None else self.beside.plan]
+        oldest = max([plan.form.opset for plan in plans if plan is not None], default=1)
         specs = [_spec(options, way, self.max_length, length, oldest) for _, _, length in wanted]
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
@@ -256,14 +276,18 @@ def _spec(options: ExportOptions, way: Way, max_length: int, length: int | None,
 def repacked(graphs: Graphs, plan: Plan) -> Graphs:
     """The same graphs with their weights packed by another plan."""
     draft = replace(graphs.draft, plan=plan)
-    sources, traced = match_names(draft.fake.module, draft.checkpoint.tensors), []
-    packing = Outcome(gathered=graphs.packing.gathered)
-    for item, (unpacked, context) in zip(graphs.traced, graphs.unpacked, strict=True):
+    sources = match_names(draft.fake.module, draft.checkpoint.tensors)
+    packing, prompts, traced = Outcome(gathered=graphs.packing.gathered), Outcome(gathered=graphs.packing.gathered), []
+    own = draft.beside.plan if graphs.prompts.placed and draft.beside is not None else None
+    for (_, phase, _), item, (unpacked, context) in zip(graphs.phases, graphs.traced, graphs.unpacked, strict=True):
         model = unpacked.clone()
-        quantise(model, context, plan, packing, movable(sources))
+        if own is not None and phase == "prefill":
+            prefill.pack(model, context, own, plan, prompts, packing, movable(sources))
+        else:
+            quantise(model, context, plan, packing, movable(sources))
         name_nodes(model)
         traced.append(replace(item, model=model))
-    return replace(graphs, draft=draft, traced=traced, packing=packing)
+    return replace(graphs, draft=draft, traced=traced, packing=packing, prompts=prompts)
 
 
 def _rewrite(graphs: Graphs) -> None:
@@ -293,7 +317,7 @@ def _rewrite(graphs: Graphs) -> None:
     for item, context in zip(graphs.traced, contexts, strict=True):
         model = item.model
         if draft.plan is not None:  # by module, so nodes need their names first
-            if work.options.searches:
+            if work.options.searches or draft.beside is not None:
                 graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
             for name, count in packed.items():
@@ -303,6 +327,8 @@ def _rewrite(graphs: Graphs) -> None:
             for name, count in store_narrow(model, context, draft.narrow).items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
+    if draft.beside is not None:
+        _add_prefill(graphs, draft.beside, movable(sources))
     if draft.plan is not None:
         check_blocks(draft.plan, graphs.packing)
         for note in packing_notes(draft.plan, graphs.packing):
@@ -312,3 +338,51 @@ def _rewrite(graphs: Graphs) -> None:
         more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
         told = f"left out, because the logits do not depend on it: {', '.join(unused[:5])}{more}"
         tell(work, told)
+
+
+def _add_prefill(graphs: Graphs, beside: Beside, fits: Callable[[Plain], bool]) -> None:
+    """Put a graph for prompts before the only graph there is, where it can be written and is worth it."""
+    plan, shared, own = graphs.draft.plan, Outcome(), Outcome()
+    assert plan is not None
+    reason = _only_one(graphs) or beside.refused
+    if reason or beside.plan is None:
+        graphs.prefill = PrefillChoice(asked=beside.asked, written=False, reason=reason)
+        _check_written(graphs)
+        return
+    (unpacked, context), item = graphs.unpacked[0], graphs.traced[0]
+    model = unpacked.clone()
+    counts = prefill.pack(model, context, beside.plan, plan, own, shared, fits)
+    name_nodes(model)
+    with stage(graphs.draft.work.progress, "time products", graphs.draft.work.seconds):
+        graphs.prefill = prefill.choose(beside, plan, own, graphs.packing)
+    _check_written(graphs)
+    if not graphs.prefill.written:
+        return
+    for name, count in counts.items():
+        graphs.passes[name] = graphs.passes.get(name, 0) + count
+    graphs.prompts = own
+    graphs.phases = [("prefill.onnx", "prefill", None), ("decode.onnx", "decode", None)]
+    graphs.traced = [replace(item, model=model), item]
+    graphs.unpacked = [(unpacked, context), (unpacked, context)]
+
+
+def _only_one(graphs: Graphs) -> str:
+    """Why prompts cannot have a graph of their own, whatever it computes in; empty where they can."""
+    if graphs.draft.fake.probed.recurs:
+        return "the model has convolution or recurrent states, with which it is written as one graph"
+    if len(graphs.traced) > 1 or graphs.phases[0][2] is not None:
+        return "the model's graphs take a fixed number of tokens"
+    if any(port.role == "rope_length" for port in graphs.traced[0].inputs):
+        return "the model's rotary frequencies depend on the length of the text"
+    return ""
+
+
+def _check_written(graphs: Graphs) -> None:
+    """Say why there is no graph for prompts. Raises UnsupportedModelError where it was asked for whatever it brings."""
+    found = graphs.prefill
+    if found is None or found.written:
+        return
+    said = spelled("prefill_precision", found.asked)
+    if found.asked != AUTO:
+        raise UnsupportedModelError(f"{said}: {found.reason}; leave it out")
+    tell(graphs.draft.work, f"{said}: no graph for prompts was written: {found.reason}")

@@ -1,7 +1,8 @@
 """The known answer: what the original model computes for a fixed prompt, stored in the package.
 
 The original runs in float32 with transformers' eager attention, whole sequences at a time and without a cache: nothing
-it does is shared with the exported graph. Any execution provider can replay the answer later without torch.
+it does is shared with the exported graph. Only where prompts have a graph with weights of its own, what comes after the
+prompt is computed over transformers' cache. Any execution provider can replay the answer later without torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +135,12 @@ def compute(
     tokens: int = PROMPT_TOKENS,
     *,
     prepare: Callable[[Any], object] | None = None,
+    afterwards: Callable[[Any], object] | None = None,
 ) -> KnownAnswer:
     """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
 
     `tokens`: how long the prompt is to be, where the cache has room for it. `prepare` is given the loaded model, to put
-    rounded weights into it.
+    rounded weights into it; `afterwards`, once it has read the prompt, to put others into it.
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
@@ -147,10 +150,8 @@ def compute(
         prepare(model)
     sequence = torch.from_numpy(prompt)[None]
     with quiet(), torch.no_grad(), translated("running the original model"):
-        for _ in range(steps):
-            last = model(input_ids=sequence, use_cache=False).logits[0, -1]
-            sequence = torch.cat([sequence, last.argmax().reshape(1, 1)], dim=1)
-        logits = model(input_ids=sequence, use_cache=False).logits[0].float().numpy()
+        answer = _answered if afterwards is None else partial(_changed_between, change=afterwards)
+        sequence, logits = answer(model, sequence, steps)
     del model
     gc.collect()
     count = len(prompt)
@@ -160,8 +161,31 @@ def compute(
         prefill_logits=np.ascontiguousarray(logits[:count]),
         decode_logits=np.ascontiguousarray(logits[count:]),
         reference=f"transformers {transformers.__version__}, torch {torch.__version__}: eager attention, float32"
-        + (", with the package's rounded weights" if prepare is not None else ""),
+        + (", with the package's rounded weights" if prepare is not None else "")
+        + ("" if afterwards is None else ", which are others after the prompt"),
     )
+
+
+def _answered(model: Any, sequence: torch.Tensor, steps: int) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
+    """The sequence with `steps` greedy tokens more, and the logits [tokens, V] of all of it, each time as a whole."""
+    for _ in range(steps):
+        last = model(input_ids=sequence, use_cache=False).logits[0, -1]
+        sequence = torch.cat([sequence, last.argmax().reshape(1, 1)], dim=1)
+    return sequence, model(input_ids=sequence, use_cache=False).logits[0].float().numpy()
+
+
+def _changed_between(
+    model: Any, sequence: torch.Tensor, steps: int, change: Callable[[Any], object]
+) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
+    """The same of a model that is changed after the prompt, over transformers' own cache of what it read."""
+    result = model(input_ids=sequence, use_cache=True)
+    logits, cache = [result.logits[0]], result.past_key_values
+    change(model)
+    for _ in range(steps):
+        token = logits[-1][-1].argmax().reshape(1, 1)
+        sequence = torch.cat([sequence, token], dim=1)
+        logits.append(model(input_ids=token, past_key_values=cache, use_cache=True).logits[0])
+    return sequence, torch.cat(logits).float().numpy()
 
 
 def save(answer: KnownAnswer, folder: Path) -> None:

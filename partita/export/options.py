@@ -29,6 +29,9 @@ CACHE_LOWERING = "gqa"
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
 MOST_RATIO = 10
+AUTO = "auto"
+PREFILL_PRECISIONS = (INTEGERS, AUTO)
+"""Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
 OLDEST_OPSET = 17
 MAX_OPSET = 24
 """Highest operator set that the pinned torch exporter writes."""
@@ -75,6 +78,8 @@ class ExportOptions:
 
     cache_precision: str | None = None
     """A name of CACHE_PRECISIONS: keys and values are cached as such integers. None: in the type of the activations."""
+    prefill_precision: str | None = None
+    """A second graph is written for prompts: one of PREFILL_PRECISIONS. None: one graph reads them and goes on."""
 
     @property
     def computing(self) -> Precision:
@@ -170,6 +175,7 @@ def _check_packing(options: ExportOptions) -> None:
             ("calibrate", options.calibrate),
             ("max_perplexity_ratio", options.max_perplexity_ratio),
             ("max_weight_size", options.max_weight_size),
+            ("prefill_precision", options.prefill_precision),
         ):
             if value is not None and not (options.measures and name in OF_ANY_ROUNDING):
                 raise UsageError(
@@ -195,6 +201,7 @@ def _check_packing(options: ExportOptions) -> None:
         sizes = ", ".join(map(str, BLOCK_SIZES))
         raise UsageError(f"{spelled('block_size', options.block_size)}: choose one of {sizes}")
     _check_activations(options)
+    _check_prefill(options)
     if not options.verify:
         raise UsageError(
             f"{spelled('precision', options.precision)} is written with its quality, which takes the original model: "
@@ -213,6 +220,29 @@ def _check_activations(options: ExportOptions) -> None:
         )
     if options.block_size is not None:
         raise UsageError(f"{said}: every row of a weight has one scale: leave {spelled('block_size')} out")
+
+
+def _check_prefill(options: ExportOptions) -> None:
+    """Check what is said of a graph for prompts beside one of packed weights. Raises UsageError."""
+    if options.prefill_precision is None:
+        return
+    said = spelled("prefill_precision", options.prefill_precision)
+    if options.prefill_precision not in PREFILL_PRECISIONS:
+        raise UsageError(f"{said}: choose one of {', '.join(PREFILL_PRECISIONS)}")
+    if options.activations == INTEGERS:
+        raise UsageError(
+            f"{said}: with {spelled('activations', INTEGERS)} the package computes so anyway; leave one of the two out"
+        )
+    if options.activations not in (None, EXACT.name):
+        raise UsageError(
+            f"{said}: the graph for prompts computes in float32 between its products, and both share a cache: leave "
+            f"{spelled('activations', options.activations)} out"
+        )
+    if options.static_shapes:
+        raise UsageError(
+            f"{said}: it is for processors that multiply integers fast, {spelled('static_shapes', True)} for "
+            "compilers; leave one of the two out"
+        )
 
 
 def max_length(options: ExportOptions, checkpoint: Checkpoint) -> int:

@@ -28,7 +28,7 @@ from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import load
 from partita.export.progress import Stage
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
-from partita.package import QUALITY, Manifest, Quality
+from partita.package import QUALITY, Manifest, PhaseQuality, Quality
 from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
@@ -62,6 +62,9 @@ class Scorer(Protocol):
     @property
     def provider(self) -> str:
         """What it runs on."""
+
+    def continues_at(self, length: int) -> int | None:
+        """Tokens of a window that the graph for prompts reads, where another one reads the rest; None otherwise."""
 
     def score(self, windows: Sequence[Sequence[int]], hear: Callable[[int, int, Logits], object]) -> None:
         """Read windows of one length; `hear` gets the row, a position, and the logits [vocab] of what follows."""
@@ -164,11 +167,11 @@ def measure(
 
             scorer.score(taken[:, :-1].tolist(), hear)
             stage.advance(len(taken))
-        provider = scorer.provider
+        provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     del model
     gc.collect()
     _save(text, found, folder)
-    return _quality(text, found, provider)
+    return _quality(text, found, provider).model_copy(update={"phases": _phases(found, goes_on)})
 
 
 def _quality(text: Text, found: _Measured, provider: str) -> Quality:
@@ -188,6 +191,27 @@ def _quality(text: Text, found: _Measured, provider: str) -> Quality:
         kl_mean=float(found.divergence[heard].mean()),
         kl_p99=float(np.quantile(found.divergence[heard], 0.99)),
     )
+
+
+def _phases(found: _Measured, goes_on: int | None) -> tuple[PhaseQuality, ...]:
+    """The figures of each half of the windows, where they are read by different graphs."""
+    if goes_on is None:
+        return ()
+    phases = []
+    for phase, part in (("prefill", slice(None, goes_on)), ("decode", slice(goes_on, None))):
+        heard = ~np.isnan(found.losses[:, part])
+        if heard.any():
+            ours, theirs = (losses[:, part][heard].mean() for losses in (found.losses, found.original))
+            phases.append(
+                PhaseQuality(
+                    phase=phase,
+                    tokens=int(heard.sum()),
+                    perplexity_ratio=math.exp(ours - theirs),
+                    top1_agreement=float(found.agrees[:, part][heard].mean()),
+                    kl_mean=float(found.divergence[:, part][heard].mean()),
+                )
+            )
+    return tuple(phases)
 
 
 def _save(text: Text, found: _Measured, folder: Path) -> None:

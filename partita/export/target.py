@@ -64,6 +64,10 @@ Unpacks = Callable[[bytes, Mapping[str, tuple[int, ...]]], bool]
 """Whether a model of packed weights, given the sizes of its inputs, has them restored in every run."""
 
 
+Times = Callable[[Sequence[Question]], Sequence[float]]
+"""Times models of one product each, in turns: seconds of one run of each on one thread, the least of several."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The provider that a package is for."""
@@ -91,6 +95,8 @@ class Target:
     """Whether it only seems to compute with packed weights; None when that cannot be found out."""
     takes: TakesEach | None = None
     """Asks about nodes that a pass would write; None when it cannot be asked."""
+    times: Times | None = None
+    """Times products; None where no time of one product says what many take."""
 
 
 def candidates(target: Target, wanted: str) -> list[Way]:

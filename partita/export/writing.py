@@ -236,6 +236,7 @@ def _manifest(
         toolchain=_toolchain(),
         verification=Verification(status="unverified", detail="exported with --no-verify"),
         packed=exported.packed,
+        prefill=exported.prefill,
         narrow=exported.narrow,
     )
 

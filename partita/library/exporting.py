@@ -87,6 +87,7 @@ def export(
     max_weight_size: int | None = None,
     cache_precision: str | None = None,
     without_pass: Sequence[str] = (),
+    prefill_precision: str | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -122,6 +123,7 @@ def export(
             max_weight_size=max_weight_size,
             cache_precision=cache_precision,
             without_pass=tuple(without_pass),
+            prefill_precision=prefill_precision,
         )
         if target_options and target is None:
             raise UsageError(

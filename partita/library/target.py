@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,7 @@ def find_target(
             replay=_as_verified(provider),
             smoke=_smoker(provider, {}),
             unpacks=_unpacks,
+            times=partial(_times, resolution),
         )
     elif (tried := check([resolution])[0]).usable:
         target = Target(
@@ -95,6 +97,13 @@ def _unpacks(model: bytes, sizes: Mapping[str, tuple[int, ...]]) -> bool:
     from partita.runtime.ort.run_log import unpacks_weights
 
     return unpacks_weights(model, sizes)
+
+
+def _times(cpu: Resolution, questions: Sequence[Question]) -> list[float]:
+    """Seconds that products take on the CPU provider of this machine."""
+    from partita.runtime.cpu.products import product_seconds
+
+    return product_seconds(questions, cpu)
 
 
 def _kernels(provider: Provider) -> Kernels:

@@ -52,18 +52,32 @@ class Scorer:
         ]
         return ", ".join(active)
 
+    def continues_at(self, length: int) -> int | None:
+        """Tokens of a window of `length` that are read as a prompt, where what follows one has a graph of its own that
+        computes otherwise; None where all are read alike.
+        """
+        return max(1, length // 2) if self.runner.executor.graphs.decode_takes_several else None
+
     def score(self, windows: Sequence[Sequence[int]], hear: Hear) -> None:
         """Read windows [up to `rows`][L], all of one length, and tell the logits after each token.
 
-        A static graph that gives the logits of fewer tokens than it reads tells no others. Raises GenerationError,
+        Of a package with a graph for prompts of its own each half of a window is read by one, as in a generation. A
+        static graph that gives the logits of fewer tokens than it reads tells no others. Raises GenerationError,
         ProviderError or ResourceError when a run fails, or a logit is no number.
         """
         runner = self.runner
         runner.cache.clear()
+        goes_on = self.continues_at(len(windows[0]))
         requests = [
-            Request(list(windows[row]), listener=_listener(row, hear), any_logits=True, rope_length=len(windows[row]))
+            Request(
+                list(windows[row]),
+                listener=_listener(row, hear),
+                any_logits=True,
+                rope_length=len(windows[row]),
+                continues_at=goes_on,
+            )
             if row < len(windows)
-            else Request(list(windows[0]))
+            else Request(list(windows[0]), continues_at=goes_on)
             for row in range(self.rows)
         ]
         for _ in serve(runner.executor, requests, prefill_chunk=SCORE_CHUNK_TOKENS):

@@ -65,6 +65,14 @@ def export(
             "rounded for every token, with --precision int8. Default: what the target has a kernel for.",
         ),
     ] = None,
+    prefill_precision: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete("prefill_precisions"),
+            help="int8, int4: a second graph for prompts: int8, weights of 8 bits and activations rounded for every "
+            "token, for processors that multiply integers fast; auto writes it where its products are faster here.",
+        ),
+    ] = None,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -222,6 +230,7 @@ def export(
             max_weight_size=max_weight_size,
             cache_precision=cache_precision,
             without_pass=tuple(without_pass or ()),
+            prefill_precision=prefill_precision,
         ),
         TargetOptions(
             target,

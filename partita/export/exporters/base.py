@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from partita.export.progress import Stage
     from partita.export.target import Target
     from partita.export.work import Work
-    from partita.package import Calibration, NarrowWeights, PackedWeights, TargetRecord, Verification
+    from partita.package import Calibration, NarrowWeights, PackedWeights, PrefillChoice, TargetRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,8 @@ class Exported:
     """Rounds the weights on a text, into a folder that has to last until they are written; None: there is no text."""
     widen: Callable[[float], bool] | None = None
     """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
+    prefill: PrefillChoice | None = None
+    """Whether prompts have a graph in another precision, where one was asked for."""
     narrow: NarrowWeights | None = None
     """What is kept in 16 bits and computed with in float32, where anything is."""
 

@@ -22,12 +22,13 @@ from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
 from partita.export.quantisation.plan import make_plan
+from partita.export.quantisation.prefill import make_beside
 from partita.export.quantisation.summary import summary
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
 from partita.export.work import Work
-from partita.package import TargetRecord, Verification
+from partita.package import PrefillChoice, TargetRecord, Verification
 from partita.spelling import spelled
 
 REPORT = "; nothing was written, please report this model"
@@ -106,14 +107,15 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
         work.notes += untie(fake, checkpoint)
-    plan = None
+    plan = beside = None
     if options.computing.bits is not None:
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts)
+            beside = make_beside(options, target, plan)
     takes = work.takes if target is None else target.takes
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, narrow(options.computing, takes))
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, narrow(options.computing, takes))
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -145,9 +147,18 @@ def _exported(graphs: Graphs) -> Exported:
         passes=graphs.passes,
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
         calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
+        prefill=_prefill(graphs),
         narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models),
         caution=_caution(graphs),
     )
+
+
+def _prefill(graphs: Graphs) -> PrefillChoice | None:
+    """The record of a graph for prompts, its weights as they are packed in the end."""
+    found, beside = graphs.prefill, graphs.draft.beside
+    if found is None or not found.written or beside is None or beside.plan is None:
+        return found
+    return found.model_copy(update={"packed": summary(beside.plan, graphs.prompts)})
 
 
 def _graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:

@@ -167,13 +167,22 @@ def _asked_experts(form: Form, kernels: Kernels, packings: Sequence[Packing], dt
 
 
 def asked_products(
-    form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str, *, tokens: int = 1, width: int = ASKED_WIDTH
+    form: Form,
+    kernels: Kernels,
+    packings: Sequence[Packing],
+    dtype: str,
+    *,
+    tokens: int = 1,
+    width: int = ASKED_WIDTH,
+    rows: int | None = None,
 ) -> bytes:
-    """A model with a product of x [1, tokens, width] and a weight [width, width] for every packing."""
+    """A model with a product of x [1, tokens, width] and a weight [rows, width] for every packing; as many rows as the
+    width where nothing is said.
+    """
     place, hidden = _begun("x", to_ir(dtype), kernels, (1, tokens, width))
     made = []
     for index, packing in enumerate(packings):
-        weight = _zeros(place, f"w{index}", form.product.layout, _Asked(packing, to_ir(dtype), width, width))
+        weight = _zeros(place, f"w{index}", form.product.layout, _Asked(packing, to_ir(dtype), rows or width, width))
         made.append(form.product.write(place, hidden, None, weight))
     return _finished(place, made)
 

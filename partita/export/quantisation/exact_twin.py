@@ -23,7 +23,9 @@ DETAIL = "products in {} over the packed weights, without the 8-bit activations 
 def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Verification]) -> Verification:
     """Replay the known answer on the twin with `run`, within the tolerance of what the graph computes in."""
     assert manifest.packed is not None
-    written = form(manifest.packed.form)
+    written = [form(manifest.packed.form)]
+    if manifest.prefill is not None and manifest.prefill.packed is not None:
+        written.append(form(manifest.prefill.packed.form))
     half = manifest.packed.activations == "fp16"
     detail = DETAIL.format("float16" if half else "float32")
 
@@ -32,7 +34,8 @@ def replay(folder: Path, manifest: Manifest, run: Callable[[Path, Manifest], Ver
         return run(twin, changed.model_copy(update={"graph": graph}))
 
     def change(model: ir.Model) -> ir.Model:
-        written.product.exact(model)
+        for each in written:
+            each.product.exact(model)  # which changes no operators but its own
         return model
 
     result = twins.beside(folder, manifest, change, exactly)

@@ -37,6 +37,10 @@ SMALL_ELEMENTS = 1 << 12
 """Weights with fewer numbers are not worth a mention when they stay as they are."""
 ROUTER_STEPS = 6
 """Nodes between a router's product and what chooses experts by it."""
+AFTER_HEAD = 10
+"""Nodes that a head's product and the logits may be apart."""
+AFTER = frozenset({"Reshape", "Cast", "Add", "Sub", "Mul", "Div", "Tanh", "Where", "Clip", "Identity", "Transpose"})
+"""Operators that may stand between them."""
 CHOOSING = frozenset({"TopK", "MoE", "QMoE"})
 
 
@@ -68,16 +72,25 @@ class Outcome:
 
 
 def quantise(
-    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, movable: Callable[[Plain], bool]
+    model: ir.Model,
+    context: PassContext,
+    plan: Plan,
+    outcome: Outcome,
+    movable: Callable[[Plain], bool],
+    *,
+    rest: Plan | None = None,
 ) -> dict[str, int]:
     """Pack what `plan` says of `model`, in place; returns how many nodes were replaced, by the name of the pass.
+
+    `rest`: another plan has its turn afterwards, and only those products are packed that it would pack as well and
+    that are not the head; the others are left to it.
 
     `movable`: whether the original model can be given the same rounded weight, without which there is nothing to check
     the graph against. Raises PassError.
     """
 
     def run(model: ir.Model, context: PassContext) -> int:
-        count = _Rewriter(model.graph, context, plan, outcome, movable).run()
+        count = _Rewriter(model.graph, context, plan, outcome, movable, rest).run()
         for domain in plan.form.domains if count else ():
             model.opset_imports.setdefault(domain, VERSION)
         return count
@@ -106,9 +119,11 @@ class _Rewriter:
     plan: Plan
     outcome: Outcome
     movable: Callable[[Plain], bool]
+    rest: Plan | None = None
+    """The plan that has its turn afterwards."""
     values: dict[object, tuple[ir.Value, ...]] = field(default_factory=dict)
     """Of the weights that this graph has already."""
-    shared: dict[tuple[str, ir.Value], tuple[ir.Value, ...]] = field(default_factory=dict)
+    shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
     """What products of this graph share."""
 
     def run(self) -> int:
@@ -120,26 +135,47 @@ class _Rewriter:
             with over(node):
                 count += self._experts(node)
                 plain = _weight_of_product(node)
-                if plain is not None and not _routes(node):
+                if plain is not None and not _routes(node) and not self._is_left(node, plain):
                     packing = self._packing(node, plain)
                     if packing is not None:
                         heads[_tensor(plain)] = packing
                         layout = self.plan.form.product.layout
                         self._product(node, Packed.of(plain, packing, layout, self.plan.rounded))
                         count += 1
-        for node in list(self.graph):
+        for node in list(self.graph) if self.rest is None else ():
             with over(node):
                 count += self._looked_up(node, tokens, heads)
         self._settle_values()
         drop_unused_initializers(self.graph)
-        self._note_others()
+        if self.rest is None:
+            self._note_others()
         return count
+
+    def _is_left(self, node: ir.Node, plain: Plain) -> bool:
+        """Whether a product is left to the plan that comes afterwards, where one does."""
+        if self.rest is None:
+            return False
+        packing = self.rest.packing(_where(node, plain), plain.origin.shape[1])
+        return packing is None or self._gives_logits(node)
+
+    def _gives_logits(self, node: ir.Node) -> bool:
+        """Whether a product is the head: of a prompt it multiplies the last token alone, and an embedding may be its
+        weight as well.
+        """
+        logits = {port.name for port in self.context.outputs if port.role == "logits"}
+        near = [node]
+        for _ in range(AFTER_HEAD):
+            values = [value for each in near for value in each.outputs]
+            if any(value.name in logits for value in values):
+                return True
+            near = [use.node for value in values for use in value.uses() if use.node.op_type in AFTER]
+        return False
 
     def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Packing | None:
         """How the weight of `node` is packed; None where it stays."""
         if not self._may_be_packed(plain):
             return None
-        where = _modules(node, plain)
+        where = _where(node, plain)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
@@ -154,7 +190,7 @@ class _Rewriter:
         found, form = experts.stacks(node), self.plan.form.experts
         if found is None or form is None or not all(map(self._may_be_packed, found)):
             return False
-        where = [module for plain in found for module in _modules(node, plain)]
+        where = [module for plain in found for module in _where(node, plain)]
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
         packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
@@ -252,15 +288,15 @@ class _Rewriter:
             self.outcome.stayed.setdefault(operator, {})[name] = weight.source.elements
 
 
+def _where(node: ir.Node, plain: Plain) -> list[str]:
+    """The modules that a node and the weight that it reads are of."""
+    module = node.metadata_props.get(MODULE, "")
+    return [module, *sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)]
+
+
 def _is_kept(plan: Plan, node: ir.Node) -> bool:
     """Whether something was said of the module of `node`."""
     return any(keep.fits(node.metadata_props.get(MODULE, "")) for keep in plan.keep)
-
-
-def _modules(node: ir.Node, plain: Plain) -> list[str]:
-    """Names of a weight of `node`: the module of the node, and those of its tensors where it has several."""
-    own = sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)
-    return [node.metadata_props.get(MODULE, ""), *own]
 
 
 def _tensor(plain: Plain) -> str:

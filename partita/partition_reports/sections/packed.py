@@ -24,6 +24,8 @@ PACKED = frozenset(
     }
 )
 """Operators that read packed weights, those among them into which providers fuse others."""
+INTEGERS = frozenset({"MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"})
+"""Those of them that multiply integers on both sides: activations are rounded, whatever the others do."""
 RESTORING = frozenset({"DequantizeLinear"})
 """Operators that make floats of packed weights, for others to read; compilers fold them into those."""
 FLOATING = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MoE"})
@@ -50,7 +52,9 @@ def section(report: Report) -> Section | None:
         for operator, how, provider in sorted(kinds, key=lambda kind: (ORDER.index(kind[1]), kind))
     ]
     heads = (words("operator"), words("weights"), words("on"), *(Column(f"{phase.name} nodes") for phase in phases))
-    blocks: list[Block] = [Line(_summary(report.package.precision, counted[-1], phases[-1]))]
+    alike = all(counts == counted[-1] for counts in counted)
+    told = [(counted[-1], phases[-1])] if alike else list(zip(counted, phases, strict=True))
+    blocks: list[Block] = [Line(_summary(report.package.precision, counts, phase)) for counts, phase in told]
     inside = sorted({short_provider(provider) for _, how, provider in kinds if how == COMPILED})
     if inside:
         blocks.append(
@@ -88,4 +92,6 @@ def _summary(precision: str, counts: Counter[Kind], phase: Phase) -> str:
     restored = f"; {plural(by_how[RESTORED], 'node')} restore floats first" if by_how[RESTORED] else ""
     left = f"; {plural(by_how[FLOATS], 'product')} in floating point" if by_how[FLOATS] else ""
     told = f"{plural(packed, 'node')} of {phase.name} read weights of an {precision} package as they are packed"
-    return f"{told}{restored}{left}."
+    whole = sum(count for (operator, _, _), count in counts.items() if operator in INTEGERS)
+    rounded = f", {whole} of them as int8 with activations rounded to int8" if whole else ""
+    return f"{told}{rounded}{restored}{left}."

@@ -131,7 +131,7 @@ def measure(form: Form, lengths: tuple[int, ...], cpu: Resolution) -> Times:
 
     Raises NativeFailureError when a session cannot be opened, and what `Binding.run` raises.
     """
-    clock = _clock()
+    clock = thread_clock()
     rounds: list[list[list[float]]] = [[[] for _ in lengths] for _ in range(2)]
     with ExitStack() as stack:
         runs = [_bound(stack, form, lengths, cpu, naive=naive) for naive in (False, True)]
@@ -154,7 +154,7 @@ def measure(form: Form, lengths: tuple[int, ...], cpu: Resolution) -> Times:
     return Times(lengths, flash, naive)
 
 
-def _clock() -> Callable[[], float]:
+def thread_clock() -> Callable[[], float]:
     """CPU time of this thread, which is the only one to compute; wall time where that ticks too coarsely."""
     fine = time.get_clock_info("thread_time").resolution < COARSE
     return time.thread_time if fine else time.perf_counter

@@ -161,10 +161,12 @@ class Executor:
             logits_rows=rows.shape[0] if rows is not None and isinstance(rows.shape[0], int) else None,
             appends_chunks=contract.appends_chunks,
             padding_is_safe=self.cache.padding_is_safe,
+            decode_takes_several=len(self.loaded) > 1 and self.graph("decode").graph.sequence_length is None,
         )
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
-        self._bound: dict[GraphName, BoundGraph] = {}
+        self._bound: dict[tuple[GraphName, bool], BoundGraph] = {}
+        """By the graph, and whether it is the one of single tokens that reads several all the same."""
 
     def graph(self, name: GraphName) -> LoadedGraph:
         """The opened graph that runs `name`."""
@@ -177,17 +179,18 @@ class Executor:
             rows = new_tokens  # all logits come
         elif name == "prefill":
             rows = self.graphs.logits_rows or rows
-        kept = self._bound.get(name)
+        place = name, name == "decode" and new_tokens > 1
+        kept = self._bound.get(place)
         if kept is None or (kept.new_tokens, kept.rows) != (new_tokens, rows):
-            self._bound.pop(name, None)  # let go of the old buffers before the new ones are made
-            kept = self._bound[name] = BoundGraph(
+            self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
+            kept = self._bound[place] = BoundGraph(
                 entry, self.cache, self.contract, phase=name, new_tokens=new_tokens, rows=rows
             )
         return kept
 
     def last_bound(self, name: GraphName) -> BoundGraph:
         """The buffers that a graph last ran with, or would run with."""
-        kept = self._bound.get(name)
+        kept = self._bound.get((name, False))
         return kept if kept is not None else self.bound(name, self.graphs.chunk or 1 if name == "prefill" else 1, 1)
 
     def prepare(self, plan: StepPlan) -> BoundGraph:

@@ -33,6 +33,8 @@ class Graphs:
     """False: only a step in which every row is at its beginning takes more than one token per row."""
     padding_is_safe: bool = True
     """False: a row that has begun must be fed tokens of its own only."""
+    decode_takes_several: bool = False
+    """The graph for prompts is another than that for what comes after them, which takes any number of tokens, too."""
 
     def chunk_of(self, asked: int, longest: int) -> int:
         """Prompt tokens per run, which is not always what was asked for. `longest`: tokens of the longest prompt."""
@@ -142,9 +144,8 @@ def _choose_graph(
     room = graphs.max_length - furthest  # padding must not be written over what another row has in the cache
     fixed = graphs.chunk
     if fixed is None:
-        return "prefill", max(
-            1, min(longest, room, most_tokens if graphs.appends_chunks else longest if may_append else 1)
-        )
+        name: GraphName = "decode" if graphs.decode_takes_several and not reads else "prefill"
+        return name, max(1, min(longest, room, most_tokens if graphs.appends_chunks else longest if may_append else 1))
     ends = {count for count in turn if 0 < count <= fixed}
     served = len(ends) <= (graphs.logits_rows or fixed)
     unpadded = graphs.padding_is_safe or min(filter(None, turn)) >= fixed

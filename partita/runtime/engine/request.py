@@ -41,6 +41,8 @@ class Request:
     """
     rope_length: int = 0
     """Length of text whose rotary frequencies are to be used at least; 0: that of the text itself."""
+    continues_at: int | None = None
+    """Tokens of the prompt from here on are fed as those that follow one are; None: all are read as a prompt."""
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class Row:
         history = np.zeros(max_length, np.int64)
         count = len(request.prompt)
         history[:count] = request.prompt
-        return cls(request, history, count, count, count)
+        return cls(request, history, count, count, count if request.continues_at is None else request.continues_at)
 
     @property
     def new_tokens(self) -> int:
@@ -79,7 +81,9 @@ class Row:
         if self.finish is not None:
             return RowView(filled, 0, live=False)
         every = self.request.listener is not None or self.guessed > 0
-        return RowView(filled, self.known - filled + self.guessed, filled < self.read_until, every)
+        reads = filled < self.read_until
+        most = self.read_until - filled if reads and self.read_until < self.known else None
+        return RowView(filled, self.known - filled + self.guessed, reads, every, most=most)
 
     def guess(self, filled: int) -> None:
         """Ask for guesses where only the last known token is still to be fed; no more than the row can still take."""

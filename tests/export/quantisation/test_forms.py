@@ -39,11 +39,18 @@ class Written:
     """One use of a weight in a form, as a file with its weights beside it."""
 
     def __init__(
-        self, folder: Path, written: Form, weight: Packed, *, look_up: bool = False, products: int = 1
+        self,
+        folder: Path,
+        written: Form,
+        weight: Packed,
+        *,
+        look_up: bool = False,
+        products: int = 1,
+        batch: int = 1,
     ) -> None:
         self.folder, self.weight = folder, weight
         kind = ir.DataType.INT64 if look_up else ir.DataType.FLOAT
-        shape = ir.Shape([1, "S"] if look_up else [1, "S", weight.width])
+        shape = ir.Shape([batch, "S"] if look_up else [batch, "S", weight.width])
         given = ir.Value(name="x", shape=shape, type=ir.TensorType(kind))
         self.values = initializers(weight, "w")
         opsets = {"": max(written.opset, 18), "com.microsoft": 1}
@@ -83,6 +90,7 @@ CASES = [
     ("dequantize_linear", 8, False, 32),
     ("dequantize_linear", 8, True, 32),
     ("matmul_integer", 8, True, WIDTH),
+    ("matmul_integer_to_float", 8, True, WIDTH),
 ]
 
 
@@ -111,8 +119,22 @@ def test_products_of_the_same_activations_share_their_rounding(tiny_checkpoint: 
     weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
     one = Written(tmp_path, written, weight, products=2)
     operators = [node.op_type for node in one.model.graph]
-    assert operators.count("Round") == 1 and operators.count("MatMulInteger") == 2
+    assert operators.count("QuantizeLinear") == 1 and operators.count("MatMulInteger") == 2
     one.run(np.ones((1, 1, WIDTH), np.float32))
+
+
+def test_activations_of_a_batch_are_rounded_for_every_token(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    written = form("matmul_integer")
+    packing = Packing(Grid(8, symmetric=True), WIDTH, "nearest")
+    weight = Packed.of(plain(tiny_checkpoint("llama")), packing, written.product.layout)
+    one = Written(tmp_path, written, weight, batch=2)
+    x = np.random.default_rng(0).standard_normal((2, 5, WIDTH)).astype(np.float32)
+    x[1, 2] *= 1000
+    wanted = x @ found_by_quantiser(weight).T
+    largest = np.abs(wanted).max(-1, keepdims=True)
+    assert (np.abs(one.run(x) - wanted) < 0.03 * largest).all()
+    written.product.exact(one.model)
+    assert (np.abs(one.run(x) - wanted) < 1e-5 * largest).all()
 
 
 @pytest.mark.parametrize("name", ["matmul_nbits", "dequantize_linear", "matmul_integer"])

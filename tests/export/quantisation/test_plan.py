@@ -178,11 +178,14 @@ def test_compilers_and_standard_lowerings_get_standard_operators(folds: bool, at
 def test_rounded_activations_are_a_form_of_their_own() -> None:
     asked = Asked(frozenset())
     plan = make_plan(replace(options("int8"), activations="int8"), target(asked), MODULES)
-    assert plan is not None and plan.form.name == "matmul_integer"
+    assert plan is not None and plan.form.name == "matmul_integer_to_float"
     found = plan.packing(["lm_head"], 100)
     assert found is not None and (found.block_size, found.grid.symmetric) == (100, True)
+    own = frozenset({"MatMulIntegerToFloat"})
+    plan = make_plan(replace(options("int8"), activations="int8"), target(Asked(own)), MODULES)
+    assert plan is not None and plan.form.name == "matmul_integer", "the same in standard operators"
     with pytest.raises(ProviderError, match=r"npu has no kernel .* MatMulInteger over rounded activations"):
-        make_plan(replace(options("int8"), activations="int8"), target(Asked(frozenset({"MatMulInteger"}))), MODULES)
+        make_plan(replace(options("int8"), activations="int8"), target(Asked(own | {"MatMulInteger"})), MODULES)
 
 
 @pytest.mark.parametrize(

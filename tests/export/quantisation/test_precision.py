@@ -114,12 +114,12 @@ def test_rounded_activations(tiny_checkpoint: TinyCheckpoint, exported: Exported
     package = exported(tiny_checkpoint("qwen2"), precision="int8", activations="int8", quality_text=short_text)
     manifest = checked(package)
     assert manifest.packed is not None and manifest.quality is not None
-    assert (manifest.packed.form, manifest.packed.activations) == ("matmul_integer", "int8")
+    assert (manifest.packed.form, manifest.packed.activations) == ("matmul_integer_to_float", "int8")
     assert {kind.block_size for kind in manifest.packed.kinds if kind.weights > 1} == {0}
     layers = len([s for s in manifest.graph.states if s.kind == "key"])
     found = operators(package)
-    assert found["MatMulInteger"] == 5 * layers + 1, "queries, keys and values are one product"
-    assert found["Round"] == 4 * layers + 1, "gate and up read the same activations"
+    assert found["MatMulIntegerToFloat"] == 5 * layers + 1, "queries, keys and values are one product"
+    assert found["QuantizeLinear"] == 4 * layers + 1, "gate and up read the same activations"
     assert abs(manifest.quality.perplexity_ratio - 1) < 0.01 and manifest.quality.top1_agreement > 0.8
 
 

@@ -33,7 +33,7 @@ def candidates(*, rounds_activations: bool, standard: bool) -> tuple[Form, ...]:
     `rounds_activations`: products are to be of 8-bit integers, activations included. `standard`: ONNX's own
     operators first, for a compiler, and for a lowering that has no others.
     """
-    if rounds_activations:
-        return (form("matmul_integer"),)
     order = ("matmul_nbits", "dequantize_linear")
+    if rounds_activations:
+        order = ("matmul_integer_to_float", "matmul_integer")
     return tuple(form(name) for name in (reversed(order) if standard else order))

@@ -34,7 +34,7 @@ class Place:
     graph: ir.Graph
     before: ir.Node | None
     kernels: Kernels
-    shared: dict[tuple[str, ir.Value], tuple[ir.Value, ...]] = field(default_factory=dict)
+    shared: dict[tuple[str, object], tuple[ir.Value, ...]] = field(default_factory=dict)
     """What was made of a value for one product and serves others, by a word and the value."""
 
     def node(

@@ -1,0 +1,244 @@
+"""A graph for prompts in 8-bit integers beside a decode graph of packed weights: chosen, written and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partita.demo import heldout_path
+from partita.errors import ProviderError, UnsupportedModelError, UsageError
+from partita.export.options import check_options
+from partita.export.quantisation.kernels import Kernels
+from partita.export.quantisation.packed import Packed
+from partita.export.quantisation.plan import make_plan
+from partita.export.quantisation.prefill import choose, make_beside
+from partita.export.quantisation.rewrite import Outcome, Placed
+from partita.export.target import Question, Target
+from partita.package import check_files, read_manifest
+from partita.providers.resolve import parse_chain
+from partita.runtime.engine.executor import BoundGraph
+from partita.runtime.engine.executor import Outcome as RunOutcome
+from partita.runtime.engine.loop import Engine
+from partita.runtime.engine.planner import StepPlan
+from partita.runtime.engine.request import Request
+from partita.runtime.runner import load_runner
+from partita.runtime.scoring import open_scorer
+from tests.conftest import Exported, TinyCheckpoint
+from tests.export.quantisation.test_packed import plain
+from tests.export.quantisation.test_plan import MODULES, Asked, options, target
+
+pytestmark = pytest.mark.environment("beside")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginning of the embedded text."""
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(heldout_path().read_text(encoding="utf-8")[:1200], encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def pair(tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path) -> Path:
+    """A package with both graphs, of a model whose head is its embedding."""
+    checkpoint = tiny_checkpoint("llama", tied=True)
+    return exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text, batch_size=2)
+
+
+def _graph(package: Path, file: str) -> onnx.ModelProto:
+    return onnx.load(package / file, load_external_data=False)
+
+
+def _operators(package: Path, file: str) -> Counter[str]:
+    return Counter(node.op_type for node in _graph(package, file).graph.node)
+
+
+def _places(package: Path, file: str) -> dict[str, tuple[str, str]]:
+    """Offset and length of every initializer in the weight file."""
+    told = {t.name: {e.key: e.value for e in t.external_data} for t in _graph(package, file).graph.initializer}
+    return {name: (entry["offset"], entry["length"]) for name, entry in told.items() if entry}
+
+
+def test_both_graphs_are_verified_with_the_weights_that_they_have(pair: Path) -> None:
+    manifest = read_manifest(pair)
+    check_files(pair, manifest, hashes=True)
+    phases = [(file.phase, file.sequence_length) for file in manifest.graph.files]
+    assert phases == [("prefill", None), ("decode", None)]
+    result = manifest.verification
+    assert result.status == "verified" and result.tolerance == 1e-4 and not result.not_run
+    assert {"prefill", "chunked prefill", "decode 1", "rows of different length"} <= {s.step for s in result.steps}
+    assert max(step.max_rel_error for step in result.steps) < 2e-5
+    assert "which are others after the prompt" in str(result.reference)
+
+
+def test_the_graph_for_prompts_has_the_head_and_the_embedding_of_the_other(pair: Path) -> None:
+    manifest = read_manifest(pair)
+    layers = len([state for state in manifest.graph.states if state.kind == "key"])
+    prompts, decode = (_operators(pair, file) for file in ("prefill.onnx", "decode.onnx"))
+    assert prompts["MatMulIntegerToFloat"] == 5 * layers and prompts["MatMulNBits"] == 1
+    assert decode["MatMulNBits"] == 5 * layers + 1 and decode["QuantizeLinear"] == 0
+    first, second = (_places(pair, file) for file in ("prefill.onnx", "decode.onnx"))
+    shared = set(first.values()) & set(second.values())
+    assert {first[name] for name in first if name.startswith("model.embed_tokens")} <= shared
+    own = [name for name in first if first[name] not in shared]
+    assert own and all(".int8" in name for name in own), "norms and tables are the same bytes, too"
+    found = manifest.prefill
+    assert found is not None and found.written and found.packed is not None
+    assert (found.packed.activations, sum(kind.weights for kind in found.packed.kinds)) == ("int8", 5 * layers)
+
+
+def test_quality_is_that_of_a_run_and_of_each_graph(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quality = read_manifest(pair).quality
+    assert quality is not None and [each.phase for each in quality.phases] == ["prefill", "decode"]
+    assert sum(each.tokens for each in quality.phases) == quality.tokens
+    assert quality.phases[0].kl_mean < quality.phases[1].kl_mean, "8 bits cost less than 4"
+    with open_scorer(pair, parse_chain("cpu")) as scorer:
+        assert scorer.continues_at(63) == 31
+        executor, files = scorer.runner.executor, list[str]()
+        run = executor.run
+
+        def noted(plan: StepPlan, graph: BoundGraph, rope_length: int) -> RunOutcome:
+            files.append(graph.file)
+            return run(plan, graph, rope_length)
+
+        monkeypatch.setattr(executor, "run", noted)
+        heard: list[int] = []
+        scorer.score([list(range(1, 21))], lambda row, position, logits: heard.append(position))
+    assert files == ["prefill.onnx"] + ["decode.onnx"] * 10, "with a batch of 2 several rows take one token at a time"
+    assert sorted(heard) == list(range(20))
+
+
+def test_prompts_go_to_one_graph_and_what_follows_to_the_other(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+) -> None:
+    package = exported(tiny_checkpoint("qwen2"), precision="int4", prefill_precision="int8", quality_text=text)
+    with load_runner(package, parse_chain("cpu")) as runner:
+        engine = Engine(runner.executor)
+
+        def greedy(logits: object, history: object) -> int:
+            return int(logits.argmax())  # type: ignore[attr-defined]
+
+        def guess(history: object) -> list[int]:
+            return [1, 2, 3]
+
+        row = engine.join(Request(list(range(1, 9)), greedy, 6, guesser=guess))
+        steps = []
+        while (step := engine.step()) is not None:
+            steps.append(step)
+        assert [step.file for step in steps] == ["prefill.onnx"] + ["decode.onnx"] * (len(steps) - 1)
+        assert any(step.guessed for step in steps), "guesses are confirmed by the graph that would have made the token"
+        engine.extend(row, [5, 6, 7])
+        turn = engine.step()
+        assert turn is not None and (turn.file, turn.phase) == ("prefill.onnx", "prefill")
+
+
+def _timing(share: float) -> Target:
+    """A target whose integer products take so much of the time of the others."""
+
+    def times(questions: Sequence[Question]) -> list[float]:
+        for model, _ in questions:
+            onnx.checker.check_model(onnx.ModelProto.FromString(model))
+        return [1e-3, share * 1e-3]
+
+    return replace(target(Asked(frozenset())), times=times)
+
+
+@pytest.mark.parametrize(
+    ("asked", "share", "written"), [("auto", 0.5, True), ("auto", 0.9, False), ("int8", 0.9, True), ("int8", 2.0, True)]
+)
+def test_the_graph_is_written_where_its_products_are_faster(
+    tiny_checkpoint: TinyCheckpoint, asked: str, share: float, written: bool
+) -> None:
+    wanted = replace(options(), prefill_precision=asked)
+    plan = make_plan(wanted, _timing(share), MODULES)
+    beside = make_beside(wanted, _timing(share), plan)
+    assert plan is not None and beside is not None and beside.plan is not None
+    weight = plain(tiny_checkpoint("llama"))
+    outcomes = []
+    for each in (beside.plan, plan):
+        packing = each.packing(["model"], weight.origin.shape[1])
+        assert packing is not None
+        packed = Packed.of(weight, packing, each.form.product.layout)
+        outcomes.append(Outcome({packed.key: Placed(packed, ("model",), ())}))
+    found = choose(beside, plan, *outcomes)
+    assert found.written is written and f"{share:.2f} of the time" in found.reason
+    (product,) = found.products
+    assert (product.weights, product.seconds, product.prefill_seconds) == (1, 1e-3, share * 1e-3)
+    assert (product.rows, product.width) == weight.origin.shape
+
+
+def test_a_target_without_such_a_kernel() -> None:
+    lacks = target(Asked(frozenset({"MatMulIntegerToFloat", "MatMulInteger"})))
+    wanted = replace(options(), prefill_precision="auto")
+    plan = make_plan(wanted, lacks, MODULES)
+    beside = make_beside(wanted, lacks, plan)
+    assert plan is not None and beside is not None
+    found = choose(beside, plan, Outcome(), Outcome())
+    assert not found.written and "npu has no kernel" in found.reason
+    with pytest.raises(ProviderError, match=r"npu has no kernel .* MatMulIntegerToFloat"):
+        make_beside(replace(wanted, prefill_precision="int8"), lacks, plan)
+
+
+def test_modules_that_stay_do_so_in_both_graphs() -> None:
+    wanted = replace(options(keep=(("layers.1", "fp32"), ("lm_head", "int8"))), prefill_precision="int8")
+    plan = make_plan(wanted, None, MODULES)
+    beside = make_beside(wanted, None, plan)
+    assert beside is not None and beside.plan is not None
+    assert beside.plan.packing(["model.layers.1"], 256) is None
+    found = beside.plan.packing(["model.layers.10"], 256)
+    assert found is not None and (found.grid.bits, found.block_size) == (8, 256)
+
+
+def test_a_calibration_is_of_the_decode_graph_alone(tmp_path: Path) -> None:
+    wanted = replace(options(), prefill_precision="int8", calibrate=tmp_path / "text")
+    plan = make_plan(wanted, None, MODULES)
+    beside = make_beside(wanted, None, plan)
+    assert plan is not None and plan.quantiser == "gptq"
+    assert beside is not None and beside.plan is not None and beside.plan.quantiser == "refit"
+
+
+def test_a_package_in_float16_has_no_such_graph() -> None:
+    wanted = replace(options(), prefill_precision="auto", activations="fp16")
+    plan = make_plan(wanted, None, MODULES)
+    beside = make_beside(wanted, target(None, Kernels(activations="fp16")), plan)
+    assert beside is not None and beside.plan is None and "float16" in beside.refused
+
+
+@pytest.mark.parametrize(
+    ("precision", "changes", "said"),
+    [
+        ("fp32", {"prefill_precision": "int8"}, r"--prefill-precision int8 is about packed weights: it needs --prec"),
+        ("fp16", {"prefill_precision": "auto"}, r"--prefill-precision auto is about packed weights"),
+        ("int4", {"prefill_precision": "int4"}, r"--prefill-precision int4: choose one of int8, auto"),
+        ("int8", {"prefill_precision": "int8", "activations": "int8"}, r"computes so anyway; leave one of the two out"),
+        ("int4", {"prefill_precision": "int8", "activations": "fp16"}, r"leave --activations fp16 out"),
+        ("int4", {"prefill_precision": "int8", "static_shapes": True}, r"--static-shapes for compilers"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(precision: str, changes: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        check_options(replace(options(precision), **changes))  # type: ignore[arg-type]
+
+
+def test_a_model_with_recurrent_states_is_refused_by_name(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+) -> None:
+    checkpoint = tiny_checkpoint("mamba")
+    with pytest.raises(UnsupportedModelError, match=r"--prefill-precision int8: .* recurrent states, .*; leave it out"):
+        exported(checkpoint, precision="int4", prefill_precision="int8", quality_text=text)
+
+
+def test_a_package_that_is_not_worth_it_says_so(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, text: Path
+) -> None:
+    package = exported(tiny_checkpoint("llama"), precision="int4", prefill_precision="auto", quality_text=text)
+    manifest = read_manifest(package)
+    assert [file.file for file in manifest.graph.files] == ["model.onnx"]
+    assert manifest.prefill is not None and not manifest.prefill.written and manifest.prefill.packed is None
+    assert manifest.quality is not None and not manifest.quality.phases
+    assert "timed" in manifest.prefill.reason
