@@ -38,6 +38,9 @@ TOKENS_TIMES_PARAMETERS = 4e12
 SHORTEST_TEXT = 256
 """Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""
 
+BLOCK_ELEMENTS = 1 << 19
+"""Logits that are compared at once: few enough to stay in the processor's cache."""
+
 RANDOM = "random tokens"
 """What stands for the name of a text where there is none."""
 
@@ -114,6 +117,8 @@ def measured_tokens(parameters: int) -> int:
 class _Measured:
     """What both made of the text; positions that were not heard are NaN."""
 
+    tokens: npt.NDArray[np.int64]
+    """[W, L]."""
     losses: npt.NDArray[np.float64]
     """[W, L - 1] nats."""
     original: npt.NDArray[np.float64]
@@ -122,8 +127,10 @@ class _Measured:
     agrees: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, shape: tuple[int, int]) -> _Measured:
+    def of(cls, windows: npt.NDArray[np.int64]) -> _Measured:
+        shape = len(windows), windows.shape[1] - 1
         return cls(
+            windows,
             np.full(shape, np.nan),
             np.full(shape, np.nan),
             np.zeros(shape, np.int64),
@@ -131,15 +138,51 @@ class _Measured:
             np.zeros(shape, np.bool_),
         )
 
-    def hear(self, window: int, position: int, ours: torch.Tensor, theirs: torch.Tensor, token: int) -> None:
-        """Note what `ours` and `theirs`, logits [vocab], say of what follows a position: `token`."""
-        mine, other = ours.log_softmax(-1), theirs.log_softmax(-1)
-        at = window, position
-        self.losses[at], self.original[at] = -float(mine[token]), -float(other[token])
-        self.best[at] = int(other.argmax())
-        self.agrees[at] = int(mine.argmax()) == self.best[at]
-        shares = other.exp()
-        self.divergence[at] = float((shares * (other - mine)).masked_fill_(shares == 0, 0.0).sum())
+    def note(
+        self, at: tuple[list[int], list[int]], ours: torch.Tensor, theirs: torch.Tensor, scratch: torch.Tensor
+    ) -> None:
+        """Note what `ours` and `theirs`, logits [R, vocab], say of what follows R positions `at` windows and places.
+
+        Both are overwritten, as `scratch` [R, vocab] is.
+        """
+        windows, places = np.array(at[0]), np.array(at[1])
+        token = torch.from_numpy(self.tokens[windows, places + 1]).unsqueeze(-1)
+        torch.log_softmax(ours, -1, out=scratch)
+        mine, other = scratch, torch.log_softmax(theirs, -1, out=ours)
+        self.losses[windows, places] = -mine.gather(-1, token)[:, 0].numpy()
+        self.original[windows, places] = -other.gather(-1, token)[:, 0].numpy()
+        best = other.argmax(-1)
+        self.best[windows, places] = best.numpy()
+        self.agrees[windows, places] = (mine.argmax(-1) == best).numpy()
+        shares = torch.exp(other, out=theirs)
+        further = other.sub_(mine).mul_(shares).masked_fill_(shares == 0, 0.0)
+        self.divergence[windows, places] = further.sum(-1).numpy()
+
+
+class _Blocks:
+    """Positions that are compared together: in memory that is there already, torch needs little for each."""
+
+    def __init__(self, found: _Measured, vocab_size: int) -> None:
+        self.found = found
+        self.kept = torch.empty(3, max(1, BLOCK_ELEMENTS // vocab_size), vocab_size)
+        """Logits of the package, those of the original, and room: each [R, vocab]."""
+        self.at: tuple[list[int], list[int]] = ([], [])
+
+    def hear(self, window: int, position: int, ours: Logits, theirs: torch.Tensor) -> None:
+        """Keep what both, logits [vocab], say of what follows a position."""
+        count = len(self.at[0])
+        np.copyto(self.kept[0, count].numpy(), ours)
+        self.kept[1, count] = theirs
+        self.at[0].append(window)
+        self.at[1].append(position)
+        if count + 1 == self.kept.shape[1]:
+            self.flush()
+
+    def flush(self) -> None:
+        """Note all that is kept."""
+        if self.at[0]:
+            self.found.note(self.at, *self.kept[:, : len(self.at[0])])
+            self.at = ([], [])
 
 
 def measure(
@@ -150,8 +193,9 @@ def measure(
     Raises what loading or running either does.
     """
     windows = text.windows
-    found = _Measured.of((len(windows), windows.shape[1] - 1))
+    found = _Measured.of(windows)
     model = load(checkpoint)
+    blocks = _Blocks(found, manifest.graph.vocab_size)
     with open_scorer(folder, manifest) as scorer:
         for first in range(0, len(windows), scorer.rows):
             taken = windows[first : first + scorer.rows]
@@ -162,10 +206,11 @@ def measure(
             def hear(
                 row: int, position: int, logits: Logits, first: int = first, theirs: torch.Tensor = theirs
             ) -> None:
-                token = int(windows[first + row, position + 1])
-                found.hear(first + row, position, torch.from_numpy(np.array(logits)), theirs[row, position], token)
+                blocks.hear(first + row, position, logits, theirs[row, position])
 
             scorer.score(taken[:, :-1].tolist(), hear)
+            blocks.flush()
+            del theirs
             stage.advance(len(taken))
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     del model

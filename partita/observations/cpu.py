@@ -64,6 +64,10 @@ class CpuSession(Record):
     spinning_reason: Literal["option", "default", "crowded"]
     """The user said so; ONNX Runtime's default; more threads than cores would wait for each other's loops."""
     huge_page_bytes: int | None = None
-    """Of what the session allocated, in pages of 2 MiB; null where the system has none, or the user wants none."""
+    """Of what the session allocated, in pages of 2 MiB; null where the system has none, the user wants none, or there
+    was no decode step.
+    """
+    huge_page_seconds: float | None = None
+    """What that took: before the first decode step, and counted in the time of none."""
     attention: AttentionChoice | None
     """null without GroupQueryAttention of two paths, where another provider comes first, and for short prompts."""

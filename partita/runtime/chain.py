@@ -26,7 +26,7 @@ from partita.providers.start import explain
 from partita.remedies import Remedy
 from partita.runtime.advice import ALLOW_CPU
 from partita.runtime.cpu.attention import Attention
-from partita.runtime.cpu.settings import memory_before, set_up, with_huge_pages
+from partita.runtime.cpu.settings import into_huge_pages, memory_before, set_up
 from partita.runtime.model_file import ModelFile, read_model_file
 from partita.runtime.option_trials import by_experiment
 from partita.runtime.ort.errors import STRICT, one_line, open_error
@@ -119,7 +119,7 @@ def open_session(
             if not active_of(chain):
                 raise _start_refused(path, chain) from failure.error
             continue
-        session.cpu = with_huge_pages(cpu, before)
+        session.cpu, session.later = cpu, into_huge_pages(before)
         session.load_seconds = time.perf_counter() - began
         try:
             session.resolutions = settle(chain, session)

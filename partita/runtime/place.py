@@ -27,6 +27,7 @@ from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.runtime.chain import open_session
+from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
 from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
@@ -104,6 +105,7 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
     session = open_session(model.path, resolutions, threads=where.threads, observe=True, pins=where.pins, model=renamed)
     with closing(session):
         after = rss_bytes()
+        will_repeat(session)
         not_run = _not_run(model)
         crashed = where.crashed.get(RUN)
         opened_only = bool(not_run or crashed)

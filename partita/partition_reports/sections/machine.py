@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from partita.observations.cpu import AttentionChoice, CpuSession
 from partita.observations.records import Environment, Memory
-from partita.observations.text_format import human_bytes, plural
+from partita.observations.text_format import decimals, human_bytes, plural
 from partita.partition_reports.records import Report
 from partita.partition_reports.sections.model import Pairs, Section
 from partita.partition_reports.sections.shared import runtime_name
@@ -41,9 +41,17 @@ def _say_cpu(sessions: Sequence[CpuSession]) -> tuple[Pair, ...]:
     """Threads of the CPU provider, and its path through attention; per file where they differ."""
     threads = {entry.file: _threads(entry) for entry in sessions}
     paths = {entry.file: _path(entry.attention) for entry in sessions if entry.attention is not None}
-    huge = {entry.file: f"{human_bytes(entry.huge_page_bytes)} of it" for entry in sessions if entry.huge_page_bytes}
+    huge = {entry.file: told for entry in sessions if (told := _huge(entry))}
     rows = (("huge pages", huge), ("threads", threads), ("attention", paths))
     return tuple((name, _by_file(told)) for name, told in rows if told)
+
+
+def _huge(entry: CpuSession) -> str:
+    """How much of what was allocated is in huge pages, and how long that took; empty for none."""
+    if not entry.huge_page_bytes:
+        return ""
+    took = "" if entry.huge_page_seconds is None else f", in {decimals(entry.huge_page_seconds)} s"
+    return f"{human_bytes(entry.huge_page_bytes)} of it{took}"
 
 
 def _by_file(told: Mapping[str, str]) -> tuple[str, ...]:

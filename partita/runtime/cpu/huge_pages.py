@@ -3,8 +3,9 @@
 ONNX Runtime packs weights into ordinary memory, and a decode step reads all of it once, so with pages of 4 KiB the
 processor spends much of the step on finding them, most of all in a virtual machine. Linux makes huge pages of what
 asks for them (`madvise` in /sys/kernel/mm/transparent_hugepage/enabled, the usual setting), which malloc does not.
-MADV_COLLAPSE (madvise(2), Linux 6.1) does it after the fact, by copying. Only memory that came while the session was
-opened is touched, and only where all of it is in use, so that no more of it is used afterwards.
+MADV_COLLAPSE (madvise(2), Linux 6.1) does it after the fact, by copying: before the first decode step, because a
+prompt computes more than it reads and is no quicker for it. Only memory that came while the session was opened is
+touched, and only where all of it is in use, so that no more of it is used afterwards.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ def anonymous_memory() -> tuple[Range, ...]:
     return tuple(found)
 
 
-def make_huge(before: Sequence[Range]) -> int:
-    """Put into huge pages what has been allocated since `before`; bytes that are in such pages then."""
-    blocks = [block for new in added(before, anonymous_memory()) for block in full_blocks(new)]
+def make_huge(memory: Sequence[Range]) -> int:
+    """Put into huge pages what is in use of `memory`; bytes that are in such pages then."""
+    blocks = [block for part in memory for block in full_blocks(part)]
     if len(blocks) * HUGE < LEAST_BYTES:
         return 0
     madvise = getattr(ctypes.CDLL(None, use_errno=True), "madvise", None)

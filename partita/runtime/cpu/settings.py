@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from partita.errors import PartitaError
@@ -16,7 +18,7 @@ from partita.runtime.cpu.attention import VARIABLE, Attention, by_word, choose, 
 from partita.runtime.cpu.cores import usable_cores
 from partita.runtime.cpu.huge_pages import Range
 from partita.runtime.cpu.timing import kept_timings, times_of
-from partita.runtime.ort.session import NativeFailureError, Opening
+from partita.runtime.ort.session import NativeFailureError, Opening, Session
 
 SPINNING = "session.intra_op.allow_spinning"
 PACKING = "session.prepack.enable_parallel"
@@ -68,11 +70,29 @@ def memory_before(active: Sequence[Resolution]) -> tuple[Range, ...] | None:
     return huge_pages.anonymous_memory()
 
 
-def with_huge_pages(settings: CpuSession | None, before: Sequence[Range] | None) -> CpuSession | None:
-    """Put what the session has allocated since `before` into huge pages; the settings with how much that is."""
-    if settings is None or before is None:
-        return settings
-    return settings.model_copy(update={"huge_page_bytes": huge_pages.make_huge(before)})
+def into_huge_pages(before: Sequence[Range] | None) -> Callable[[], int] | None:
+    """Puts what has been allocated since `before` and up to now into huge pages when it is called, and says how many
+    bytes that are; None where that is not to be.
+    """
+    if before is None:
+        return None
+    return partial(huge_pages.make_huge, huge_pages.added(before, huge_pages.anonymous_memory()))
+
+
+def will_repeat(session: Session) -> float:
+    """Do what makes a run quicker that reads all weights, once for a session; how many seconds that took.
+
+    It takes longer than it saves in a few runs, and saves nothing where a run computes more than it reads, as that of a
+    prompt does.
+    """
+    later, session.later = session.later, None
+    if later is None or session.cpu is None:
+        return 0.0
+    began = time.perf_counter()
+    huge = later()
+    seconds = time.perf_counter() - began
+    session.cpu = session.cpu.model_copy(update={"huge_page_bytes": huge, "huge_page_seconds": round(seconds, 4)})
+    return seconds
 
 
 def _spinning(said: str | None, crowded: bool) -> tuple[bool, Literal["option", "default", "crowded"]]:

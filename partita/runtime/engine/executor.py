@@ -18,6 +18,7 @@ from partita import dtypes
 from partita.contract import Contract, GraphFile, PhaseName, Port
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.cache.cache import Cache, Stores, in_place
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
@@ -198,6 +199,10 @@ class Executor:
         graph = self.bound(plan.graph, plan.new_tokens, len(plan.positions))
         graph.choose(plan.positions)
         return graph
+
+    def will_decode(self) -> float:
+        """Have the sessions that decode made ready for many runs; seconds that this took, 0 when they are."""
+        return sum(will_repeat(entry.session) for entry in self.loaded if "decode" in entry.phases)
 
     def run(self, plan: StepPlan, graph: BoundGraph, rope_length: int) -> Outcome:
         """Run a plan on the tokens in `graph.tokens`, and move the rows' cursors.

@@ -137,6 +137,8 @@ class Engine:
         plan = self.plan_guesses() or self.plan()
         if plan is None:
             return None
+        if not plan.reads:
+            self.mark += self.executor.will_decode()  # once, and in the time of no step
         graph = self.executor.prepare(plan)
         _write_tokens(graph.tokens, plan, self.rows, filled)
         again = any(row is not None and row.again and count for row, count in zip(self.rows, plan.take, strict=True))

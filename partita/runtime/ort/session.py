@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,14 +108,17 @@ class Session:
         """Nodes that are pinned, and the pin as the user wrote it; `chain` completes it."""
         self.cpu: CpuSession | None = None
         """How the CPU provider was set up; `chain` completes it."""
+        self.later: Callable[[], int] | None = None
+        """Puts packed weights into huge pages, and says how many bytes that are; `chain` completes it."""
         self.profiling = opening.observe
         self._native, self._folder = native, folder
         self._keepers: dict[tuple[str, int], Any] = {}
         self._assigned = _assigned_nodes(native)
         self._inputs_in = _places(native.get_inputs(), native.get_input_memory_infos())
         self._outputs_in = _places(native.get_outputs(), native.get_output_memory_infos())
-        self.plan = _read_plan(_plan_path(folder))
-        self.plan_devices = _read_devices(_plan_path(folder))
+        plan = _read(_plan_path(folder))
+        self.plan = None if plan is None else parse_plan(plan)
+        self.plan_devices = None if plan is None else parse_plan_devices(plan)
         if not opening.observe:
             folder.cleanup()
 
@@ -388,11 +391,6 @@ def _plan_path(folder: tempfile.TemporaryDirectory[str]) -> Path:
     return Path(folder.name) / "plan.json"
 
 
-def _read_devices(path: Path) -> tuple[str, ...] | None:
-    """Kind of device per stream; None when ONNX Runtime wrote no plan."""
-    return parse_plan_devices(path.read_text(encoding="utf-8")) if path.is_file() else None
-
-
-def _read_plan(path: Path) -> tuple[tuple[str, ...], ...] | None:
-    """Node names per stream; None when ONNX Runtime wrote no plan."""
-    return parse_plan(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _read(path: Path) -> str | None:
+    """The plan as ONNX Runtime wrote it; None when it wrote none."""
+    return path.read_text(encoding="utf-8") if path.is_file() else None
