@@ -138,9 +138,11 @@ def main() -> None:
         _drop_stdout()
     supervise = sys.modules.get("partita.commands.supervise")
     in_child: bool = supervise is not None and supervise.in_child
-    if code <= BY_SIGNAL and not in_child:
+    late = sys.modules.get("partita.runtime.in_time")
+    if code <= BY_SIGNAL and not in_child and not (late is not None and late.left()):
         sys.exit(code)
-    # All is said and written, and Python's own way out would change the exit code. Some providers crash while they
+    # All is said and written, and Python's own way out would wait for native code that does not end, or change the
+    # exit code. Some providers crash while they
     # are unloaded (WebGPU and OpenVINO were seen to). And Python ends itself with SIGINT, whatever sys.exit was given,
     # when a KeyboardInterrupt left an exec() of text, of which importing torch has many (cpython, Modules/main.c,
     # exit_sigint).

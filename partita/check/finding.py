@@ -36,6 +36,10 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
 }
 
 
+INSIDE = -1
+"""The position of a node in a body, which is in no plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Whether one measure holds, and what was found."""
@@ -106,7 +110,7 @@ def _weigh(requirement: Requirement, measure: Measure, phase: Phase, report: Rep
         return Finding(False, f"{measure.field} cannot be confirmed", f": {chosen.why_unknown(measure)}")
     holds = COMPARE[measure.sign](value, measure.value)
     shown = f"{value:,.0f}" if value == int(value) and not measure.field.endswith("share") else _say(measure, value)
-    left_out = phase.bodies.nodes if phase.bodies and measure.field in COUNTED else 0
+    left_out = phase.bodies.nodes - len(_parts(phase)) if phase.bodies and measure.field in COUNTED else 0
     bodies = f"; {plural(left_out, 'node')} in control-flow subgraphs not counted" if left_out else ""
     return Finding(holds, f"{measure.field} {shown}", bodies + ("" if holds else chosen.blame(measure)))
 
@@ -148,7 +152,8 @@ class Chosen:
         reasons = {entry.node: entry.codes for entry in report.fallbacks if entry.phase == phase.name}
         kinds = [entry for entry in requirement.selectors if entry.field in ("op", "module")]
         places = [entry for entry in requirement.selectors if entry.field in ("provider", "reason")]
-        base = tuple(node for node in phase.nodes if all(_fits(node, entry, reasons) for entry in kinds))
+        there = (*phase.nodes, *_parts(phase))
+        base = tuple(node for node in there if all(_fits(node, entry, reasons) for entry in kinds))
         return cls(base, tuple(node for node in base if all(_fits(node, entry, reasons) for entry in places)), reasons)
 
     def measure(self, field: str) -> float | None:
@@ -158,7 +163,9 @@ class Chosen:
         if field == "share":
             whole = _weight(self.base)
             return _weight(self.nodes) / whole if whole else None
-        whole_us, part_us = total_us(self.base), total_us(self.nodes) if self.nodes else 0.0
+        # The time of what is in a body is that of the node that has the body.
+        base, nodes = ([each for each in some if each.position != INSIDE] for some in (self.base, self.nodes))
+        whole_us, part_us = total_us(base), total_us(nodes) if nodes else 0.0
         return part_us / whole_us if whole_us and part_us is not None else None
 
     def why_unknown(self, measure: Measure) -> str:
@@ -183,6 +190,26 @@ class Chosen:
         where = short_provider(node.provider) if node.provider else "an unknown provider"
         why = f": {', '.join(dict.fromkeys(self.reasons[node.name]))}" if node.name in self.reasons else ""
         return f"{node.name} ({node.op_type or 'unknown'} on {where}{why})"
+
+
+def _parts(phase: Phase) -> tuple[NodePlacement, ...]:
+    """Nodes in bodies of functions that ONNX Runtime unfolded: parts of nodes of the file like those of the plan."""
+    return tuple(
+        NodePlacement(
+            position=INSIDE,
+            name=part.name,
+            op_type=part.op_type,
+            provider=part.provider,
+            module=part.module,
+            layer=None,
+            host_us_per_run=None,
+            output_bytes=None,
+            replaces=part.replaces,
+            replaces_op_types=part.replaces_op_types,
+            sources=("assignment",),
+        )
+        for part in (phase.bodies.parts if phase.bodies else ())
+    )
 
 
 def _weight(nodes: Iterable[NodePlacement]) -> int:

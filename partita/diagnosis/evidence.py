@@ -82,13 +82,15 @@ class Context:
     """The memory budget that the user gave the skipped provider, e.g. cuda.memory_budget_kb=1000."""
     nameless: bool = False
     """ONNX Runtime gave it no name, so that lines of `log` may have a blank in its place."""
+    copied_as: tuple[str, ...] = ()
+    """Names by which the log has a node in the body of a function that ONNX Runtime unfolded."""
     beside: tuple[str, ...] = ()
     """Exported nodes that ONNX Runtime rewrote together, and added this node while it did."""
 
     @property
     def names(self) -> tuple[str, ...]:
         """The node, and those of the file whose work it does."""
-        return (self.node, *self.replaces)
+        return (self.node, *self.replaces, *self.copied_as)
 
     @property
     def started(self) -> bool:

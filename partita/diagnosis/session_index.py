@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from partita.diagnosis import fusion, inlined_nodes, naming, native_log, renamed, rewritten, unnamed_in_bodies
+from partita.diagnosis import (
+    fusion,
+    inlined_nodes,
+    naming,
+    native_log,
+    renamed,
+    rewritten,
+    unfolded_bodies,
+    unnamed_in_bodies,
+)
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -63,6 +72,11 @@ class SessionIndex:
     """For each node to which ONNX Runtime gave no name, the exported nodes that it may be a part of."""
     blank_log: dict[str, dict[str, tuple[str, ...]]]
     """By provider and such a node: native log lines that are about it and have a blank in place of the name."""
+    within: dict[str, tuple[str, ...]]
+    """For each node of the body that a function of the main graph was given and unfolded with, that function, or those
+    that it may be."""
+    copied_as: dict[str, tuple[str, ...]]
+    """The names by which ONNX Runtime has such a node."""
 
     def op_type(self, name: str) -> str | None:
         """Operator of a node: as run, else as optimised, as exported or as assigned."""
@@ -114,6 +128,7 @@ class SessionIndex:
 
 def index_session(facts: SessionFacts) -> SessionIndex:
     """Sort the facts of one session for look-up by node name."""
+    facts, copies = unfolded_bodies.with_file_names(facts)
     facts = inlined_nodes.with_names(facts, _without_bodies(facts.events)[0])
     exported = {node.name: node for node in facts.graph if node.name}
     events, bodies = _without_bodies(facts.events)
@@ -132,8 +147,11 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     logged = native_log.memcpy_lines(facts.log, order, op_types)
     claims = _collect_claims(facts, events, order, compiled)
     unfolded = inlined_nodes.unfolded(facts, order)
-    in_bodies = unnamed_in_bodies.owners(facts, order) if facts.inner else {}
+    in_bodies = unnamed_in_bodies.owners(facts, order, unfolded) if facts.inner else {}
     parts = {**inlined_nodes.may_be_part_of(facts, order, unfolded), **in_bodies}
+    by_name = unnamed_in_bodies.owners_by_name(facts, order, unfolded)
+    unfolded |= {name: owners for name, owners in by_name.items() if name not in copies.names}
+    within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
     clear = {*stands_for, *compiled, *parts}
@@ -160,7 +178,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         present=present,
         order_source=order_source,
         claims=claims,
-        log=native_log.lines_by_node(facts.log, {*order, *exported, *assigned}),
+        log=unfolded_bodies.log_lines(
+            native_log.lines_by_node(facts.log, {*order, *exported, *assigned, *copies.names}), copies
+        ),
         graph_log=native_log.lines_about_the_graph(facts.log, _every_pattern(facts)),
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
@@ -174,6 +194,8 @@ def index_session(facts: SessionFacts) -> SessionIndex:
             )
             for provider, known in facts.providers.items()
         },
+        within=within,
+        copied_as=copies.copied_as,
     )
 
 

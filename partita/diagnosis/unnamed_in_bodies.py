@@ -2,7 +2,8 @@
 
 The plan has no bodies, so it does not name them. They are called as the plan calls such nodes of the main graph, by
 operator and a running number (`Max0`) that goes on after those of the main graph: in the order in which they ran, or
-in that of the assignment list where not all of them did.
+in that of the assignment list where not all of them did. The optimised graph has the bodies, and tells how many of
+them there are, and in which node. A SequenceMap becomes a Loop, and nothing of it that could be fused is outside.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from partita.diagnosis.inlined_nodes import INDEXED, NUMBERED, gone_nodes
-from partita.observations.facts import NodeEvent, SessionFacts
+from partita.diagnosis.inlined_nodes import INDEXED, NUMBERED, by_operator, gone_nodes
+from partita.diagnosis.unfolded_bodies import takes_a_graph
+from partita.observations.facts import GraphNode, NodeEvent, SessionFacts
 
 Owners = Mapping[str, tuple[str, ...]]
 
@@ -22,8 +24,8 @@ def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence
 
     `inside`: events within control flow, in order. `order`: the nodes of the main graph, which the list was joined with
     before. Where the main graph has a function that is gone, nodes of the list may come from it and have been fused
-    since: then only as many are named as ran in bodies. None is of an operator of which the main graph has a node that
-    the list was not joined with.
+    since: then only as many are named as are in bodies of the optimised graph, or ran in bodies. None is of an operator
+    of which the main graph has a node that the list was not joined with.
     """
     listed = list(facts.assigned or ())
     unnamed: dict[str, list[int]] = {}
@@ -35,12 +37,14 @@ def with_names(facts: SessionFacts, inside: Iterable[NodeEvent], order: Sequence
     known = {node.name for node in listed} | _of_file(facts)
     loose = {match["op"] for name in order if name not in known and (match := NUMBERED.fullmatch(name))}
     ran = _ran(inside, known)
-    unfolded = bool(gone_nodes(facts.graph, facts, order))
+    unfolded = any(not takes_a_graph(node) for node in gone_nodes(facts.graph, facts, order))
     events: dict[str, str] = {}
     for op, positions in unnamed.items():
         seen, first = ran.get(op, {}), _first_number(op, (*known, *order))
         providers = [listed[position].provider for position in positions]
-        as_they_ran = unfolded or Counter(seen.values()) == Counter(providers)
+        there = _count_in_bodies(facts, op)
+        all_inside = not unfolded or (there is not None and there >= len(positions))
+        as_they_ran = not all_inside or Counter(seen.values()) == Counter(providers)
         numbers = _numbers(providers, list(seen.values()) if as_they_ran else providers)
         if op not in loose:
             for position, number in zip(positions, numbers, strict=True):
@@ -64,6 +68,17 @@ def _numbers(listed: Iterable[str], wanted: Sequence[str]) -> list[int | None]:
     return numbers
 
 
+def _count_in_bodies(facts: SessionFacts, op: str) -> int | None:
+    """How many nodes of an operator have no name in bodies of the optimised graph; None when it is not known."""
+    if facts.optimised is None:
+        return None
+    return sum(len(_unnamed(node, op)) for node in facts.optimised)
+
+
+def _unnamed(holder: GraphNode, op: str) -> list[GraphNode]:
+    return [node for node in holder.inside if not node.name and node.op_type == op]
+
+
 def _of_file(facts: SessionFacts) -> set[str]:
     """Names of all nodes of the file."""
     return {node.name for node in (*facts.graph, *facts.inner)}
@@ -85,8 +100,12 @@ def _first_number(op: str, names: Iterable[str]) -> int:
     return max(numbers, default=-1) + 1
 
 
-def owners(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The nodes of bodies that `with_names` named, and for each the nodes of the file that it may be a part of."""
+def owners(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
+    """The nodes of bodies that `with_names` named, and for each the nodes of the file that it may be a part of.
+
+    `unfolded`: of nodes of the main graph that came from a function, the nodes of the file. What is in their bodies is
+    theirs.
+    """
     known = _of_file(facts) | set(order)
     own = [
         node.name
@@ -95,4 +114,23 @@ def owners(facts: SessionFacts, order: Sequence[str]) -> dict[str, tuple[str, ..
     ]
     inner = gone_nodes(facts.inner, facts, order) if own else []
     gone = inner or (gone_nodes(facts.graph, facts, order) if own else [])
-    return dict.fromkeys(own, tuple(node.name for node in gone))
+    found: dict[str, tuple[str, ...]] = {}
+    for name in own:
+        op = next(iter(by_operator([name])))
+        holders = [node.name for node in facts.optimised or () if _unnamed(node, op)]
+        made = dict.fromkeys(each for holder in holders for each in unfolded.get(holder, ()))
+        within = bool(holders) and all(holder in unfolded for holder in holders)
+        found[name] = tuple(made) if within else tuple(node.name for node in gone)
+    return found
+
+
+def owners_by_name(facts: SessionFacts, order: Sequence[str], unfolded: Owners) -> dict[str, tuple[str, ...]]:
+    """For each node with a name of its own in the bodies of what came from a function: the nodes of the file."""
+    known = _of_file(facts) | set(order)
+    return {
+        inner.name: unfolded[holder.name]
+        for holder in facts.optimised or ()
+        if holder.name in unfolded
+        for inner in holder.inside
+        if inner.name and inner.name not in known
+    }

@@ -130,6 +130,7 @@ def _context_of(index: SessionIndex, name: str, op_type: str | None, provider: s
         blamed=any(probe.trials and probe.trials[0].outcome in FAILED for probe in inside),
         budget=facts.budget,
         nameless=name in index.parts,
+        copied_as=index.copied_as.get(name, ()),
         beside=index.beside.get(name, ()),
     )
 

@@ -240,6 +240,9 @@ def _places_in(report: Report, phase: Phase, name: str) -> Iterator[Place]:
     there = [(at, node) for at, node in enumerate(phase.nodes) if node.name == name or name in node.replaces]
     if there:
         yield from (_in_plan(report, phase, node, position, name) for position, node in there)
+        for part in phase.bodies.parts if phase.bodies else ():
+            if name in part.replaces:
+                yield _outside(phase, part.name, "body", op_type=part.op_type, provider=part.provider)
         return
     for copy in phase.copies:
         if copy.name == name:

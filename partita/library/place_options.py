@@ -17,6 +17,8 @@ MAX_RUNS = 1000
 RUNS = 3
 PROBE_SECONDS = 120.0
 MAX_PROBE_SECONDS = 3600
+RUN_SECONDS = 120.0
+MAX_RUN_SECONDS = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class PlaceOptions:
     graph_capture: bool = False
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back; 0: none."""
+    run_seconds: float = RUN_SECONDS
+    """Time for the runs of an ONNX file; one that takes longer is given up."""
 
     @property
     def is_package(self) -> bool:
@@ -75,6 +79,11 @@ def check_options(options: PlaceOptions) -> None:
     if not 1 <= options.runs <= MAX_RUNS:
         raise UsageError(f"{spelled('runs')} is {options.runs}; it must be between 1 and {MAX_RUNS:,}")
     check_probe_seconds(options.probe_seconds)
+    if not 0 < options.run_seconds <= MAX_RUN_SECONDS:
+        raise UsageError(
+            f"{spelled('run_seconds')} is {options.run_seconds:g}; it must be more than 0 and at most "
+            f"{MAX_RUN_SECONDS:,}"
+        )
     if options.is_package and options.shapes:
         raise UsageError(f"{spelled('shapes')} is for ONNX files; the sizes of a package are in its manifest")
     if options.is_package and options.values:

@@ -61,6 +61,7 @@ def place(
         pins,
         options.where.threads,
         options.runs,
+        options.run_seconds,
         whole,
         dry=played is not None,
         crashed=crashed,

@@ -12,7 +12,7 @@ from partita.errors import PartitaError
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.loading import Process, in_child
-from partita.library.place_options import PROBE_SECONDS, RUNS, PlaceOptions, check_chain, check_options
+from partita.library.place_options import PROBE_SECONDS, RUN_SECONDS, RUNS, PlaceOptions, check_chain, check_options
 from partita.library.report import Report
 from partita.library.where import Libraries, ProviderOptions, Providers, where
 from partita.partition_reports import records
@@ -45,6 +45,7 @@ def place(
     device: str | None = None,
     graph_capture: bool = False,
     probe_seconds: float = PROBE_SECONDS,
+    run_seconds: float = RUN_SECONDS,
     process: Process = "auto",
 ) -> Report:
     """The partition report of any ONNX model or package, without a generation.
@@ -53,7 +54,7 @@ def place(
     `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
     `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, simulating the GPU
     `device`; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for
-    experiments on nodes that fell back; 0: none.
+    experiments on nodes that fell back; 0: none. `run_seconds`: longest time for the runs of an ONNX file.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
     honoured, and PlacementError, which has the report, when a run failed.
@@ -69,6 +70,7 @@ def place(
         device=device,
         graph_capture=graph_capture,
         probe_seconds=probe_seconds,
+        run_seconds=run_seconds,
     )
     check_options(options)
     target = read_chain_options(given)

@@ -30,6 +30,8 @@ class GraphNode:
     module_class: str | None
     source: str | None
     """file:line of the modelling code that produced the node."""
+    inside: tuple[GraphNode, ...] = ()
+    """Nodes in its bodies, however deep; of nodes of an optimised graph only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,13 @@ class BodyNode(Record):
 
     name: str
     op_type: str | None
+    provider: str | None = None
+    """Null in a report that was written without, which names those on the CPU only."""
+    module: str | None = None
+    replaces: tuple[str, ...] = ()
+    """Exported nodes that it is a part of: functions that ONNX Runtime unfolded."""
+    replaces_op_types: tuple[str, ...] = ()
+    """The operator of each of them."""
 
 
 class Bodies(Record):
@@ -157,6 +164,9 @@ class Bodies(Record):
     """`on_cpu` for people, `NAME (OPERATOR)` each."""
     on_cpu: tuple[BodyNode, ...] = ()
     """Those on the CPU provider."""
+    parts: tuple[BodyNode, ...] = ()
+    """Those of functions of the main graph that ONNX Runtime unfolded: they count among the nodes that a requirement is
+    about."""
     copies: int | None
     """Memcpy nodes, from the log; null when the log was not at INFO."""
 

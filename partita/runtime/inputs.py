@@ -271,10 +271,12 @@ def check_room(ports: Sequence[ModelPort], shapes: Mapping[str, Shape], given: C
         )
 
 
-def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divides: bool = False) -> npt.NDArray[Any]:
+def make_values(
+    port: ModelPort, shape: Shape, rng: np.random.Generator, *, fitting: int | None = None
+) -> npt.NDArray[Any]:
     """Values for one input; in the type that stores them. Raises UsageError when they would fill no memory.
 
-    `divides`: something is divided by it, or goes in steps of it, so it is ones.
+    `fitting`: the value that does where zero would not, because something is divided by it, say, or it is an axis.
     """
     if _input_bytes(port, shape) > LARGEST_BYTES:
         raise UsageError(
@@ -285,11 +287,12 @@ def make_values(port: ModelPort, shape: Shape, rng: np.random.Generator, *, divi
     if port.dtype == "bool":
         return np.ones(shape, np.bool_)
     if dtypes.named(port.dtype).kind == "integer":
-        return (np.ones if divides or ONES.search(port.name) else np.zeros)(shape, port.dtype)
+        value = int(ONES.search(port.name) is not None) if fitting is None else fitting
+        return np.full(shape, value, port.dtype)
     count = math.prod(shape)
     block = rng.standard_normal(min(count, BLOCK), dtype=np.float32) * np.float32(SCALE)
-    if divides:
-        block = np.ones_like(block)
+    if fitting is not None:
+        block = np.full_like(block, fitting)
     if dtypes.named(port.dtype).upper_half:
         return np.resize((block.view(np.uint32) >> 16).astype(dtypes.storage(port.dtype)), shape)
     return np.resize(block.astype(port.dtype), shape)

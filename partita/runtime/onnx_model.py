@@ -43,6 +43,9 @@ DIVIDING: Mapping[str, tuple[int, ...]] = {
     "MelWeightMatrix": (0, 1, 2),
 }
 """Inputs that must not be zero, by operator: divisors, steps, scales and lengths."""
+AXES: Mapping[str, tuple[int, int]] = {"DFT": (2, -2)}
+"""Inputs for which an operator has another default than zero: where, and which. Along the first dimension, the batch, a
+DFT of one sample has no samples when it is inverse and one-sided, and that kernel of ONNX Runtime 1.27 never ends."""
 AGAIN = "get the file again"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 """Characters with which a name is no longer on one line of ONNX Runtime's log."""
@@ -92,14 +95,24 @@ class OnnxModel:
     """What cannot be told apart or joined, one sentence each."""
 
     @property
-    def divisors(self) -> frozenset[str]:
-        """Tensors by which a node divides, steps or scales, or which are a length: they must not be zero."""
-        return frozenset(
-            name
-            for node in (*self.nodes, *self.inner)
+    def fitting(self) -> Mapping[str, int]:
+        """Tensors for which zero would not do, and the value that does: by which a node divides, steps or scales, or
+        which are a length or an axis.
+        """
+        nodes = (*self.nodes, *self.inner)
+        ones = (
+            (name, 1)
+            for node in nodes
             for position in DIVIDING.get(node.op_type, ())
             for name in node.inputs[position : position + 1]
         )
+        axes = (
+            (name, AXES[node.op_type][1])
+            for node in nodes
+            if node.op_type in AXES
+            for name in node.inputs[AXES[node.op_type][0] :][:1]
+        )
+        return {**dict(axes), **dict(ones)}
 
     def to_bytes(self) -> bytes | None:
         """The model to open in place of the file; None when the file is good as it is."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from partita.files import temporary_directory
 from partita.observations.facts import GraphNode, RunFacts, SessionFacts
 from partita.observations.text_format import human_bytes, plural
-from partita.runtime.model_file import graph_node, reads
+from partita.runtime.model_file import all_nodes, bodies, graph_node, reads
 from partita.runtime.ort.errors import one_line
 from partita.runtime.ort.session import NativeFailureError, Session, open_native
 
@@ -81,7 +81,7 @@ def read_optimised(session: Session) -> tuple[tuple[GraphNode, ...], Plan | None
 
 
 def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
-    """Nodes of the main graph in the file `path`; its weights are not read.
+    """Nodes of the main graph in the file `path`, and those in their bodies; its weights are not read.
 
     A node with a body also reads what the body takes from around it. Raises OSError, and ValueError for a damaged file.
     """
@@ -92,7 +92,12 @@ def _read_nodes(path: Path) -> tuple[GraphNode, ...]:
         graph = onnx.load(path, load_external_data=False).graph
     except DecodeError as error:
         raise ValueError(f"the file that it wrote is not an ONNX file ({error})") from error
-    return tuple(with_captured(graph_node(node), node) for node in graph.node)
+    return tuple(replace(with_captured(graph_node(node), node), inside=_inside(node)) for node in graph.node)
+
+
+def _inside(node: onnx.NodeProto) -> tuple[GraphNode, ...]:
+    """Nodes in the bodies of a node, however deep."""
+    return tuple(graph_node(inner) for body in bodies(node) for inner in all_nodes(body))
 
 
 def with_captured(known: GraphNode, node: onnx.NodeProto) -> GraphNode:

@@ -7,6 +7,7 @@ fails does not lose what the opening of the session has told.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -30,21 +31,25 @@ from partita.runtime.chain import open_session
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.loop import Engine
 from partita.runtime.engine.request import Request
+from partita.runtime.in_time import LateError, in_time, left
 from partita.runtime.inputs import SEED, STRING, Shape, check_room, make_values, not_generated
 from partita.runtime.onnx_model import ModelPort, OnnxModel, fixed_shapes, read_onnx
 from partita.runtime.optimised import with_optimised
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, Buffer, host_buffer, text_buffer
 from partita.runtime.ort.evidence import parse_profile, unread_profile
 from partita.runtime.ort.registry import available_ort_names
-from partita.runtime.ort.session import Binding, Session
+from partita.runtime.ort.session import Session
 from partita.runtime.pins import Pin
 from partita.runtime.registering import without_crashed
 from partita.runtime.run_errors import (
     RUN_ERRORS,
     RunInterruptedError,
+    RunLateError,
     crashed_in_run,
     cut_short,
     failure_notes,
+    late_notes,
     let_go,
     told_error,
 )
@@ -56,6 +61,8 @@ PHASE = "run"
 PREFILL_TOKENS = 16
 """Dummy prompt of a package, where its graph takes any number of tokens."""
 DUMMY_TOKEN = 0
+NOT_FAILED = (RunInterruptedError, RunLateError)
+"""What ended a run from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,8 @@ class Where:
     threads: int | None
     runs: int
     """Session runs per phase."""
+    run_seconds: float = math.inf
+    """Longest time for the runs of an ONNX file, all of them together."""
     whole: bool = True
     """Also open what only a report needs; False where nothing but the placement is looked at."""
     values: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
@@ -78,6 +87,20 @@ class Where:
     dry: bool = False
     """Nothing is computed on a device, so floats that nobody gave are zeros, which take no memory until they are read.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What came of the runs of an ONNX file."""
+
+    steps: tuple[StepFact, ...]
+    """Those that worked."""
+    error: PartitaError | None = None
+    """Why the next did not; None for one that did not end after others did."""
+    late: bool = False
+    """The next did not end in time."""
+    left: bool = False
+    """Nor after that: a thread still runs the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +132,15 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
         not_run = _not_run(model)
         crashed = where.crashed.get(RUN)
         opened_only = bool(not_run or crashed)
-        ports, steps, error = _run_session(model, shapes, session, replace(where, runs=0) if opened_only else where)
+        ran, ports = _run_session(model, shapes, session, replace(where, runs=0) if opened_only else where)
+        error, steps = ran.error, ran.steps
         if crashed and error is None:
             error = crashed_in_run(model, crashed, where.values)
         seen = _model_session_facts(model, session, ports, len(steps))
         facts = RunFacts(
             sessions=(seen,),
             states=(),
-            steps=tuple(steps),
+            steps=steps,
             memory=Memory(
                 weight_bytes=model.weight_bytes,
                 cache_bytes=0,
@@ -134,10 +158,12 @@ def place_model(model: OnnxModel, shapes: Mapping[str, Shape], where: Where) -> 
                 *model.notes,
                 *not_run,
                 *failure_notes(len(steps), where.runs, error),
-                *unread_profile(len(steps), seen.runs),
+                *(late_notes(len(steps), where.runs, where.run_seconds, left=ran.left) if ran.late else ()),
+                *(unread_profile(len(steps), seen.runs) if not ran.left else ()),
             ),
         )
-        return Placed(with_graphs(facts, (session,), where, error), session.resolutions, error)
+        whole = where.whole and not ran.left  # what a run holds that does not end, another session might wait for
+        return Placed(with_graphs(facts, (session,), replace(where, whole=whole), error), session.resolutions, error)
 
 
 def _not_run(model: OnnxModel) -> tuple[str, ...]:
@@ -153,58 +179,66 @@ def _not_run(model: OnnxModel) -> tuple[str, ...]:
 
 def _run_session(
     model: OnnxModel, shapes: Mapping[str, Shape], session: Session, where: Where
-) -> tuple[tuple[PortFact, ...], list[StepFact], PartitaError | None]:
-    """Inputs and outputs, the steps that worked, and why the next did not.
+) -> tuple[_Ran, tuple[PortFact, ...]]:
+    """What came of the runs; inputs and outputs.
 
     The binding ends here, before the session: values on a device that outlive their session end the process (WebGPU).
     """
     binding = session.binding()
-    steps, error = _run_model(model, shapes, binding, where)
-    ports = _port_facts(model, session, binding, ran=bool(steps))
-    let_go(error)
-    if isinstance(error, GenerationError | ProviderError) and not isinstance(error, RunInterruptedError):
-        error = told_error(model, session, error, where.values)
-    return ports, steps, error
+    ran = _run_model(model, shapes, binding, where)
+    if ran.left:
+        session.leave()
+    ports = _port_facts(model, session, binding, ran=bool(ran.steps) and not ran.left)
+    let_go(ran.error)
+    if isinstance(ran.error, GenerationError | ProviderError) and not isinstance(ran.error, NOT_FAILED):
+        ran = replace(ran, error=told_error(model, session, ran.error, where.values))
+    return ran, ports
 
 
-def _run_model(
-    model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where
-) -> tuple[list[StepFact], PartitaError | None]:
-    """Run on given or generated inputs with fresh outputs. The steps that worked, and why the next did not.
+def _run_model(model: OnnxModel, shapes: Mapping[str, Shape], binding: Binding, where: Where) -> _Ran:
+    """Run on given or generated inputs with fresh outputs, for as long as there is time.
 
     Inputs are bound before every run, as a caller with new data would: on a device, ONNX Runtime copies them then.
     """
     rng = np.random.default_rng(SEED)
     steps: list[StepFact] = []
     buffers: dict[str, Buffer] = {}
+
+    def step() -> None:
+        began = time.perf_counter()
+        for name, buffer in buffers.items():
+            binding.bind_input(name, buffer)
+        bound = time.perf_counter()
+        binding.run()
+        steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
+
     try:
         for port in model.inputs if where.runs else ():
             buffers[port.name] = filled_buffer(model, port, shapes[port.name], where, rng)
         for name in model.outputs:
             binding.bind_fresh_output(name)
+        until = time.monotonic() + where.run_seconds
         for _ in range(where.runs):
-            began = time.perf_counter()
-            for name, buffer in buffers.items():
-                binding.bind_input(name, buffer)
-            bound = time.perf_counter()
-            binding.run()
-            steps.append(StepFact(PHASE, 0, time.perf_counter() - bound, bound - began, observed=True))
+            in_time(step, binding.stop, until - time.monotonic())
     except KeyboardInterrupt:
-        return steps, RunInterruptedError(model.path)
+        return _Ran(tuple(steps), RunInterruptedError(model.path), left=left(step))
+    except LateError as late:
+        error = None if steps else RunLateError(model, where.run_seconds, where.values)
+        return _Ran(tuple(steps), error, late=True, left=late.left)
     except RUN_ERRORS as error:
-        return steps, error
-    return steps, None
+        return _Ran(tuple(steps), error)
+    return _Ran(tuple(steps))
 
 
 def filled_buffer(model: OnnxModel, port: ModelPort, shape: Shape, where: Where, rng: np.random.Generator) -> Buffer:
     """An input in host memory with its values."""
-    values, divides = where.values.get(port.name), port.name in model.divisors
+    values, fitting = where.values.get(port.name), model.fitting.get(port.name)
     if port.dtype == STRING:
         return text_buffer(make_values(port, shape, rng) if values is None else values)
     buffer = host_buffer(shape, port.dtype)
-    if values is None and where.dry and dtypes.is_float(port.dtype) and not divides:
+    if values is None and where.dry and dtypes.is_float(port.dtype) and fitting is None:
         return buffer
-    buffer.host[...] = make_values(port, shape, rng, divides=divides) if values is None else values
+    buffer.host[...] = make_values(port, shape, rng, fitting=fitting) if values is None else values
     return buffer
 
 

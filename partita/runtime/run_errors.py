@@ -10,7 +10,7 @@ from pathlib import Path
 from partita.errors import INTERRUPTED, GenerationError, PartitaError, ProviderError, ResourceError
 from partita.observations.codes import Interruption
 from partita.observations.names import CPU
-from partita.observations.text_format import listing
+from partita.observations.text_format import listing, plural
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import LACKS, one_line
 from partita.runtime.ort.session import Session
@@ -29,6 +29,17 @@ class RunInterruptedError(GenerationError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path}: interrupted before its runs finished")
+
+
+class RunLateError(GenerationError):
+    """No run ended within its time. `given`: inputs whose values the user gave."""
+
+    def __init__(self, model: OnnxModel, seconds: float, given: Collection[str]) -> None:
+        super().__init__(
+            f"{model.path}: a run on {_whose_values(model, given)} did not end within {seconds:g} s; where its nodes "
+            f"are holds, and nothing that runs is measured; other values: {spelled('inputs', 'NAME=FILE.npy')}, or "
+            f"more time: {spelled('run_seconds')}"
+        )
 
 
 def let_go(error: BaseException | None) -> None:
@@ -105,5 +116,20 @@ def failure_notes(done: int, wanted: int, error: PartitaError | None) -> tuple[s
     """A sentence about a run that failed."""
     if error is None:
         return ()
-    how = "was interrupted" if isinstance(error, RunInterruptedError) else "failed"
+    how = "failed"
+    if isinstance(error, RunInterruptedError):
+        how = "was interrupted"
+    elif isinstance(error, RunLateError):
+        how = "did not end"
     return (f"run {done + 1} of {wanted} {how}, so what only a complete run can tell is missing: {error}",)
+
+
+def late_notes(done: int, wanted: int, seconds: float, *, left: bool) -> tuple[str, ...]:
+    """What it means for the figures that a run did not end after others did; nothing where none did."""
+    if not done:
+        return ()
+    lost = "; times of nodes and copies are missing, for ONNX Runtime writes its profile after the last run"
+    return (
+        f"run {done + 1} of {wanted} did not end before the {seconds:g} s for runs ({spelled('run_seconds')}) were "
+        f"over, so figures are of {plural(done, 'run')}{lost if left else ''}",
+    )

@@ -16,7 +16,7 @@ from partita.check.requirements import FIELDS, Vocabulary, parse_requirement
 from partita.commands.verbs.report import app as report_app
 from partita.errors import ReportError, UsageError
 from partita.observations.records import ChainEntry
-from partita.partition_reports.records import Bodies, Cache, CacheState
+from partita.partition_reports.records import Bodies, BodyNode, Cache, CacheState
 from tests.conftest import REPOSITORY
 from tests.partition_reports.changed import compiled, each_node, each_phase, mixed, moved, with_cost
 from tests.partition_reports.samples import CPU, GPU, GPU_CHAIN, MISSING_FIRST_CHAIN, PACKAGE, recorded_facts, report_of
@@ -108,6 +108,18 @@ def test_nodes_in_bodies_of_control_flow_are_said_to_be_left_out():
     report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=5, cpu_nodes=(), copies=None)})
     assert "5 nodes in control-flow subgraphs not counted" in required("provider=webgpu,share>=0.6", report)[1]
     assert not required("copies<=99", report)[0], "nobody counted the copies inside"
+
+
+def test_nodes_of_an_unfolded_function_count_in_its_loop_as_well():
+    parts = tuple(
+        BodyNode(name=name, op_type=name, provider=place, replaces=("map",), replaces_op_types=("SequenceMap",))
+        for name, place in (("At", GPU), ("Insert", CPU))
+    )
+    report = each_phase(mixed(), lambda phase: {"bodies": Bodies(nodes=3, cpu_nodes=(), parts=parts, copies=0)})
+    held, said = required("op=SequenceMap,provider=webgpu,share>=1", report)
+    assert not held and "share 0.5 in" in said and "without Insert (Insert on CPU" in said
+    assert "1 node in control-flow subgraphs not counted" in said
+    assert required("op=SequenceMap,nodes=2", report)[0]
 
 
 def test_copies_in_bodies_count_and_are_told_where_the_limit_holds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from partita.diagnosis.session_index import SessionIndex, index_session
@@ -84,3 +85,54 @@ def test_beside_a_function_of_the_main_graph_only_those_that_ran_are_named():
     graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
     index = index_of(RAN[:3], ALL, graph=graph)
     assert on_cpu(index) == ["", "Div0"], "the other Sub may be the function's, and be fused by now"
+
+
+def test_bodies_of_the_optimised_graph_tell_how_many_there_are_and_whose_they_are():
+    graph = (*CHOICE, node("gone", "CenterCropPad", ("x", "s"), ("h",)))
+    choice, last = CHOICE
+    holder = replace(choice, inside=tuple(node("", op, (), ()) for op, _ in ALL))
+    index = index_of((), ALL, graph=graph, optimised=(holder, last))
+    assert on_cpu(index) == ["Sub0", "Div0"]
+    fewer = replace(choice, inside=holder.inside[2:])
+    assert on_cpu(index_of((), ALL, graph=graph, optimised=(fewer, last))) == ["", "Div0"], "a Sub was fused, or both"
+
+
+MAPPED = (node("map", "SequenceMap", ("s",), ("y",)),)
+UNFOLDED = ("SequenceEmpty0", "SequenceLength0", "Loop0")
+IN_LOOP = (("", "SequenceAt", CUDA), ("_inlfunc_SequenceMap_token_0_inner", "Tan", CPU), ("", "SequenceInsert", CPU))
+
+
+def mapped(**changes: Any) -> SessionIndex:
+    """A SequenceMap that nobody ran, with a Tan in its body: CUDA took that before it was unfolded."""
+    listed = (("inner", "Tan", CUDA), *IN_LOOP, *((name[:-1], name[:-1], CUDA) for name in UNFOLDED))
+    given: dict[str, Any] = {
+        "graph": MAPPED,
+        "inner": (node("inner", "Tan", ("e",), ("f",)),),
+        "plan": (UNFOLDED,),
+        "events": (),
+        "runs": (),
+        "assigned": tuple(
+            AssignedNode("" if name == op else name, op, "", provider, number)
+            for number, (name, op, provider) in enumerate(listed)
+        ),
+        "log": (f"CUDA kernel not found in registries for Op type: Tan node name: {IN_LOOP[1][0]}",),
+        "patterns": (KERNEL, FORCED),
+    }
+    return index_session(session_facts(of=CUDA, **(given | changes)))
+
+
+def test_a_node_in_the_body_of_a_function_is_one_under_its_name_in_the_file():
+    index = mapped()
+    assert on_cpu(index) == ["inner", "SequenceInsert0"]
+    assert [entry.node for entry in find_fallbacks(index, "run", (WANTED,))] == ["inner", "SequenceInsert0"]
+    assert explain_node(index, "run", "inner", "Tan", CPU, (WANTED,)).reason == "no_kernel_op"
+
+
+def test_what_a_function_has_in_its_loop_is_a_part_of_it():
+    loop = replace(node("", "Loop", (), ("y",)), inside=tuple(node(name, op, (), ()) for name, op, _ in IN_LOOP))
+    others = tuple(node("", name[:-1], (), (name,)) for name in UNFOLDED[:2])
+    for optimised in (None, (*others, loop)):
+        bodies = find_bodies(mapped(optimised=optimised))
+        assert bodies is not None
+        parts = {part.name: (part.provider, part.replaces) for part in bodies.parts}
+        assert parts["inner"] == (CPU, ("map",)) and parts["SequenceInsert0"] == (CPU, ("map",))

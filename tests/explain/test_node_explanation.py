@@ -119,6 +119,13 @@ def test_what_a_node_in_a_body_is_called_is_data_and_no_text():
     assert {(place.role, place.op_type) for place in found.places} == {("body", None)}
 
 
+def test_a_function_whose_loop_has_nodes_elsewhere():
+    part = BodyNode(name="SequenceInsert0", op_type="SequenceInsert", provider=CPU, replaces=(DET,))
+    bodies = Bodies(nodes=1, cpu_nodes=(), on_cpu=(part,), parts=(part,), copies=0)
+    found = explained(each_phase(mixed(), lambda phase: {"bodies": bodies}), DET)
+    assert {(place.node, place.role) for place in found.places} >= {("SequenceInsert0", "body")}
+
+
 def test_a_node_that_only_a_rejection_names():
     part = RejectedPart(
         file="decode.onnx", provider=GPU, nodes=("a/Softmax",), evidence="error 1002", minimal=True, tries=7

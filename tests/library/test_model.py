@@ -15,7 +15,7 @@ import pytest
 import partita
 from partita.library.edge import public
 from partita.library.local import LocalEngine
-from partita.runtime.ort.session import Binding
+from partita.runtime.ort.binding import Binding
 from tests.conftest import REPOSITORY
 
 PROMPT = [5, 6, 7]

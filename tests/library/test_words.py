@@ -136,6 +136,12 @@ CASES: dict[str, tuple[Call, Words, str, str]] = {
         "replace the package: --force",
     ),
     "runs": (placing("cpu", runs=0), place_words("--provider", "cpu", "--runs", "0"), "runs is 0", "--runs is 0"),
+    "run seconds": (
+        placing("cpu", run_seconds=0.0),
+        place_words("--provider", "cpu", "--run-seconds", "0"),
+        "run_seconds is 0",
+        "--run-seconds is 0",
+    ),
     "seconds": (
         placing("cpu", probe_seconds=-1.0),
         place_words("--provider", "cpu", "--probe-seconds", "-1"),

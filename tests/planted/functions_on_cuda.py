@@ -55,6 +55,11 @@ MAPPED = operators(
     "  [planted] m = SequenceMap<body = b (float[4] e) => (float[4] f) { [inner] f = Tan(e) }>(o)\n"
     "  [join] p = ConcatFromSequence<axis=0>(m)\n  [last] y = Neg(p)\n}",
 )
+SIZED = operators(
+    18,
+    "g (seq(float[N]) x) => (seq(int64[1]) y) {\n"
+    "  [map] y = SequenceMap<body = b (float[N] e) => (int64[1] f) { [inner] f = Shape(e) }>(x)\n}",
+)
 WARPED = image(
     "[planted] at = AffineGrid(t, s)\n  p = GridSample(h, at)",
     inputs="float[1,2,3] t",
@@ -330,6 +335,15 @@ FURTHER: tuple[Case, ...] = (
         None,
         node="",
         op_type="Max",
+    ),
+    cuda(
+        "sequence-map-of-an-input",
+        "sizes of the entries of an input for which no values can be made: nothing runs in the loop of the SequenceMap",
+        "cpu_preferred",
+        SIZED,
+        swap(swap(SIZED, "int64[1]", "float[N]"), "Shape(e)", "Neg(e)"),
+        node="",
+        op_type="SequenceInsert",
     ),
 )
 """Cases that took more to be answered; `cases.UNSOLVED` names those that are not."""

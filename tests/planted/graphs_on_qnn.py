@@ -71,6 +71,16 @@ LOCAL = (
     + '\n<domain: "local", opset_import: ["" : 21]>\nNorm (a, s) => (c) {\n'
     "  [one] b = LayerNormalization<axis=0>(a, s)\n  [two] c = Sigmoid(b)\n}"
 )
+REPEATED = operators(
+    18,
+    "g (float[4] x, int64 n) => (float[4] y) <bool yes={1}> {\n  [first] h = Neg(x)\n"
+    "  [loop] p = Loop(n, yes, h)<body = b (int64 i, bool q, float[4] s) => (bool co, float[4] so) "
+    "{ [keep] co = Identity(q)\n [planted] so = Relu(s) }>\n  [last] y = Neg(p)\n}",
+)
+UNROLLED = operators(
+    18,
+    "g (float[4] x, int64 n) => (float[4] y) {\n  [first] h = Neg(x)\n  [planted] p = Relu(h)\n  [last] y = Neg(p)\n}",
+)
 CENTRED = image("[planted] p = CenterCropPad<axes=[2,3]>(h, to)", extra="int64[2] to={4,4}", opset=18)
 
 CASES: tuple[Case, ...] = (
@@ -113,6 +123,14 @@ CASES: tuple[Case, ...] = (
         AROUND,
         swap(AROUND, "Size(h)", "Size(x)"),
         node="first",
+    ),
+    qnn(
+        "in-a-loop",
+        "a Relu in the body of a Loop: QNN takes nothing there",
+        "not_claimed",
+        REPEATED,
+        UNROLLED,
+        says="together with loop (Loop), in whose body it is, it does not claim it",
     ),
     qnn("unused", "a Celu whose result nobody reads", "no_kernel_op", UNUSED, swap(UNUSED, "Celu", "Sigmoid")),
     qnn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,11 +16,13 @@ from partita.errors import GenerationError, PackageError, ProviderError, Resourc
 from partita.observations.facts import AssignedNode
 from partita.process import rss_bytes
 from partita.providers.resolve import parse_chain, resolve
+from partita.runtime import in_time
 from partita.runtime.inputs import check_room, input_shapes, make_values, not_generated, read_values
 from partita.runtime.onnx_model import ModelPort, fixed_shapes, read_onnx
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.errors import run_error
 from partita.runtime.place import Where, filled_buffer, output_bytes, place_model, place_package
-from partita.runtime.run_errors import told_error
+from partita.runtime.run_errors import RunLateError, told_error
 
 if TYPE_CHECKING:
     from partita.runtime.ort.session import Session
@@ -401,6 +404,67 @@ def test_what_must_not_be_zero_is_one(tmp_path):
     nodes = [helper.make_node("OneHot", ["i", "depth", "v"], ["y"], name="h")]
     inputs = [port("i", TensorProto.INT64, [2]), port("depth", TensorProto.INT64, ()), port("v", F, [2])]
     assert placed(save(tmp_path / "h.onnx", nodes, inputs, [port("y", F, None)])).error is None
+
+
+def test_an_axis_is_one_that_the_operator_takes_by_itself(tmp_path):
+    """Along the batch this DFT has no samples; the kernel of ONNX Runtime 1.27 does not end then."""
+    nodes = [helper.make_node("DFT", ["x", "", "axis"], ["y"], name="d", inverse=1, onesided=1)]
+    inputs = [port("x", F, [1, 6, 2]), port("axis", TensorProto.INT64, ())]
+    path = save(tmp_path / "d.onnx", nodes, inputs, [port("y", F, [1, 10, 1])])
+    assert placed(path).error is None
+    buffer = filled_buffer(read_onnx(path), read_onnx(path).inputs[1], (), where(), np.random.default_rng(0))
+    assert buffer.host == -2
+
+
+def endless(path: Path) -> Path:
+    """A loop that goes on for as long as x is there."""
+    kept, x = [port(name, TensorProto.BOOL, ()) for name in ("in", "out")], port("x", F, ())
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["in"], ["out"], name="again"),
+            helper.make_node("Add", ["a", "a"], ["b"], name="more"),
+        ],
+        "body",
+        [port("i", TensorProto.INT64, ()), kept[0], port("a", F, ())],
+        [kept[1], port("b", F, ())],
+    )
+    nodes = [helper.make_node("Loop", ["", "go", "x"], ["y"], name="loop", body=body)]
+    return save(path, nodes, [x, port("go", TensorProto.BOOL, ())], [port("y", F, ())])
+
+
+def test_a_run_that_does_not_end_is_given_up_and_keeps_the_placement(tmp_path):
+    result = placed(endless(tmp_path / "m.onnx"), run_seconds=0.3)
+    assert isinstance(result.error, RunLateError)
+    assert "a run on generated inputs did not end within 0.3 s; where its nodes are holds" in str(result.error)
+    assert result.facts.sessions[0].plan == (("loop",),) and result.facts.steps == ()
+    assert any(note.startswith("run 1 of 3 did not end, so what") for note in result.facts.notes)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_kernel_that_never_ends_is_left_behind(tmp_path, monkeypatch, before):
+    """Figures of runs that ended before it hold, without the profile, which ONNX Runtime writes at the end."""
+    monkeypatch.setattr(in_time, "STOP_SECONDS", 0.05)
+    monkeypatch.setattr(in_time, "_left", [])
+    runs, ended, run = [0], threading.Event(), Binding.run
+
+    def hang(binding: Binding) -> None:
+        runs[0] += 1
+        if runs[0] > before:
+            ended.wait()
+        else:
+            run(binding)
+
+    monkeypatch.setattr(Binding, "run", hang)
+    result = placed(chain([("Relu", "a")], tmp_path / "m.onnx"), run_seconds=0.5)
+    assert in_time.left()
+    ended.set()
+    assert len(result.facts.steps) == before and result.facts.sessions[0].plan == (("a",),)
+    assert isinstance(result.error, RunLateError) == (before == 0)
+    said = (
+        "run 2 of 3 did not end before the 0.5 s for runs (--run-seconds) were over, so figures are of 1 run; times of"
+    )
+    assert any(note.startswith(said) for note in result.facts.notes) == (before == 1)
+    assert result.facts.sessions[0].runs == ()
 
 
 def test_inputs_that_do_not_fit_into_free_memory_are_refused_before_they_are_made(tmp_path):

@@ -25,6 +25,7 @@ CPU = "CPUExecutionProvider"
 SECONDS_PER_MODEL = 30
 AT_ONCE = 25
 """Models that share the start of a process; what is lost when a run is interrupted."""
+BRIEFLY = ("--runs", "1", "--run-seconds", "10")
 FAULTS = ("internal error", "Traceback (most recent call last)")
 
 
@@ -96,7 +97,7 @@ def _placed(paths: Sequence[Path], provider: str, *, dry: bool) -> list[dict[str
     requests = [
         {
             "folder": str(path.parent),
-            "arguments": ["place", str(path), "--provider", chain, "--json", "--runs", "1", *_sizes(path), *extra],
+            "arguments": ["place", str(path), "--provider", chain, "--json", *BRIEFLY, *_sizes(path), *extra],
             "variables": variables(),
             "path": [],
         }

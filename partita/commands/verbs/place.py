@@ -69,6 +69,9 @@ def place(
     graph_capture: Annotated[
         bool, typer.Option("--graph-capture", help="In a dry run: report whether CUDA graphs could be captured.")
     ] = False,
+    run_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Time limit for the runs of an ONNX file.")
+    ] = 120.0,
     probe_seconds: ProbeSecondsOption = 120.0,
     max_cpu_nodes: MaxCpuNodesOption = None,
     max_copies: MaxCopiesOption = None,
@@ -98,6 +101,7 @@ def place(
                 device=device,
                 graph_capture=graph_capture,
                 probe_seconds=probe_seconds,
+                run_seconds=run_seconds,
             ),
             verb.Shown(report, as_json),
         )

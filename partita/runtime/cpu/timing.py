@@ -22,9 +22,10 @@ from partita.paths import cache_folder
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu.attention import OPERATOR, VARIABLE, Form, Times
 from partita.runtime.cpu.cores import cpu_identity
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import host_buffer
 from partita.runtime.ort.registry import ort_build
-from partita.runtime.ort.session import Binding, Opening, open_native
+from partita.runtime.ort.session import Opening, open_native
 
 FORMAT = 2
 """To be raised when timings are made otherwise, so that old ones count for nothing."""

@@ -23,8 +23,9 @@ from partita.runtime.engine.cache.cache import Cache, Stores, in_place
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer, host_buffer
-from partita.runtime.ort.session import Binding, Session
+from partita.runtime.ort.session import Session
 
 Starts = npt.NDArray[np.int64]
 """[B]: cache positions of the rows' next tokens."""

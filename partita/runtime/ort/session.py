@@ -1,6 +1,6 @@
 """The boundary to ONNX Runtime's sessions: opening one, its bindings, and its evidence.
 
-With buffers.py and registry.py the only module that imports onnxruntime. Opens a session on exactly the
+With binding.py, buffers.py and registry.py the only module that imports onnxruntime. Opens a session on exactly the
 providers it is given and keeps everything that ONNX Runtime says about placement; what to do when that fails is up to
 `chain`. Knows nothing of tokens or packages.
 """
@@ -24,15 +24,15 @@ from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
+from partita.runtime.ort.binding import FATAL, Binding
 from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
-from partita.runtime.ort.errors import run_error
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
 from partita.runtime.ort.native_log import Captured, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
 from partita.runtime.ort.variables import variables
 from partita.signals import held
 
-VERBOSE, INFO, WARNING, FATAL = 0, 1, 2, 4
+VERBOSE, INFO, WARNING = 0, 1, 2
 WEIGHTS_FILE = "weights.data"
 SMALL_BYTES = 1024
 """Constants up to this size stay in the file of an optimised graph."""
@@ -181,6 +181,10 @@ class Session:
         self._folder.cleanup()
         return text
 
+    def leave(self) -> None:
+        """Let a run that does not end have this session: nothing waits for it, and its profile is not asked for."""
+        self.profiling = False
+
     def close(self) -> None:
         """End profiling, delete the temporary folder and let go of the native session. May be called twice.
 
@@ -225,71 +229,6 @@ class Place:
 def _places(ports: Sequence[Any], infos: Sequence[Any]) -> dict[str, Place]:
     """The memory of each port."""
     return {str(port.name): Place(str(info.name), int(info.device_id)) for port, info in zip(ports, infos, strict=True)}
-
-
-class Binding:
-    """Inputs and outputs of one session, bound to buffers once and run many times."""
-
-    def __init__(self, native: Any, file: str) -> None:
-        # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
-        self._io = native.io_binding()
-        self._native, self._file = native, file
-        self._options = ort.RunOptions()
-        # A failed run raises; ONNX Runtime need not also write it to stderr.
-        self._options.log_severity_level = FATAL
-        # What it is by default. Said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25
-        # microseconds to be told by an exception that it is not there.
-        self._options.add_run_config_entry("gpu_graph_id", "0")
-        self._outputs: list[str] = []
-        self.buffers: dict[str, Buffer] = {}
-
-    def bind_input(self, name: str, buffer: Buffer) -> None:
-        """Read input `name` from `buffer` in every run."""
-        try:
-            self._io.bind_ortvalue_input(name, buffer.value)
-        except NATIVE_ERRORS as error:
-            raise run_error(self._file, error) from error
-        self.buffers[name] = buffer
-
-    def bind_output(self, name: str, buffer: Buffer) -> None:
-        """Write output `name` into `buffer` in every run."""
-        try:
-            self._io.bind_ortvalue_output(name, buffer.value)
-        except NATIVE_ERRORS as error:
-            raise run_error(self._file, error) from error
-        if name not in self._outputs:
-            self._outputs.append(name)
-        self.buffers[name] = buffer
-
-    def bind_fresh_output(self, name: str) -> None:
-        """Let ONNX Runtime allocate output `name` in host memory in every run."""
-        try:
-            self._io.bind_output(name, "cpu")
-        except NATIVE_ERRORS as error:
-            raise run_error(self._file, error) from error
-        self._outputs.append(name)
-
-    def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
-        """Shape of each output after the last run; None for what is no tensor."""
-        values = zip(self._outputs, self._io.get_outputs(), strict=True)
-        return {name: tuple(value.shape()) if value.is_tensor() else None for name, value in values}
-
-    def run(self) -> None:
-        """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
-        try:
-            self._native.run_with_iobinding(self._io, self._options)
-        except NATIVE_ERRORS as error:
-            raise run_error(self._file, error) from error
-
-    def release(self) -> None:
-        """Let go of the native binding and of every buffer; what is known of the buffers stays."""
-        self._io = None
-        self._native = None
-        self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}
-
-    def output_addresses(self) -> dict[str, int]:
-        """Where the last run left each output."""
-        return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
 
 
 def open_native(path: Path, active: Sequence[Resolution], opening: Opening) -> Session:

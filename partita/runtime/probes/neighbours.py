@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from partita.observations.text_format import name_some
-from partita.runtime.model_file import reads
+from partita.runtime.model_file import all_nodes, bodies, reads
 from partita.runtime.probes.cases import COMPANY, NODE, part_model, zeros_needed
 from partita.runtime.probes.graphs import CannotProbeError, Graph
 
@@ -36,10 +36,11 @@ class Neighbourhood:
 
 def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
     """The node with each node next to it, six at most, then with all of them, then with more and more of those around,
-    as long as they and their weights are few; nothing of a node in a body.
+    as long as they and their weights are few; a node in a body with the node of the main graph that has the body.
     """
     nodes = {node.name: node for node in graph.proto.graph.node if node.name}
     if name not in nodes:
+        yield from _holder(graph, nodes.values(), name)
         return
     beside = _edges(nodes)
     around: list[set[str]] = []
@@ -56,6 +57,16 @@ def neighbourhoods(graph: Graph, name: str) -> Iterator[Neighbourhood]:
                 return
             others = [f"{own} ({node.op_type})" for own, node in nodes.items() if own in chosen and own != name]
             yield Neighbourhood(name_some(others, MOST_NAMED), model)
+
+
+def _holder(graph: Graph, nodes: Iterable[onnx.NodeProto], name: str) -> Iterator[Neighbourhood]:
+    """The node of the main graph in whose body a node is, with the whole body; nothing where that is too large."""
+    found = graph.find(name)
+    for holder in nodes if found is not None else ():
+        if any(inner is found for body in bodies(holder) for inner in all_nodes(body)):
+            model = _model(graph, [holder.name], found.name if found is not None else name)
+            if model is not None and zeros_needed([model]) <= MOST_BYTES:
+                yield Neighbourhood(f"{holder.name} ({holder.op_type}), in whose body it is,", model)
 
 
 def _edges(nodes: Mapping[str, onnx.NodeProto]) -> dict[str, dict[str, None]]:
@@ -75,6 +86,6 @@ def _model(graph: Graph, chosen: Iterable[str], name: str) -> onnx.ModelProto | 
         model = part_model(graph, [node.name for node in graph.proto.graph.node if node.name in wanted], fixed=False)
     except CannotProbeError:
         return None
-    for number, node in enumerate(model.graph.node):
+    for number, node in enumerate(all_nodes(model.graph)):
         node.name = NODE if node.name == name else f"{COMPANY}{number}"
     return model

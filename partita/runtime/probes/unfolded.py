@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from partita.runtime.model_file import all_nodes
 from partita.runtime.probes.cases import Case, node_case, part_model
 from partita.runtime.probes.constants import constant_of
 from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_proto, plain_domain, read_type
@@ -94,6 +96,8 @@ def _inline(model: onnx.ModelProto, domain: str, op_type: str, *, deep: bool) ->
         else:
             made.graph.initializer.add().CopyFrom(value)
             made.graph.initializer[-1].name = node.output[0]
+    for number, inner in enumerate(islice(all_nodes(made.graph), len(made.graph.node), None)):
+        inner.name = inner.name or f"{op_type}/inside/{number}"
     return made
 
 

@@ -19,7 +19,7 @@ from partita.providers.base import Opens, Option
 from partita.providers.resolve import Resolution, known_providers
 from partita.runtime.onnx_model import read_onnx
 from partita.runtime.probes.cache import Cache
-from partita.runtime.probes.cases import NODE, node_case
+from partita.runtime.probes.cases import COMPANY, NODE, node_case
 from partita.runtime.probes.graphs import Graph, cut_graph
 from partita.runtime.probes.lab import Answer, Lab, Turn
 from partita.runtime.probes.neighbours import MOST_TOGETHER, neighbourhoods
@@ -207,6 +207,19 @@ def test_a_hub_of_a_graph_is_not_tried_with_everything(tmp_path: Path) -> None:
     onnx.save(parser.parse_model(text), tmp_path / "hub.onnx")
     found = list(neighbourhoods(cut_graph(read_onnx(tmp_path / "hub.onnx"), {}), "hub"))
     assert found and max(len(each.model.graph.node) for each in found) == 2
+
+
+def test_a_node_in_a_body_is_tried_with_what_has_the_body(tmp_path: Path) -> None:
+    text = (
+        '<ir_version: 10, opset_import: ["" : 21]>\ng (float[2] x, bool c) => (float[2] y) {\n  [first] h = Neg(x)\n'
+        "  [choice] y = If(c)<then_branch = t () => (float[2] a) { [inner] a = Relu(h) }, "
+        "else_branch = e () => (float[2] b) { [other] b = Neg(h) }>\n}"
+    )
+    onnx.save(parser.parse_model(text), tmp_path / "if.onnx")
+    (found,) = neighbourhoods(cut_graph(read_onnx(tmp_path / "if.onnx"), {}), "inner")
+    assert found.words == "choice (If), in whose body it is,"
+    (holder,) = found.model.graph.node
+    assert [node.name for body in holder.attribute for node in body.g.node] == [NODE, f"{COMPANY}2"]
 
 
 def test_nodes_that_are_alike_are_told_of_their_own_neighbours(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from partita.observations.facts import StateFact
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
-from partita.runtime.ort.session import Binding
 
 
 class Store(Protocol):

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from partita.contract import State
 from partita.observations.facts import StateFact
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
-from partita.runtime.ort.session import Binding, Session
+from partita.runtime.ort.session import Session
 
 
 @dataclass(slots=True)

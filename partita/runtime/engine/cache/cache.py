@@ -10,8 +10,9 @@ from partita.runtime.engine.cache import fixed
 from partita.runtime.engine.cache.base import Store
 from partita.runtime.engine.cache.fixed import FixedStates
 from partita.runtime.engine.cache.recurrent import RecurrentStates
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
-from partita.runtime.ort.session import Binding, Session
+from partita.runtime.ort.session import Session
 
 Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
 """Who keeps which of the states of a package."""

@@ -1,0 +1,75 @@
+"""Bodies that the file gives to a function of ONNX: SequenceMap, the only one that takes a graph. Pure.
+
+ONNX Runtime lists their nodes twice: as the file has them, before it unfolds the function, and then in the loop that
+it is unfolded into, under a name that begins with the function's (`_inlfunc_SequenceMap_inner`). They are one node,
+which is called as in the file, and is where the later entry has it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from partita.observations.facts import GraphNode, SessionFacts
+from partita.observations.names import INLINED
+
+TAKES_A_GRAPH = frozenset({"SequenceMap"})
+COPIED = re.compile(rf"{INLINED}({'|'.join(sorted(TAKES_A_GRAPH))})_(token_\d+_)?(?P<name>.+)", re.DOTALL)
+OF_ONNX = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Names that nodes of such bodies run under."""
+
+    names: Mapping[str, str]
+    """Such a name -> that in the file."""
+    owners: Mapping[str, tuple[str, ...]]
+    """Name in the file -> the functions of the main graph that it may be in the body of."""
+
+    @property
+    def copied_as(self) -> dict[str, tuple[str, ...]]:
+        """Name in the file -> such names."""
+        found: dict[str, tuple[str, ...]] = {}
+        for copy, name in self.names.items():
+            found[name] = (*found.get(name, ()), copy)
+        return found
+
+
+def takes_a_graph(node: GraphNode) -> bool:
+    """Whether a node of the file is such a function."""
+    return node.op_type in TAKES_A_GRAPH and node.domain in OF_ONNX
+
+
+def with_file_names(facts: SessionFacts) -> tuple[SessionFacts, Copies]:
+    """The facts with one entry for each node of such a body, under its name in the file."""
+    holders = [node for node in facts.graph if takes_a_graph(node)]
+    if not holders and not any(map(takes_a_graph, facts.inner)):
+        return facts, Copies({}, {})
+    inner = {node.name for node in facts.inner}
+    known = {node.name for node in facts.graph} | inner
+    seen = [node.name for node in facts.assigned or ()] + [event.name for event in facts.events]
+    seen += [node.name for holder in facts.optimised or () for node in holder.inside]
+    names = {
+        name: match["name"]
+        for name in dict.fromkeys(seen)
+        if name not in known and (match := COPIED.fullmatch(name)) and match["name"] in inner
+    }
+    listed = facts.assigned
+    if listed is not None:
+        copied = {names[node.name] for node in listed if node.name in names}
+        listed = tuple(
+            replace(node, name=names.get(node.name, node.name)) for node in listed if node.name not in copied
+        )
+    events = tuple(replace(event, name=names.get(event.name, event.name)) for event in facts.events)
+    owners = dict.fromkeys(names.values(), tuple(node.name for node in holders))
+    return replace(facts, assigned=listed, events=events), Copies(names, owners)
+
+
+def log_lines(log: Mapping[str, Sequence[str]], copies: Copies) -> dict[str, tuple[str, ...]]:
+    """Log lines by node, with those that name a copy among those of the node."""
+    found = {name: tuple(lines) for name, lines in log.items() if name not in copies.names}
+    for copy, name in copies.names.items():
+        found[name] = tuple(dict.fromkeys((*log.get(copy, ()), *found.get(name, ()))))
+    return found

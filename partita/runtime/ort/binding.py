@@ -1,0 +1,84 @@
+"""Inputs and outputs of one session, bound to buffers; the runs of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnxruntime as ort
+
+from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer
+from partita.runtime.ort.errors import run_error
+
+FATAL = 4
+
+
+class Binding:
+    """Inputs and outputs of one session, bound to buffers once and run many times."""
+
+    def __init__(self, native: Any, file: str) -> None:
+        # Attributes go in the order they came: were this the session's last holder, the binding must go before it.
+        self._io = native.io_binding()
+        self._native, self._file = native, file
+        self._options = ort.RunOptions()
+        # A failed run raises; ONNX Runtime need not also write it to stderr.
+        self._options.log_severity_level = FATAL
+        # What it is by default. Said, because ONNX Runtime 1.31's wrapper asks for it in every run, and takes 25
+        # microseconds to be told by an exception that it is not there.
+        self._options.add_run_config_entry("gpu_graph_id", "0")
+        self._outputs: list[str] = []
+        self.buffers: dict[str, Buffer] = {}
+
+    def bind_input(self, name: str, buffer: Buffer) -> None:
+        """Read input `name` from `buffer` in every run."""
+        try:
+            self._io.bind_ortvalue_input(name, buffer.value)
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        self.buffers[name] = buffer
+
+    def bind_output(self, name: str, buffer: Buffer) -> None:
+        """Write output `name` into `buffer` in every run."""
+        try:
+            self._io.bind_ortvalue_output(name, buffer.value)
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        if name not in self._outputs:
+            self._outputs.append(name)
+        self.buffers[name] = buffer
+
+    def bind_fresh_output(self, name: str) -> None:
+        """Let ONNX Runtime allocate output `name` in host memory in every run."""
+        try:
+            self._io.bind_output(name, "cpu")
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+        self._outputs.append(name)
+
+    def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
+        """Shape of each output after the last run; None for what is no tensor."""
+        values = zip(self._outputs, self._io.get_outputs(), strict=True)
+        return {name: tuple(value.shape()) if value.is_tensor() else None for name, value in values}
+
+    def run(self) -> None:
+        """Run the session on the bound buffers. Raises GenerationError, ProviderError or ResourceError."""
+        try:
+            self._native.run_with_iobinding(self._io, self._options)
+        except NATIVE_ERRORS as error:
+            raise run_error(self._file, error) from error
+
+    def stop(self) -> None:
+        """From another thread: let a run end after the node at which it is, and no other begin.
+
+        The run raises GenerationError then. Within a kernel nothing looks whether it is to stop.
+        """
+        self._options.terminate = True
+
+    def release(self) -> None:
+        """Let go of the native binding and of every buffer; what is known of the buffers stays."""
+        self._io = None
+        self._native = None
+        self.buffers = {name: buffer.released() for name, buffer in self.buffers.items()}
+
+    def output_addresses(self) -> dict[str, int]:
+        """Where the last run left each output."""
+        return {name: int(value.data_ptr()) for name, value in zip(self._outputs, self._io.get_outputs(), strict=True)}
