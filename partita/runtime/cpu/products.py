@@ -13,8 +13,9 @@ import numpy as np
 
 from partita.providers.resolve import Resolution
 from partita.runtime.cpu.timing import thread_clock
+from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import host_buffer
-from partita.runtime.ort.session import Binding, Opening, open_native
+from partita.runtime.ort.session import Opening, open_native
 
 FILE = Path("product.onnx")
 """Where a model would lie, were it a file."""
