@@ -15,6 +15,7 @@ from partita.diagnosis import (
     unfolded_bodies,
     unnamed_in_bodies,
 )
+from partita.diagnosis.inlined_branches import inlined_branches
 from partita.diagnosis.optimised_graph import MEMCPY_OPS, OptimisedGraph, index_graph
 from partita.observations.facts import AssignedNode, GraphNode, NodeEvent, SessionFacts
 from partita.observations.log_pattern import LogPattern
@@ -154,7 +155,8 @@ def index_session(facts: SessionFacts) -> SessionIndex:
     within = {**copies.owners, **{copies.names[name]: own for name, own in by_name.items() if name in copies.names}}
     unfolded |= {name: owners for name, owners in in_bodies.items() if len(owners) == 1}
     stands_for = {**unfolded, **fusion.stand_ins(dict.fromkeys(order), exported, compiled, optimised, inputs)}
-    clear = {*stands_for, *compiled, *parts}
+    branches = inlined_branches(facts, order)
+    clear = {*stands_for, *branches, *compiled, *parts}
     told = {each for behind in stands_for.values() for each in behind}
     groups = rewritten.find_groups(dict.fromkeys(order), exported, optimised, inputs, clear, told)
     if optimised is None:
@@ -185,7 +187,9 @@ def index_session(facts: SessionFacts) -> SessionIndex:
         memcpy=logged if optimised is None else _copied_tensors(optimised),
         optimised=optimised,
         compiled=compiled,
-        stands_for=stands_for | {name: behind for group in groups for name, behind in group.shares.items() if behind},
+        stands_for=stands_for
+        | branches
+        | {name: behind for group in groups for name, behind in group.shares.items() if behind},
         beside={name: group.replaced for group in groups for name in group.members if name not in group.shares},
         parts=parts,
         blank_log={

@@ -32,6 +32,8 @@ class GraphNode:
     """file:line of the modelling code that produced the node."""
     inside: tuple[GraphNode, ...] = ()
     """Nodes in its bodies, however deep; of nodes of an optimised graph only."""
+    body: str = ""
+    """The attribute whose graph it is in: `then_branch`; empty in the main graph."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -153,7 +152,16 @@ def defines(graph: onnx.GraphProto) -> frozenset[str]:
 
 def inner_nodes(graph: onnx.GraphProto) -> tuple[GraphNode, ...]:
     """Nodes in the bodies of control flow, however deep."""
-    return tuple(graph_node(node) for node in islice(all_nodes(graph), len(graph.node), None))
+    return tuple(replace(graph_node(node), body=body) for body, node in _in_bodies(graph))
+
+
+def _in_bodies(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.NodeProto]]:
+    """Nodes in bodies in the order of `all_nodes`, each with the attribute that its body is."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield from ((attribute.name, inner) for inner in body.node)
+                yield from _in_bodies(body)
 
 
 def graph_node(node: onnx.NodeProto) -> GraphNode:

@@ -45,6 +45,31 @@ def test_packed_and_floating_products_are_counted_by_operator_and_provider() -> 
     assert f"{len(packed)} nodes of decode read weights of an int4 package as they are packed" in str(line.text)
 
 
+def test_phases_that_compute_otherwise_are_told_apart() -> None:
+    report = of_precision("int4", {"MatMul": "MatMulNBits"})
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "nodes": tuple(
+                    node.model_copy(update={"op_type": "MatMulIntegerToFloat"})
+                    if phase.name == "prefill" and node.op_type == "MatMulNBits"
+                    else node
+                    for node in phase.nodes
+                )
+            }
+        )
+        for phase in report.phases
+    )
+    found = section(report.model_copy(update={"phases": phases}))
+    assert found is not None
+    first, second = [str(block.text) for block in found.blocks if isinstance(block, Line)]
+    count = sum(
+        node.op_type == "MatMulNBits" for phase in report.phases if phase.name == "decode" for node in phase.nodes
+    )
+    assert f"{count} nodes of prefill" in first and f"{count} of them as int8 with activations rounded to int8" in first
+    assert f"{count} nodes of decode" in second and "rounded" not in second
+
+
 def test_a_package_whose_weights_nobody_computes_with_is_said() -> None:
     report = of_precision("int8", {"MatMul": "Mul", "Gemm": "Mul", "FusedMatMul": "Mul"})
     found = section(report)

@@ -31,6 +31,13 @@ UNREAD = operators(
     21,
     "g (float[4,16] x) => (float[4,16] y) {\n  [first] y = Neg(x)\n  [planted] p = Celu(x)\n}",
 )
+SURE = operators(
+    21,
+    "g (float[4,16] x) => (float[4,16] y) <bool no={0}, int32 low={1}> {\n  [first] h = Neg(x)\n"
+    "  [choice] p = If(no)<then_branch = t () => (float[4,16] a) { [other] a = Clip(h) }, else_branch = e () => "
+    "(float[4,16] c) { [whole] i = Cast<to=6>(h)\n [planted] d = Clip(i, low)\n [back] c = Cast<to=1>(d) }>\n"
+    "  [last] y = Neg(p)\n}",
+)
 BYTES = operators(
     21, "g (float[4] x) => (float8e4m3fnuz[4] y) {\n  [first] h = Neg(x)\n  [planted] y = Cast<to=18>(h)\n}"
 )
@@ -136,6 +143,14 @@ CASES: tuple[Case, ...] = (
         OPEN,
         swap(OPEN, "Celu", "Elu"),
         arguments=("--shape", "N=3", "--shape", "M=5"),
+    ),
+    cuda(
+        "int32-in-a-branch-that-is-always-taken",
+        "a type that CUDA lacks, in the branch that ONNX Runtime puts in the place of its If",
+        "no_kernel_type",
+        SURE,
+        swap(swap(SURE, "to=6", "to=7"), "int32 low", "int64 low"),
+        node="_if_else_branch_Clip",
     ),
     cuda("passed-on", "an input that is an output as well", NO_FALLBACK, PASSED, None),
     cuda(

@@ -48,6 +48,14 @@ def captured(name: str, planted: str, expected: str, text: str, control: str, **
     return Case(f"webgpu-{name}", "webgpu", "webgpu", planted, expected, run, taken, **more)  # type: ignore[arg-type]
 
 
+WHOLE_BRANCH = operators(
+    21,
+    "g (int64[4,16] x, float[4,16] z) => (float[4,16] y) <bool yes={1}, int64[4,16] w> {\n"
+    "  [choice] p = If(yes)<then_branch = t () => (float[4,16] a) { [inner] b = Mul(x, w)\n "
+    " [back] a = Cast<to=1>(b) }, else_branch = e () => (float[4,16] c) { [other] c = Mul(z, z) }>\n"
+    "  [last] y = Neg(p)\n}",
+)
+
 CASES: tuple[Case, ...] = (
     webgpu(
         "selu-of-nothing",
@@ -112,6 +120,14 @@ CASES: tuple[Case, ...] = (
         "a graph that the user wants captured, and that WebGPU has",
         NO_FALLBACK,
         Run(PLAIN, CAPTURE),
+    ),
+    webgpu(
+        "int64-in-a-branch-that-is-always-taken",
+        "a type that WebGPU lacks, in the branch that ONNX Runtime puts in the place of its If",
+        "no_kernel_type",
+        WHOLE_BRANCH,
+        WHOLE_BRANCH.replace("int64", "int32"),
+        node="_if_then_branch_Mul",
     ),
     webgpu(
         "opset-6",

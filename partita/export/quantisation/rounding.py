@@ -16,7 +16,7 @@ from partita.export.quantisation.forms.base import Place, last
 
 QUANTIZE = "QuantizeLinear"
 ROUNDED = "rounded"
-ZERO_POINTS = "zero points"
+ZERO_POINTS = "zero_points"
 LARGEST, MIDDLE = 127, 128
 """Of rounded activations, and the number that stands for 0."""
 TINY = 1e-30
