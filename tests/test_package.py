@@ -18,14 +18,13 @@ from partita.package import (
     Graph,
     Manifest,
     Source,
-    StepError,
-    Verification,
     check_files,
     inside,
     read_manifest,
     record_file,
     write_manifest,
 )
+from partita.package_records import StepError, Verification
 from tests.conftest import REPOSITORY
 
 PUBLISHED_SCHEMA = REPOSITORY / "docs" / "package.schema.json"

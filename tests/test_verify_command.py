@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from partita.commands.verify import show
-from partita.package import StepError, Verification
+from partita.package_records import StepError, Verification
 
 STEPS = ("prefill", "rows of different length", "decode 10", "x")
 

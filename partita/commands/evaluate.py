@@ -12,7 +12,8 @@ from partita.commands.results import EvaluateResult
 from partita.commands.supervise import supervised
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
 from partita.library.chain import ChainOptions, Target, read_chain_options
-from partita.package import Manifest, Quality, check_files, read_manifest
+from partita.package import Manifest, check_files, read_manifest
+from partita.package_records import Quality
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column, words
 from partita.runtime.evaluation import Evaluation

@@ -12,7 +12,8 @@ from partita.commands.terminal import Bars, fold, note, print_record, write_stdo
 from partita.export.pipeline import ExportOptions, Summary
 from partita.library.exporting import TargetOptions, run_export
 from partita.observations.text_format import human_bytes, plural
-from partita.package import Manifest, PackedKind, PackedWeights, Verification
+from partita.package import Manifest
+from partita.package_records import PackedKind, PackedWeights, Verification
 
 PACKED_WEIGHTS, NARROW_WEIGHTS = "packed_weights", "narrow_weights"
 """What the last change of a graph is called where its passes are counted."""

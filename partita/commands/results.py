@@ -22,7 +22,8 @@ from partita.diff.records import ReportDiff
 from partita.errors import PartitaError, ProviderError, public_type
 from partita.explain.node_explanation import Explanation, Matches
 from partita.observations.records import Record, RemedyRecord, remedy_records
-from partita.package import Manifest, Quality
+from partita.package import Manifest
+from partita.package_records import Quality
 from partita.support.diff.compare import SupportDiff
 from partita.support.records import SupportTable
 

@@ -14,7 +14,8 @@ from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.observations.text_format import NOT_KNOWN, plural
-from partita.package import Manifest, StepError, Verification, check_files, read_manifest
+from partita.package import Manifest, check_files, read_manifest
+from partita.package_records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, words
 

@@ -16,7 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from partita.export import twins
-from partita.package import Manifest, Verification
+from partita.package import Manifest
+from partita.package_records import Verification
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 DETAIL = "float32 arithmetic over the bfloat16 weights, as the CPU provider has no bfloat16 kernels"

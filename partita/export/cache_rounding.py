@@ -29,7 +29,8 @@ from partita.export.progress import Stage
 from partita.export.quality import RANDOM, OpenScorer, measured_tokens
 from partita.export.target import Question, Target
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
-from partita.package import Graph, Manifest, RoundedCache, record_file
+from partita.package import Graph, Manifest, record_file
+from partita.package_records import RoundedCache
 from partita.spelling import spelled
 
 OPERATOR, DOMAIN = "GroupQueryAttention", "com.microsoft"

@@ -19,7 +19,7 @@ from partita.export.recurrence import used_by
 from partita.export.target import Answer, Target, asked, candidates, describe, instead_of, rank, skeleton
 from partita.export.tracing import Traced
 from partita.export.ways import AUTO, Way, every_way, usual
-from partita.package import TargetRecord, Verification
+from partita.package_records import TargetRecord, Verification
 
 
 class Choices(Protocol):

@@ -38,7 +38,7 @@ from partita.export.tracing import FixedLengthError, Traced, trace, without_unre
 from partita.export.ways import Way
 from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
-from partita.package import Calibration, PrefillChoice
+from partita.package_records import Calibration, PrefillChoice
 from partita.spelling import spelled
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]

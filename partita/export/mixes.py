@@ -29,7 +29,7 @@ from partita.export.quantisation.reference import parameter_names
 from partita.export.texts import Text, Tokens
 from partita.export.work import tell
 from partita.observations.text_format import human_bytes
-from partita.package import Mix, TriedMix, UnitCost
+from partita.package_records import Mix, TriedMix, UnitCost
 from partita.spelling import spelled
 
 SHARES = (1.0, 0.5, 0.25)

@@ -26,7 +26,7 @@ from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, take_names
 from partita.export.target import Question, TakesEach, Target
 from partita.export.weight_sources import Plain, StoredPart, stored
-from partita.package import NarrowWeights
+from partita.package_records import NarrowWeights
 from partita.spelling import spelled
 
 WIDE = "float32"

@@ -19,7 +19,8 @@ from partita.export.progress import stage
 from partita.export.quality import OpenScorer
 from partita.export.target import Smoke, Target
 from partita.export.work import Work, tell
-from partita.package import Manifest, SmokeRecord, Verification
+from partita.package import Manifest
+from partita.package_records import SmokeRecord, Verification
 from partita.spelling import spelled
 
 Replay = Callable[[Path, Manifest], Verification]

@@ -16,7 +16,8 @@ from partita.export.operators import CONTRIB
 from partita.export.quantisation.kernels import Kernels
 from partita.export.ways import AUTO, Way, every_way, usual
 from partita.export.weight_sources import stored
-from partita.package import AskedLowering, Manifest, SmokeRecord, Verification
+from partita.package import Manifest
+from partita.package_records import AskedLowering, SmokeRecord, Verification
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,11 +42,11 @@ from partita.package import (
     Manifest,
     Source,
     TokenizerKind,
-    Verification,
     record_file,
     sha256_of,
     write_manifest,
 )
+from partita.package_records import Verification
 from partita.process import peak_rss_bytes
 from partita.spelling import spelled
 

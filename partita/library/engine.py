@@ -12,7 +12,7 @@ from typing import Protocol
 from partita.check.limits import Limits
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
-from partita.package import Verification
+from partita.package_records import Verification
 from partita.partition_reports.records import Report
 from partita.runtime.engine.recorder import Step
 from partita.runtime.evaluation import Evaluation

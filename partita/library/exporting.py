@@ -15,7 +15,8 @@ from partita.library.audience import LOGGER, QUIET, Audience
 from partita.library.edge import public
 from partita.library.scratch import own_compile_cache
 from partita.library.where import Libraries, Options, text
-from partita.package import Manifest, SmokeRecord, TokenizerKind, Verification
+from partita.package import Manifest, TokenizerKind
+from partita.package_records import SmokeRecord, Verification
 from partita.spelling import spelled
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
 from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
-from partita.package import Manifest, Verification, check_files
+from partita.package import Manifest, check_files
+from partita.package_records import Verification
 from partita.partition_reports.records import Report
 from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, idle_providers

@@ -28,7 +28,8 @@ from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.report import Report
 from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
-from partita.package import Manifest, Verification
+from partita.package import Manifest
+from partita.package_records import Verification
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.text import Text, load_text, stop_token_ids

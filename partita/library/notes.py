@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partita.library.engine import Begun
 from partita.observations.records import ChainEntry, remedy_of
-from partita.package import Verification
+from partita.package_records import Verification
 from partita.providers.resolve import Resolution
 from partita.spelling import spelled
 

@@ -22,7 +22,7 @@ from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
 from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
 from partita.observations.names import CPU
-from partita.package import Verification
+from partita.package_records import Verification
 from partita.partition_reports.records import Report
 from partita.remedies import Remedy
 from partita.runtime.engine.recorder import Step

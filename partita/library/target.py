@@ -20,7 +20,8 @@ from partita.export.quantisation.kernels import Kernels
 from partita.export.target import Answer, Ask, Question, ReplayTarget, Smoke, TakesEach, Target
 from partita.library.audience import QUIET, Audience
 from partita.observations.names import CPU
-from partita.package import Manifest, SmokeRecord, Verification
+from partita.package import Manifest
+from partita.package_records import SmokeRecord, Verification
 from partita.providers.base import Provider
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.providers.generic import parse_libraries

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from partita.errors import GenerationError, ProviderError
 from partita.observations.text_format import plural
-from partita.package import Manifest, SmokeRecord
+from partita.package import Manifest
+from partita.package_records import SmokeRecord
 from partita.providers.base import Provider
 from partita.runtime.chain import idle_providers
 from partita.runtime.engine.loop import serve

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from partita.errors import PackageError
 from partita.observations.text_format import plural
-from partita.package import KNOWN_ANSWER, Manifest, StepError, Verification, read_manifest
+from partita.package import KNOWN_ANSWER, Manifest, read_manifest
+from partita.package_records import StepError, Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT

@@ -30,7 +30,7 @@ from partita.machine.records import MachineReport
 from partita.observations.codes import ReasonCode
 from partita.observations.facts import RunFacts, SessionFacts
 from partita.observations.records import ChainEntry, Environment, PackageFacts
-from partita.package import Verification
+from partita.package_records import Verification
 from partita.partition_reports.build import build_report
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, Request

@@ -17,7 +17,8 @@ import pytest
 from partita.errors import PackageError, ParityError, ResourceError
 from partita.export import known_answer
 from partita.export.pipeline import ExportOptions, export
-from partita.package import MANIFEST, Manifest, Verification, read_manifest
+from partita.package import MANIFEST, Manifest, read_manifest
+from partita.package_records import Verification
 from tests.conftest import REPOSITORY, TinyCheckpoint
 
 ONE: dict[str, Any] = {"num_hidden_layers": 1}

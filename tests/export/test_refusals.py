@@ -11,7 +11,8 @@ from partita.errors import UnsupportedModelError
 from partita.export import hooks
 from partita.export.hooks import MaskFunction, MaskRule, classify_mask
 from partita.export.pipeline import ExportOptions, export
-from partita.package import Manifest, Verification
+from partita.package import Manifest
+from partita.package_records import Verification
 from tests.export.breadth import recipes
 
 REFUSED = {

@@ -17,7 +17,8 @@ from partita.export.target import Answer, Target
 from partita.library.exporting import replay as replay_on_cpu
 from partita.library.exporting import smoke as smoke_on_cpu
 from partita.library.target import find_target
-from partita.package import Manifest, SmokeRecord, Verification, read_manifest
+from partita.package import Manifest, read_manifest
+from partita.package_records import SmokeRecord, Verification
 from tests.conftest import TinyCheckpoint
 
 ODD = 6

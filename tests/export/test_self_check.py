@@ -12,7 +12,8 @@ from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import compute
 from partita.export.pipeline import ExportOptions, export
 from partita.library.exporting import replay
-from partita.package import Manifest, Verification
+from partita.package import Manifest
+from partita.package_records import Verification
 from tests.conftest import TinyCheckpoint
 
 

@@ -18,7 +18,8 @@ from partita.export.pipeline import ExportOptions, Summary, export
 from partita.export.target import Answer, Target, candidates, describe, rank
 from partita.export.ways import Way, usual
 from partita.library.exporting import replay as replay_on_cpu
-from partita.package import Manifest, Verification, read_manifest
+from partita.package import Manifest, read_manifest
+from partita.package_records import Verification
 from tests.conftest import TinyCheckpoint
 
 SPOILS = {"gqa": "GroupQueryAttention", "onnx24": "TensorScatter", "primitives": "ScatterElements"}

@@ -22,7 +22,8 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import save_file
 
 from partita.contract import GraphFile, Port, Role, State
-from partita.package import KNOWN_ANSWER, Graph, Manifest, Source, Verification, record_file, write_manifest
+from partita.package import KNOWN_ANSWER, Graph, Manifest, Source, record_file, write_manifest
+from partita.package_records import Verification
 
 VOCAB, WIDTH, LENGTH, DECAY = 64, 8, 48, 0.9
 RANDOM = np.random.default_rng(5)

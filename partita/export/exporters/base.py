@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from partita.export.progress import Stage
     from partita.export.target import Target
     from partita.export.work import Work
-    from partita.package import Calibration, NarrowWeights, PackedWeights, PrefillChoice, TargetRecord, Verification
+    from partita.package_records import (
+        Calibration,
+        NarrowWeights,
+        PackedWeights,
+        PrefillChoice,
+        TargetRecord,
+        Verification,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
 from partita.export.work import Work
-from partita.package import PrefillChoice, TargetRecord, Verification
+from partita.package_records import PrefillChoice, TargetRecord, Verification
 from partita.spelling import spelled
 
 REPORT = "; nothing was written, please report this model"

@@ -15,7 +15,8 @@ import onnx_ir as ir
 
 from partita.export import twins
 from partita.export.quantisation.forms import form
-from partita.package import Manifest, Verification
+from partita.package import Manifest
+from partita.package_records import Verification
 
 DETAIL = "products in {} over the packed weights, without the 8-bit activations of the fast kernels"
 

@@ -25,7 +25,7 @@ from partita.export.quantisation.rewrite import Outcome, Placed, quantise
 from partita.export.quantisers import DEFAULT, quantiser
 from partita.export.target import Target, Times
 from partita.export.weight_sources import Plain
-from partita.package import PrefillChoice, ProductTime
+from partita.package_records import PrefillChoice, ProductTime
 
 TOKENS = 128
 """Of the products that are timed: a prompt that is worth a graph of its own."""

@@ -8,7 +8,7 @@ from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.rewrite import Outcome
 from partita.observations.text_format import human_bytes, plural
-from partita.package import PackedKind, PackedWeights
+from partita.package_records import PackedKind, PackedWeights
 from partita.spelling import spelled
 
 

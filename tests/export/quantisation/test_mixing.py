@@ -27,7 +27,8 @@ from partita.export.quantisation.reference import parameter_names
 from partita.export.quantisation.rewrite import Placed
 from partita.export.texts import Text
 from partita.export.weight_sources import Plain, checkpoint_weight
-from partita.package import QUALITY, PackedWeights, Quality, read_manifest
+from partita.package import QUALITY, read_manifest
+from partita.package_records import PackedWeights, Quality
 from tests.conftest import Exported, TinyCheckpoint
 from tests.export.quantisation.test_precision import attributes, checked, export_to, nodes
 
