@@ -60,7 +60,10 @@ def make_sampler(
     generator, scratch = np.random.Generator(np.random.PCG64(seed)), selection.Scratch()
 
     def draw(logits: Logits, history: Ids) -> int:
-        return selection.draw(filters.weights(logits, history, scratch), generator.random())
+        places, weights = filters.chosen(logits, history, scratch)
+        if places is None:
+            return selection.draw(weights, generator.random())
+        return selection.draw_among(places, weights, generator.random())
 
     return draw
 
@@ -81,7 +84,7 @@ def _penalised_greedy(penalty: float) -> Sampler:
 
     def take(logits: Logits, history: Ids) -> int:
         scores = _quick_scores(logits, history, penalty)
-        return int((_scores(logits, history, penalty)[0] if scores is None else scores).argmax())
+        return int((_scores(logits, history, penalty)[0] if scores is None else scores[0]).argmax())
 
     return take
 
@@ -102,21 +105,36 @@ class Filters:
         float64, and float32 where the vocabulary is large and no setting extreme, as transformers computes. With
         `scratch` the result is valid until its next use.
         """
-        scratch = scratch or selection.Scratch()
+        places, weight = self.chosen(logits, history, scratch or selection.Scratch())
+        if places is None:
+            return weight
+        whole = np.zeros(len(logits), weight.dtype)
+        whole[places] = weight
+        return whole
+
+    def chosen(
+        self, logits: Logits, history: Ids, scratch: selection.Scratch
+    ) -> tuple[selection.Places | None, npt.NDArray[Any]]:
+        """The tokens that can be drawn, ascending, and how likely each is beside the likeliest of all; None and
+        `weights` where those are many. Valid until the next use of `scratch`.
+        """
         score, far = self._distances(logits, history, scratch)
         kept = selection.largest(score, self.top_k) if 0 < self.top_k < len(score) else None
         with np.errstate(over="ignore", under="ignore"):  # what is out of reach is minus infinity, and weighs nothing
             weight: npt.NDArray[Any] = far(score if kept is None else score[kept])
             np.exp(weight, out=weight)
+        places: selection.Places | None = None
         if self.top_p < 1:
-            weight = selection.nucleus(weight, self.top_p, scratch)
+            places, weight = selection.in_nucleus(weight, self.top_p, scratch)
         if self.min_p > 0:  # the largest weight is 1
-            weight = scratch.only("likely", weight, scratch.at_least("inside", weight, self.min_p))
-        if kept is None:
-            return weight
-        whole = np.zeros(len(score), weight.dtype)
-        whole[kept] = weight
-        return whole
+            likely = scratch.at_least("inside", weight, self.min_p)
+            if places is None:
+                weight = scratch.only("likely", weight, likely)
+            else:
+                places, weight = places[likely], weight[likely]
+        if kept is not None:
+            places = kept if places is None else kept[places]
+        return places, weight
 
     def _distances(
         self, logits: Logits, history: Ids, scratch: selection.Scratch
@@ -124,27 +142,31 @@ class Filters:
         """Penalised scores [vocab], and what makes exponents of some of them: 0 for the largest, else below."""
         quick = _quick_scores(logits, history, self.repetition_penalty, self.temperature)
         if quick is not None:
-            top, factor = quick.max(), np.float32(1 / self.temperature)
+            scores, top = quick
+            factor = np.float32(1 / self.temperature)
 
             def far(some: Logits) -> Logits:
                 distance: Logits = np.subtract(some, top, out=scratch.array("distances", len(some), np.float32))
                 return np.multiply(distance, factor, out=distance) if factor != 1 else distance
 
-            return quick, far
+            return scores, far
         divisor, exponent = math.frexp(self.temperature)
         score, scale = _scores(logits, history, self.repetition_penalty, least=exponent)
         best = score.max()
         return score, lambda some: _shifted((some - best) / divisor, scale - exponent)
 
 
-def _quick_scores(logits: Logits, history: Ids, penalty: float, temperature: float = 1.0) -> Logits | None:
-    """Penalised logits, float32 [vocab], where that does, as in transformers. None for a small vocabulary, where
-    float64 costs nothing, for extreme settings, and where float32 cannot hold the largest of them.
+def _quick_scores(
+    logits: Logits, history: Ids, penalty: float, temperature: float = 1.0
+) -> tuple[Logits, np.float32] | None:
+    """Penalised logits, float32 [vocab], and their largest, where that does, as in transformers. None for a small
+    vocabulary, where float64 costs nothing, for extreme settings, and where float32 cannot hold the largest of them.
     """
     if len(logits) <= EXACT_UP_TO or not all(1 / MODERATE <= value <= MODERATE for value in (penalty, temperature)):
         return None
     scores = _penalised(logits, history, penalty)
-    return scores if abs(float(scores.max())) * MODERATE < FLOAT32_MAX else None
+    top = scores.max()
+    return (scores, top) if abs(float(top)) * MODERATE < FLOAT32_MAX else None
 
 
 def _penalised(logits: Logits, history: Ids, penalty: float) -> Logits:

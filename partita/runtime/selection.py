@@ -7,19 +7,21 @@ value, as picking by a mask, is avoided too. All are exact, ties included.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[Any]
 """[n], float32 or float64."""
+Places: TypeAlias = npt.NDArray[np.intp]
+"""[n]."""
 BLOCK = 128
 """Values that are looked at as one, by their maximum or sum."""
 FEW = 2048
 """So many values are sorted without further ado."""
-GUESS = 256
-"""Most often a nucleus has no more than so many."""
+SHARE_OF_FEW = 16
+"""Of so many values one at most is taken out to be sorted; with more, all are gone through once more."""
 SAMPLE = 4096
 """Values of a sample that tells where in the whole to look."""
 BEYOND = 8
@@ -99,35 +101,69 @@ def nucleus(weights: Values, share: float, scratch: Scratch | None = None) -> Va
     until its next use.
     """
     scratch = scratch or Scratch()
-    total = _sum(weights)
-    near = _near(weights, share * total)
-    if near is None:
-        return _wide(weights, share, total, scratch)
-    few = weights[near]
-    taken = near[_up_to(few, 0.0, share * total)]
+    places, values = in_nucleus(weights, share, scratch)
+    if places is None:
+        return values
     kept = scratch.array("kept", len(weights), weights.dtype)
     kept.fill(0)
-    kept[taken] = weights[taken]
+    kept[places] = values
     return kept
 
 
-def _near(weights: Values, limit: float) -> npt.NDArray[np.intp] | None:
-    """Places of some of the largest weights that surely reach `limit`; None where that takes more than a few."""
+def in_nucleus(weights: Values, share: float, scratch: Scratch) -> tuple[Places | None, Values]:
+    """The same as places, ascending, and what they weigh; where it is many, None and all [n], 0 for others."""
+    total = _sum(weights)
+    limit = share * total
     if len(weights) <= FEW:
-        return np.arange(len(weights))
-    peaks = _peaks(weights)
-    if len(peaks) < 2 * GUESS or float(np.partition(peaks, -GUESS)[-GUESS:].sum(dtype=np.float64)) < limit:
+        places = np.flatnonzero(_up_to(weights, 0.0, limit))
+        return places, weights[places]
+    sample = _Sample.of(weights, total - limit)
+    near = _near(weights, limit, sample, scratch)
+    if near is None:
+        return None, _wide(weights, limit, sample, scratch)
+    few = weights[near]
+    taken = _up_to(few, 0.0, limit)
+    return near[taken], few[taken]
+
+
+class _Sample(NamedTuple):
+    """Some of the weights, which tell where in all of them to look."""
+
+    values: Values
+    """Ascending."""
+    sums: Values
+    step: int
+    """Of so many weights there is one."""
+    place: int
+    """Of the edge of the nucleus."""
+
+    @classmethod
+    def of(cls, weights: Values, outside: float) -> _Sample:
+        """`outside`: the sum of what is not in the nucleus, which a sample tells better than that of what is in it, of
+        which a few may be most.
+        """
+        step = max(len(weights) // SAMPLE, 1)
+        values = np.sort(weights[::step])
+        sums = np.cumsum(values, dtype=np.float64)
+        return cls(values, sums, step, min(int(np.searchsorted(sums, outside / step)), len(values) - 1))
+
+
+def _near(weights: Values, limit: float, sample: _Sample, scratch: Scratch) -> Places | None:
+    """Places of the largest weights, enough of them to reach `limit`; None where those are many, or not found so."""
+    above = len(sample.values) - sample.place
+    if SHARE_OF_FEW * above > len(sample.values):
         return None
-    return _largest(weights, peaks, GUESS)
+    least = sample.values[max(0, sample.place - BEYOND - above // 2)]
+    least = max(least, np.finfo(weights.dtype).smallest_subnormal)  # what weighs nothing may be most of all
+    near = np.flatnonzero(scratch.at_least("inside", weights, least))
+    if SHARE_OF_FEW * len(near) > 2 * len(weights) or float(weights[near].sum(dtype=np.float64)) < limit:
+        return None
+    return near
 
 
-def _wide(weights: Values, share: float, total: float, scratch: Scratch) -> Values:
+def _wide(weights: Values, limit: float, found: _Sample, scratch: Scratch) -> Values:
     """A nucleus of many: cut where a sample says, and put right what is too much or too little."""
-    limit, step = share * total, max(len(weights) // SAMPLE, 1)
-    sample = np.sort(weights[::step])
-    sums = np.cumsum(sample, dtype=np.float64)
-    # What is left out is told better by a sample than what is taken, of which a few may be most.
-    place = min(int(np.searchsorted(sums, (total - limit) / step)), len(sample) - 1)
+    sample, sums, step, place = found
     edge = sample[place]
     inside = scratch.at_least("inside", weights, edge)
     kept = scratch.only("kept", weights, inside)
@@ -176,18 +212,30 @@ def _first_of_equals(values: Values, least: float, count: int) -> npt.NDArray[np
     return found
 
 
+def draw_among(places: Places, weights: Values, uniform: float) -> int:
+    """The one of `places`, ascending, on which a number from 0 to below 1 falls, each as likely as it weighs.
+
+    One that weighs nothing is never taken.
+    """
+    bounds = np.cumsum(weights, dtype=np.float64)
+    found = int(np.searchsorted(bounds, uniform * bounds[-1], side="right"))
+    return int(places[min(found, int(np.searchsorted(bounds, bounds[-1])))])
+
+
 def draw(weights: Values, uniform: float) -> int:
     """The place in `weights` [n] that a number from 0 to below 1 falls on, each as likely as it weighs.
 
     A place of weight 0 is never taken.
     """
-    starts = np.arange(0, len(weights), BLOCK)
-    bounds = np.cumsum(np.add.reduceat(weights, starts), dtype=np.float64)
+    whole = len(weights) // BLOCK * BLOCK
+    sums = np.einsum("ij->i", weights[:whole].reshape(-1, BLOCK))  # a third of what reduceat takes
+    bounds = np.cumsum(np.append(sums, weights[whole:].sum()), dtype=np.float64)
     wanted = uniform * bounds[-1]
     # `right` cannot land on what weighs nothing.
-    block = min(int(np.searchsorted(bounds, wanted, side="right")), len(starts) - 1)
-    inside = np.cumsum(weights[starts[block] : starts[block] + BLOCK], dtype=np.float64)
+    block = min(int(np.searchsorted(bounds, wanted, side="right")), int(np.searchsorted(bounds, bounds[-1])))
+    start = block * BLOCK
+    inside = np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
     rest = wanted - (bounds[block - 1] if block else 0.0)
     # The sums of a block are rounded in two ways; past its end is its last place that weighs something.
     place = min(int(np.searchsorted(inside, rest, side="right")), int(np.searchsorted(inside, inside[-1])))
-    return int(starts[block]) + place
+    return start + place

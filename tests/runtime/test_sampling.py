@@ -296,6 +296,21 @@ def test_what_weighs_nothing_is_never_drawn_in_any_block():
     np.testing.assert_allclose(counts[weights > 0] / 1000, (0.5, 0.3, 0.2), atol=0.002)
 
 
+def test_a_few_tokens_are_drawn_as_they_are_among_all():
+    """Where few are left only those are gone through, in the same order."""
+    draw, places = np.random.default_rng(3), np.array([0, 5, 127, 128, 4000, 29_999])
+    weights = np.array([0.0, 0.3, 0.0, 0.2, 0.5, 0.0], np.float32)
+    whole = np.zeros(30_000, np.float32)
+    whole[places] = weights
+    for uniform in (0.0, *draw.random(500), 1 - 2**-53):
+        found = selection.draw_among(places, weights, uniform)
+        assert found == selection.draw(whole, uniform) and whole[found] > 0
+    logits = 4 * logits_of(11, 30_000)
+    kept, some = Filters(0.8, 0, 0.9, 0.01).chosen(logits, HISTORY, selection.Scratch())
+    assert kept is not None and (np.diff(kept) > 0).all()
+    np.testing.assert_array_equal(Filters(0.8, 0, 0.9, 0.01).weights(logits, HISTORY)[kept], some)
+
+
 @pytest.mark.parametrize("shape", ["ordinary", "huge", "masked", "flat"])
 def test_a_large_vocabulary_at_the_edge_of_every_setting(shape):
     """Nothing overflows, nothing that is ruled out is drawn, and no warning is given."""
