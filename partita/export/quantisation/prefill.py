@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from partita.errors import ProviderError
+from partita.errors import ProviderError, UsageError
 from partita.export.options import AUTO, INTEGERS, ExportOptions
 from partita.export.passes.base import PassContext
 from partita.export.quantisation.asking import ASKED_WIDTH, asked_products, settled
@@ -26,6 +26,7 @@ from partita.export.quantisers import DEFAULT, quantiser
 from partita.export.target import Target, Times
 from partita.export.weight_sources import Plain
 from partita.package_records import PrefillChoice, ProductTime
+from partita.spelling import spelled
 
 TOKENS = 128
 """Of the products that are timed: a prompt that is worth a graph of its own."""
@@ -50,14 +51,19 @@ class Beside:
 
 
 def make_beside(options: ExportOptions, target: Target | None, plan: Plan | None) -> Beside | None:
-    """What was asked for; None when nothing was. Raises ProviderError when the target has no kernel for it, unless what
-    is faster was asked for.
+    """What was asked for; None when nothing was. Unless what is faster was asked for, raises UsageError for activations
+    of another type than float32, and ProviderError when the target has no kernel for it.
     """
     asked = options.prefill_precision
     if asked is None or plan is None:
         return None
     if options.computing.dtype != "float32":
         refused = f"the package computes in {options.computing.dtype} between its products, this graph in float32"
+        if asked != AUTO:
+            raise UsageError(
+                f"{spelled('prefill_precision', asked)}: {refused}; add {spelled('activations', 'fp32')}, or leave it "
+                "out"
+            )
         return Beside(asked, None, refused)
     forms = candidates(rounds_activations=True, standard=plan.kernels.folds or not plan.form.domains)
     # What is to stay as it is stays in both graphs; every other width becomes the one that this form has.

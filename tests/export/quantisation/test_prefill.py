@@ -207,6 +207,8 @@ def test_a_package_in_float16_has_no_such_graph() -> None:
     plan = make_plan(wanted, None, MODULES)
     beside = make_beside(wanted, target(None, Kernels(activations="fp16")), plan)
     assert beside is not None and beside.plan is None and "float16" in beside.refused
+    with pytest.raises(UsageError, match=r"--prefill-precision int8: .* float16 .* add --activations fp32"):
+        make_beside(replace(wanted, prefill_precision="int8"), None, plan)
 
 
 @pytest.mark.parametrize(
