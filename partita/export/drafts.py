@@ -380,9 +380,12 @@ def _only_one(graphs: Graphs) -> str:
 def _check_written(graphs: Graphs) -> None:
     """Say why there is no graph for prompts. Raises UnsupportedModelError where it was asked for whatever it brings."""
     found = graphs.prefill
-    if found is None or found.written:
-        return
+    assert found is not None
     said = spelled("prefill_precision", found.asked)
+    if found.written:
+        if prefill.slower(found):
+            tell(graphs.draft.work, f"{said}: the graph for prompts is slower on this machine: {found.reason}")
+        return
     if found.asked != AUTO:
         raise UnsupportedModelError(f"{said}: {found.reason}; leave it out")
     tell(graphs.draft.work, f"{said}: no graph for prompts was written: {found.reason}")

@@ -130,6 +130,11 @@ def choose(beside: Beside, plan: Plan, own: Outcome, shared: Outcome) -> Prefill
     )
 
 
+def slower(found: PrefillChoice) -> bool:
+    """Whether the products of the graph for prompts take longer than those of the decode graph, as they were timed."""
+    return bool(found.products) and _total(found.products, prefill=True) > _total(found.products, prefill=False)
+
+
 def _total(timed: tuple[ProductTime, ...], *, prefill: bool) -> float:
     """Seconds of all products."""
     return sum(each.weights * (each.prefill_seconds if prefill else each.seconds) for each in timed)

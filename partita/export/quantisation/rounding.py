@@ -23,8 +23,8 @@ TINY = 1e-30
 """In place of the scale of a row that is 0 everywhere."""
 
 
-def rounded(place: Place, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Integers and scales of activations."""
+def rounded(place: Place, hidden: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
+    """Integers and scales of activations with rows of `width`."""
     known = place.shared.get((ROUNDED, hidden))
     if known is not None:
         return known[0], known[1]
@@ -39,11 +39,11 @@ def rounded(place: Place, hidden: ir.Value) -> tuple[ir.Value, ir.Value]:
     largest = place.node("ReduceMax", [size, axes], dtype=kind, shape=one, attributes={"keepdims": 1})
     positive = place.node("Max", [largest, number(TINY, "tiny")], dtype=kind, shape=one)
     scale = place.node("Mul", [positive, number(1 / LARGEST, "step")], dtype=kind, shape=one)
-    place.shared[ROUNDED, hidden] = integers, scale = _integers(place, hidden, scale), scale
+    place.shared[ROUNDED, hidden] = integers, scale = _integers(place, hidden, scale, width), scale
     return integers, scale
 
 
-def _integers(place: Place, hidden: ir.Value, scale: ir.Value) -> ir.Value:
+def _integers(place: Place, hidden: ir.Value, scale: ir.Value, width: int) -> ir.Value:
     """Activations [..., K] as integers, given the scale of each token [..., 1]. QuantizeLinear takes scales along one
     axis only, so tokens that lie along several, as those of a batch do, are put along one meanwhile.
     """
@@ -53,8 +53,6 @@ def _integers(place: Place, hidden: ir.Value, scale: ir.Value) -> ir.Value:
     if axis is not None:
         inputs = [hidden, scales, _zero_points(place, hidden, scales)]
         return place.node(QUANTIZE, inputs, dtype=byte, shape=hidden.shape, attributes={"axis": axis})
-    width = None if hidden.shape is None else hidden.shape[-1]
-    assert isinstance(width, int)
     rows = place.node("Reshape", [hidden, _sizes(place, [-1, width])], dtype=kind, shape=None)
     inputs = [rows, scales, _zero_points(place, hidden, scales)]
     flat = place.node(QUANTIZE, inputs, dtype=byte, shape=None, attributes={"axis": 0})
@@ -69,21 +67,21 @@ def _sizes(place: Place, sizes: list[int]) -> ir.Value:
 
 def _axis_of_tokens(hidden: ir.Value) -> int | None:
     """The only axis before the last that is longer than 1; None where there may be several."""
-    assert hidden.shape is not None
+    if hidden.shape is None:
+        return None
     long = [axis for axis, size in enumerate(hidden.shape[:-1]) if size != 1]
     return None if len(long) > 1 else long[0] if long else 0
 
 
 def _zero_points(place: Place, hidden: ir.Value, scales: ir.Value) -> ir.Value:
     """The number that stands for 0, once for every token; shared by all activations of as many tokens."""
-    assert hidden.shape is not None
-    sizes = tuple(str(size) for size in hidden.shape[:-1])
+    sizes = () if hidden.shape is None else tuple(str(size) for size in hidden.shape[:-1])
     known = place.shared.get((ZERO_POINTS, sizes))
     if known is not None:
         return known[0]
     count = place.node("Shape", [scales], dtype=ir.DataType.INT64, shape=None)
     made = place.node("Expand", [zero_point(place), count], dtype=ir.DataType.UINT8, shape=None)
-    if "None" not in sizes:
+    if sizes and "None" not in sizes:
         place.shared[ZERO_POINTS, sizes] = (made,)
     return made
 

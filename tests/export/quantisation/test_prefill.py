@@ -16,7 +16,7 @@ from partita.export.options import check_options
 from partita.export.quantisation.kernels import Kernels
 from partita.export.quantisation.packed import Packed
 from partita.export.quantisation.plan import make_plan
-from partita.export.quantisation.prefill import choose, make_beside
+from partita.export.quantisation.prefill import choose, make_beside, slower
 from partita.export.quantisation.rewrite import Outcome, Placed
 from partita.export.target import Question, Target
 from partita.package import check_files, read_manifest
@@ -167,6 +167,7 @@ def test_the_graph_is_written_where_its_products_are_faster(
         outcomes.append(Outcome({packed.key: Placed(packed, ("model",), ())}))
     found = choose(beside, plan, *outcomes)
     assert found.written is written and f"{share:.2f} of the time" in found.reason
+    assert slower(found) is (share > 1), "which is told"
     (product,) = found.products
     assert (product.weights, product.seconds, product.prefill_seconds) == (1, 1e-3, share * 1e-3)
     assert (product.rows, product.width) == weight.origin.shape

@@ -78,6 +78,17 @@ def test_several_tokens_of_a_row_that_generates_are_fed_at_once_as_speculation_n
     assert plan.positions == (0, 1, 2, 3) and plan.ends == ((0, 3),)
 
 
+def test_what_follows_a_prompt_is_for_the_graph_that_is_not_of_prompts():
+    apart = replace(ANY, decode_takes_several=True)
+    assert shape(planned([RowView(0, 20, reads=True)], apart, most=8)) == ("prefill", 8, (8,))
+    assert shape(planned([RowView(0, 1, reads=True)], apart)) == ("prefill", 1, (1,))
+    assert shape(planned([RowView(8, 12, reads=True, most=4)], apart)) == ("prefill", 4, (4,))
+    assert shape(planned([RowView(12, 8)], apart)) == ("decode", 8, (8,))
+    assert shape(planned([RowView(12, 1)], apart)) == ("decode", 1, (1,))
+    alone = replace(apart, appends_chunks=False)
+    assert shape(planned([RowView(12, 8)], alone)) == ("decode", 1, (1,))
+
+
 def test_shorter_prompts_are_padded_and_each_ends_where_it_ends():
     plan = planned([RowView(0, 7, reads=True), RowView(0, 3, reads=True)])
     assert shape(plan) == ("prefill", 7, (7, 3)) and plan.ends == ((0, 6), (1, 2)) and plan.positions == (2, 6)

@@ -23,7 +23,7 @@ MATMUL = "MatMulInteger"
 def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
     data, scales = weight.values
     assert hidden.dtype is not None
-    integers, scale = rounded(place, hidden)
+    integers, scale = rounded(place, hidden, weight.width)
     shape, kind = last(hidden, weight.rows), hidden.dtype
     whole = place.node(MATMUL, [integers, data, zero_point(place)], dtype=ir.DataType.INT32, shape=shape)
     made = place.node("Cast", [whole], dtype=kind, shape=shape, attributes={"to": int(kind)})

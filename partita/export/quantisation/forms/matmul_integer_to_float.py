@@ -23,7 +23,7 @@ MATMUL = "MatMulIntegerToFloat"
 def _product(place: Place, hidden: ir.Value, bias: ir.Value | None, weight: Weight) -> ir.Value:
     data, scales = weight.values
     assert hidden.dtype is not None
-    integers, scale = rounded(place, hidden)
+    integers, scale = rounded(place, hidden, weight.width)
     shape, kind = last(hidden, weight.rows), hidden.dtype
     one = place.constant(np.array(1, kind.numpy()), "rounding.one")
     inputs = [integers, data, one, scales, zero_point(place)]
