@@ -7,7 +7,6 @@ provider can be measured against it later without torch.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -29,6 +28,7 @@ from partita.export.known_answer import load
 from partita.export.progress import Stage
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
 from partita.package import QUALITY, Manifest, Quality
+from partita.process import give_back
 from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
@@ -208,7 +208,7 @@ def measure(
             stage.advance(len(taken))
         provider = scorer.provider
     del model
-    gc.collect()
+    give_back()
     _save(text, found, folder)
     return _quality(text, found, provider)
 
