@@ -7,7 +7,6 @@ measured on the package itself: where that is not good enough, the next wider mi
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 import tempfile
@@ -30,6 +29,7 @@ from partita.export.texts import Text, Tokens
 from partita.export.work import tell
 from partita.observations.text_format import human_bytes
 from partita.package_records import Mix, TriedMix, UnitCost
+from partita.process import give_back
 from partita.spelling import spelled
 
 SHARES = (1.0, 0.5, 0.25)
@@ -93,7 +93,7 @@ class Mixes:
             for count in (0, *self.counts):
                 ladder.judged(count)
         del model
-        gc.collect()
+        give_back()
         return replace(ladder, judge=_out_of_memory)
 
     def _counts(self, ladder: Ladder, most: int) -> list[int]:

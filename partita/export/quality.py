@@ -7,7 +7,6 @@ provider can be measured against it later without torch.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +27,9 @@ from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import load
 from partita.export.progress import Stage
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
-from partita.package import QUALITY, Manifest
+from partita.package import Manifest, QUALITY
 from partita.package_records import PhaseQuality, Quality
+from partita.process import give_back
 from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
@@ -215,7 +215,7 @@ def measure(
             stage.advance(len(taken))
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     del model
-    gc.collect()
+    give_back()
     _save(text, found, folder)
     return _quality(text, found, provider).model_copy(update={"phases": _phases(found, goes_on)})
 

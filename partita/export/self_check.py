@@ -7,7 +7,6 @@ agree with both.
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import quiet
 from partita.export.known_answer import KnownAnswer, load
+from partita.process import give_back
 
 TOLERANCE = 1e-3
 """Relative; float32 sums in another order differ by 1e-6 to 1e-5."""
@@ -30,7 +30,7 @@ def disagreement(checkpoint: Checkpoint, answer: KnownAnswer) -> str | None:
     except Exception:  # noqa: BLE001 - the model's own code may fail in any way, and then this tells nothing
         return None
     finally:
-        gc.collect()
+        give_back()
 
 
 def _not_causal(model: Any, prompt: torch.Tensor) -> str | None:

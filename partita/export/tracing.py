@@ -48,6 +48,9 @@ POSITIONS, TORCH_POSITIONS = "int32", torch.int32
 """GPU providers have kernels for int32 where they have none for int64 (Unsqueeze and Cast on WebGPU), and a position
 fits."""
 
+TORCH_KEEPS = "_FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
+"""Nodes of the last trace that torch 2.13 keeps in a module of its own, and through them the whole graph."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traced:
@@ -160,7 +163,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             verbose=False,
         )
     assert onnx_program is not None
-    model = onnx_program.model
+    model = _apart(onnx_program.model)
+    del onnx_program
     with quiet(), translated("cleaning the graph"):
         _strip_weights(model, fake.module)
         _settle_domains(model, {**dict(lowering.domains), **dict(DOMAINS[spec.form])}, max(spec.opset, WRITTEN))
@@ -318,6 +322,23 @@ def _strip_weights(model: ir.Model, module: torch.nn.Module) -> None:
         if name in stored:
             value.const_value = None
         value.name = name.removeprefix(f"{ROOT}.")
+
+
+def _apart(made: ir.Model) -> ir.Model:
+    """A copy of the graph that torch made, which holds nothing of the trace: megabytes for each layer, which would stay
+    in memory to the end of the export.
+
+    Nodes and values keep parts of it, also values that are in the graph no more and that it still counts.
+    """
+    model = made.clone()
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        node.meta.clear()
+        for value in node.outputs:
+            value.meta.clear()
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        value.meta.clear()
+    getattr(torch.fx.experimental.proxy_tensor, TORCH_KEEPS, {}).clear()
+    return model
 
 
 def _settle_domains(model: ir.Model, domains: Mapping[str, int], opset: int) -> None:

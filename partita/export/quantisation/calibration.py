@@ -7,7 +7,6 @@ such matrix at a time, and the activations of one layer; what was found lies on 
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -34,6 +33,7 @@ from partita.export.quantisers import Quantised, quantiser
 from partita.export.quantisers.base import Round
 from partita.export.texts import Text
 from partita.observations.text_format import human_bytes
+from partita.process import give_back
 from partita.spelling import spelled
 
 LEAN = "sdpa"
@@ -158,7 +158,7 @@ def calibrate(
             del given
             if not left:
                 break
-    gc.collect()
+    give_back()
     return sorted(left.values())
 
 

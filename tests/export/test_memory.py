@@ -1,0 +1,81 @@
+"""What an export keeps in memory no longer than it needs it, and how many positions are compared at once."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import modeling_utils
+
+from partita.export import quality
+from partita.export.attention import lowering
+from partita.export.checkpoint import open_checkpoint
+from partita.export.fake_model import build_fake_model
+from partita.export.known_answer import load
+from partita.export.spec import TraceSpec
+from partita.export.tracing import trace
+from tests.conftest import TinyCheckpoint
+
+
+def traced_nodes() -> int:
+    """Nodes of torch's graphs that are in memory."""
+    gc.collect()
+    return sum(issubclass(type(each), torch.fx.Node) for each in gc.get_objects())
+
+
+def test_nothing_of_torchs_own_graph_outlives_a_trace(tiny_checkpoint: TinyCheckpoint) -> None:
+    fake = build_fake_model(open_checkpoint(str(tiny_checkpoint("llama"))).config, "float32", 1, 64)
+    before = traced_nodes()
+    graph = trace(fake, lowering("gqa"), TraceSpec(1, 64, None, 21, "contrib")).model.graph
+    assert len(graph) > 10
+    assert traced_nodes() <= before
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_weights_of_the_original_are_read_and_not_mapped(
+    tiny_checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    opened: list[str] = []
+    module: Any = modeling_utils
+    real = module.safe_open
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        opened.append(kwargs["backend"])
+        if not knows and kwargs["backend"] == "pread":
+            raise TypeError("unexpected keyword argument")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, "safe_open", spy)
+    model = load(open_checkpoint(str(tiny_checkpoint("llama", shards=2))))
+    assert opened == (["pread"] * 2 if knows else ["pread", "mmap"] * 2)
+    assert module.safe_open is spy  # as it was
+    assert all(bool(torch.isfinite(each).all()) for each in model.parameters())
+
+
+@pytest.mark.parametrize("block", [1, 3, 64])
+def test_figures_do_not_depend_on_how_many_positions_are_compared_at_once(
+    monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    vocabulary, positions = 50, 7
+    theirs = torch.randn(2, positions, vocabulary, generator=random) * 3
+    ours = theirs + torch.randn(2, positions, vocabulary, generator=random)
+    theirs[0, 2, 5] = ours[0, 2, 5] = -torch.inf  # a token that both rule out says nothing
+    windows = torch.randint(0, vocabulary, (2, positions + 1), generator=random).numpy()
+    monkeypatch.setattr(quality, "BLOCK_ELEMENTS", block * vocabulary)
+    found = quality._Measured.of(windows)
+    blocks = quality._Blocks(found, vocabulary)
+    for window, position in ((row, place) for place in range(positions) for row in range(2)):
+        blocks.hear(window, position, ours[window, position].numpy().copy(), theirs[window, position])
+    blocks.flush()
+    mine, other = ours.double().log_softmax(-1), theirs.double().log_softmax(-1)
+    token = torch.from_numpy(windows[:, 1:, None])
+    np.testing.assert_allclose(found.losses, -mine.gather(-1, token)[..., 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found.original, -other.gather(-1, token)[..., 0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(found.best, other.argmax(-1))
+    np.testing.assert_array_equal(found.agrees, mine.argmax(-1) == other.argmax(-1))
+    expected = torch.nan_to_num(other.exp() * (other - mine)).sum(-1)
+    np.testing.assert_allclose(found.divergence, expected, rtol=1e-4, atol=1e-6)
