@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +28,15 @@ Array = npt.NDArray[np.generic]
 CASES = ((4, 64, 4), (4, 64, 0), (8, 128, 4))
 """Bits, block, and accuracy level."""
 ROUNDS = 7
-SWIGLU = {"activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.0, "activation_beta": 0.0}
+SWIGLU: dict[str, Any] = {
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+}
 
 
-def _session(operator: str, inputs: dict[str, Array | None], attributes: dict[str, object]) -> ort.InferenceSession:
+def _session(operator: str, inputs: dict[str, Array | None], attributes: dict[str, Any]) -> ort.InferenceSession:
     """One node over constants; x and scores are given when it runs."""
     kind = onnx.TensorProto.FLOAT
     names = ["x", "scores", *(name if array is not None else "" for name, array in inputs.items())]

@@ -27,7 +27,7 @@ from partita.export.fake_model import quiet, translated
 from partita.export.known_answer import load
 from partita.export.progress import Stage
 from partita.export.texts import WINDOW_TOKENS, Text, Tokens
-from partita.package import Manifest, QUALITY
+from partita.package import QUALITY, Manifest
 from partita.package_records import PhaseQuality, Quality
 from partita.process import give_back
 from partita.spelling import spelled

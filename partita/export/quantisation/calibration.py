@@ -114,7 +114,7 @@ def check_memory(
     `heads` among it, and for the widest product the moments, their float64 factor and its inverse, and the weights
     that are being rounded. `loaded`: parameters that are in memory already.
     """
-    packed = [each.packed for each in placed]
+    packed = [each.packed for each in placed if not each.of_experts]
     width = max((each.width for each in packed), default=0)
     largest = max((each.elements for each in packed), default=0)
     window = text.windows.shape[1]
@@ -140,11 +140,12 @@ def calibrate(
 ) -> list[str]:
     """Round the weights of `placed` in `model`, of transformers, in place, and keep them in `rounded`.
 
-    Returns the weights that could not be: no module multiplies activations by them as they are. Raises CheckpointError
+    Returns the weights that could not be: no module multiplies activations by them as they are. Of stacks of experts it
+    is the module that has them. Raises CheckpointError
     for a weight or an activation that is no number, and what running the model does.
     """
     _refuse_broken(model, checkpoint)
-    wanted = _wanted(model, placed, sources)
+    wanted, others = _wanted(model, placed, sources)
     left = {name: entry.tensor for name, entry in wanted.items()}
     modules = {name: model.get_submodule(name) for name in wanted}
     ids = torch.from_numpy(text.windows)
@@ -159,7 +160,7 @@ def calibrate(
             if not left:
                 break
     give_back()
-    return sorted(left.values())
+    return sorted({*left.values(), *others})
 
 
 @dataclass(slots=True)
@@ -229,12 +230,17 @@ def _in_parts(rows: Round, weights: torch.Tensor) -> Quantised:
     return Quantised(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
 
-def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> dict[str, _Wanted]:
-    """What is to be rounded, by module, where it may be."""
+def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> tuple[dict[str, _Wanted], set[str]]:
+    """What is to be rounded, by module, where it may be, and modules with weights that no module of their own has."""
     found: dict[str, _Wanted] = {}
+    others: set[str] = set()
     names = parameter_names(model, sources)
     for each in placed:
         packing = each.packed.packing
+        known = [name for tensor in each.packed.tensors for name in names.single.get(tensor, ())]
+        if not any(name.endswith(".weight") for name in known):
+            others.update(each.modules[:1])
+            continue
         if quantiser(packing.quantiser).calibrate is None or not _keeps_columns(each.packed.origin):
             continue
         for tensor in sorted(each.packed.tensors):
@@ -244,7 +250,7 @@ def _wanted(model: Any, placed: Iterable[Placed], sources: Sources) -> dict[str,
             modules = [name for name in modules if not isinstance(model.get_submodule(name), torch.nn.Embedding)]
             for module in [name for name in modules if name in each.modules] or modules:
                 found.setdefault(module, _Wanted(tensor, packing))
-    return found
+    return found, others
 
 
 def _keeps_columns(origin: Origin) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
@@ -15,6 +16,8 @@ from partita.export.checkpoint import open_checkpoint
 from partita.export.known_answer import load
 from partita.export.naming import match_names
 from partita.export.origins import Flattened, Permuted, Stored, blocks
+from partita.export.progress import SilentStage
+from partita.export.quantisation.calibration import calibrate
 from partita.export.quantisation.experts import flattened
 from partita.export.quantisation.forms import form
 from partita.export.quantisation.keep import Keep
@@ -24,7 +27,9 @@ from partita.export.quantisation.packed import Packed
 from partita.export.quantisation.plan import Plan, make_plan
 from partita.export.quantisation.reference import movable, parameter_names, put_back
 from partita.export.quantisation.rewrite import Placed
+from partita.export.quantisation.rounded import Rounded
 from partita.export.target import Answer
+from partita.export.texts import Text
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import Plain, checkpoint_weight
 from tests.conftest import Exported, TinyCheckpoint
@@ -166,3 +171,17 @@ def test_the_cpu_provider_takes_packed_experts() -> None:
     assert ask is not None
     plan = make_plan(options(), find_target("cpu", (), default_allowed=False), MODULES, has_experts=True)
     assert plan is not None and plan.kernels.experts
+
+
+def test_a_calibration_names_the_experts_that_it_leaves(tiny_checkpoint: TinyCheckpoint) -> None:
+    """They are rounded without the text, and their memory is not counted."""
+    checkpoint = tiny_checkpoint("mixtral", **EXPERTS)
+    packing = Plan(4, None, "gptq", Kernels(), form("matmul_nbits")).experts(["experts"], (64, 96))
+    assert packing is not None
+    where = ("model.layers.0.mlp.experts",)
+    placed = [Placed(Packed.of(stack(checkpoint), packing), where, (), True)]
+    opened = open_checkpoint(str(checkpoint))
+    model = load(opened)
+    text = Text("text.txt", "", np.arange(64).reshape(1, 64))
+    sources = match_names(model, opened.tensors)
+    assert calibrate(model, opened, text, placed, sources, Rounded(), SilentStage()) == list(where)
