@@ -37,7 +37,7 @@ BESIDE = frozenset({"runtime_inserted", "not_claimed"})
 APPLIED = frozenset({"option_needed", "dynamic_shape"})
 COMPILING = frozenset({"openvino", "qnn", "plugins"})
 """Environments whose providers compile: a node is tried with a Neg beside it."""
-OURS = ("with ", "together with ", "which fail without it", "the smallest part", "in place of")
+OURS = ("with ", "together with ", "and not in the body", "which fail without it", "the smallest part", "in place of")
 """Parts of what Partita says itself, which a case can ask for like words of a provider."""
 UNFOLDED = frozenset(
     {
