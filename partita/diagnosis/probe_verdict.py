@@ -72,18 +72,31 @@ def conclusions(probe: NodeProbe | None) -> tuple[Conclusion, ...]:
     """Everything that the experiments show, in the order in which they were made; nothing when they show nothing."""
     if probe is None or not probe.trials:
         return ()
-    first, *others = probe.trials
+    first, *rest = probe.trials
+    others = [trial for trial in rest if trial.factor != NEIGHBOURS]
     if first.outcome == "taken":
         taken = "accepts the nodes of its function, not the operator itself" if first.unfolded else "accepts it"
         evidence = f"{_setting(first)}, with the same types, shapes and attributes, the provider {taken}"
-        around = f"{evidence}{_beside(others)}"
+        around = f"{evidence}{_beside(rest)}"
         options = [trial for trial in others if trial.factor == OPTION and helps(trial)]
         if options:
             return (Conclusion(f"{around}; {_choice(options)} it does", (OPTION,)),)
         return (Conclusion(around, code="not_claimed", accepted=True),)
     if first.outcome == "invalid":
         return ()
+    shut = next((trial for trial in rest if trial.factor == NEIGHBOURS and trial.outcome == "left"), None)
+    if shut is not None:
+        return tuple(_in_no_body(first, others, shut))
     return tuple(_by_one_change(first, others)) or tuple(_by_several(first, others)) or tuple(_in_vain(probe))
+
+
+def _in_no_body(first: Trial, others: Sequence[Trial], shut: Trial) -> Iterator[Conclusion]:
+    """A change helps the node when it is in the main graph, and not in a body, where it is."""
+    helped = [trial for trial in others if helps(trial) and (trial.parts or (trial.factor,)) == shut.parts]
+    change = _choice(helped[:1]) if helped else "with a change"
+    said = f" ({shut.said})" if shut.said else ""
+    evidence = f"{change} the provider accepts this node in a main graph, and not in {shut.change}{said}"
+    yield Conclusion(f"{evidence}{without(first)}", code="not_claimed")
 
 
 def _beside(trials: Sequence[Trial]) -> str:

@@ -40,6 +40,7 @@ MOST = 40
 """Most names that are listed; the JSON has all."""
 FACTORS = {
     AS_IS: "as it is",
+    "rank": "rank",
     "static_shape": "shape",
     "output_shape": "output",
     COMBINED: "several",

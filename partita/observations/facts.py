@@ -125,9 +125,9 @@ FAILED: frozenset[Outcome] = frozenset({"failed", "crashed", "timed_out"})
 """Outcomes that are the provider's failure; a node that it leaves is none."""
 Factor = str
 """What an experiment changed: nothing (`AS_IS`), several things (`COMBINED`), or what a factor of this name changes, of
-which the runtime has a file each: static_shape, output_shape, type, opset, attribute, input. `OTHER_FORM` is no change:
-it is another node of the same operator. Nor are `OPTION`, the same node under another option of the provider, and
-`NEIGHBOURS`, the same node with some that are next to it in the graph."""
+which the runtime has a file each: rank, static_shape, output_shape, type, opset, attribute, input. `OTHER_FORM` is no
+change: it is another node of the same operator. Nor are `OPTION`, the same node under another option of the provider,
+and `NEIGHBOURS`, the same node with some that are next to it in the graph."""
 AS_IS, COMBINED, OTHER_FORM, OPTION, NEIGHBOURS = "as_is", "combined", "other_form", "option", "neighbours"
 
 

@@ -204,6 +204,13 @@ def sizes_of(kind: onnx.TypeProto | None) -> tuple[int, ...] | None:
     return tuple(size.dim_value for size in kind.tensor_type.shape.dim)
 
 
+def rank_of(kind: onnx.TypeProto | None) -> int | None:
+    """How many dimensions a tensor has; None where that is not known, and for what is no tensor."""
+    if kind is None or kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):
+        return None
+    return len(kind.tensor_type.shape.dim)
+
+
 def padded_sizes(kind: onnx.TypeProto) -> tuple[int, ...]:
     """Sizes of a tensor with 1 in place of each that is 0 or not known; empty where the rank is not known, too."""
     if kind.WhichOneof("value") != "tensor_type" or not kind.tensor_type.HasField("shape"):

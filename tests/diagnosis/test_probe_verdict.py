@@ -88,6 +88,7 @@ def test_a_node_that_cannot_be_tried_as_it_is_shows_nothing_whatever_helps_anoth
     ("factor", "expected"),
     [
         ("option", "option_needed"),
+        ("rank", "dynamic_shape"),
         ("static_shape", "dynamic_shape"),
         ("type", "no_kernel_type"),
         ("opset", "no_kernel_version"),

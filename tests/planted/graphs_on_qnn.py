@@ -132,6 +132,14 @@ CASES: tuple[Case, ...] = (
         UNROLLED,
         says="together with loop (Loop), in whose body it is, it does not claim it",
     ),
+    qnn(
+        "of-any-size-in-a-loop",
+        "the same with sizes that are not fixed: to fix them would not help there",
+        "not_claimed",
+        swap(REPEATED, "float[4] s) => (bool co, float[4] so)", "float[N] s) => (bool co, float[N] so)"),
+        UNROLLED,
+        says="and not in the body of a Loop",
+    ),
     qnn("unused", "a Celu whose result nobody reads", "no_kernel_op", UNUSED, swap(UNUSED, "Celu", "Sigmoid")),
     qnn(
         "cast-both-types",

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from partita.diagnosis.probe_verdict import ALONE, IN_COMPANY
+from partita.observations.facts import AS_IS
 from tests.conftest import REPOSITORY
 from tests.contract.commands import COMMAND_SECONDS, variables
 from tests.planted.case import CONFIGURED, NO_FALLBACK, OPTION_PREFIX, ORT_NAMES, PLUGIN, WHEELS, Case, Run
@@ -52,6 +54,8 @@ class Verdict:
     trials: tuple[str, ...] = ()
     said: str = ""
     """What the command wrote when it gave no code."""
+    company: bool | None = None
+    """Whether something stood beside the node when it was tried as it is; None where it was not."""
 
     @property
     def right(self) -> bool:
@@ -69,6 +73,8 @@ class Verdict:
             return f"evidence is {self.kind}, which cannot show it"
         if self.case.says not in self.evidence:
             return f"the evidence does not say {self.case.says!r}"
+        if self.company is not None and (ALONE if self.company else IN_COMPANY) in self.evidence:
+            return f"the node was tried {'in company' if self.company else 'alone'}, and the evidence says otherwise"
         return "" if self.evidence and self.remedy else "it comes without evidence or remedy"
 
 
@@ -163,7 +169,8 @@ def judge(case: Case, outcome: Outcome) -> Verdict:
         told = [f"{row['node']} ({row['op_type']}): {row['reason']}" for row in fallbacks]
         return Verdict(case, "no reason given for the node", said=f"reasons: {told}; {outcome.err}")
     trials = tuple(f"{trial['factor']} {trial['change']}: {trial['outcome']}" for trial in row["trials"])
-    return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials)
+    company = next((trial["company"] for trial in row["trials"] if trial["factor"] == AS_IS), None)
+    return Verdict(case, row["reason"], row["evidence_kind"], row["evidence"], row["remedy"], trials, company=company)
 
 
 def judge_whole(case: Case, report: Mapping[str, Any]) -> Verdict:

@@ -56,6 +56,9 @@ PASSED = operators(
     21, "g (float[4,16] x) => (float[4,16] x, float[4,16] y) {\n  [first] h = Neg(x)\n  [last] y = Abs(h)\n}"
 )
 
+RANKLESS = operators(21, "g (float[] x) => (float[] y) {\n  [first] h = Neg(x)\n  [planted] y = Sigmoid(h)\n}")
+UNRANKED = ("--shape", "x=4,16")
+
 
 def option(provider: str, name: str, planted: str, given: dict[str, str], taken: dict[str, str], **more: Any) -> Case:
     """A case whose cause is the value of an option with which the provider starts, and takes nothing."""
@@ -152,6 +155,24 @@ CASES: tuple[Case, ...] = (
         "no_kernel_op",
         CAPTURED,
         None,
+    ),
+    openvino(
+        "input-of-any-rank",
+        "an input of unknown rank: OpenVINO needs the rank, not the sizes",
+        "dynamic_shape",
+        RANKLESS,
+        RANKLESS.replace("float[]", "float[N,M]"),
+        says="with a known rank in place of an unknown rank",
+        arguments=UNRANKED,
+    ),
+    qnn(
+        "input-of-any-rank",
+        "an input of unknown rank: QNN needs its sizes, too",
+        "dynamic_shape",
+        RANKLESS,
+        RANKLESS.replace("float[]", "float[4,16]"),
+        says="with all sizes fixed",
+        arguments=UNRANKED,
     ),
     qnn("whole-passed-on", "an input that is an output as well", NO_FALLBACK, PASSED, None),
     option(

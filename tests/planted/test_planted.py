@@ -6,6 +6,7 @@ the cause alone.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -15,9 +16,11 @@ from tests.contract.commands import device_is_there, wrong_processor
 from tests.contract.expectations import ENVIRONMENTS
 from tests.planted.case import NO_FALLBACK, Case
 from tests.planted.cases import CASES, HEAVY, UNSOLVED
+from tests.planted.classes import CLASSES, classes_of, table
 from tests.planted.judge import Outcome, Verdict, judge, outcomes, plainly
 
 LEAST = 500
+LEAST_OF_A_CLASS = 8
 MOST_WRONG = 0.03
 ENVIRONMENT_NAMES = ("main", "webgpu", "openvino", "qnn", "plugins")
 
@@ -119,6 +122,16 @@ def test_there_are_enough_of_every_kind():
     assert len(UNSOLVED) / len(CASES) <= MOST_WRONG
     assert len({case.name for case in CASES}) == len(CASES)
     assert {case.environment for case in CASES} == set(ENVIRONMENT_NAMES)
+
+
+def test_every_class_has_cases_and_the_table_counts_a_case_in_each_that_it_bears_on():
+    bears_on = {case.name: classes_of(case) for case in CASES}
+    count = Counter(number for numbers in bears_on.values() for number in numbers)
+    assert all(count[number] >= LEAST_OF_A_CLASS for number in CLASSES), count
+    assert bears_on["cuda-pinned"] == (5,) and bears_on["main-cuda-local-function"] == (3, 4)
+    header, *rows = table({"cuda-pinned": True, "cuda-pinned-range": False, "cuda-celu": True}, ["main"])
+    assert header.split() == ["class", "main", "all"] and len(rows) == len(CLASSES) + 1
+    assert [row.split("  ")[-1] for row in rows if row.startswith(("5 pins", "none"))] == ["1 / 2", "1 / 1"]
 
 
 def test_most_cases_have_a_control():

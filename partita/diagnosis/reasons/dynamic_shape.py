@@ -12,17 +12,21 @@ DECLARE = (
     "if what the node makes always has the same sizes, declare them in the file (value_info, or the type of the output "
     "of the graph); else only a provider that takes sizes which depend on values can run it"
 )
+RANKS = (
+    "declare in the file how many dimensions the model's inputs have, or what the node reads (value_info); the sizes "
+    "may stay open"
+)
 REASON = Reason(
     code="dynamic_shape",
     level="node",
     title="Shapes not static",
-    condition="some input shape of the node is symbolic in the model, or the sizes of an output depend on values, and "
-    "with all shapes static the provider claims the node",
-    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with the sizes of the "
-    "run, or with 1 in place of those that are 0 there, and nothing else changed",
+    condition="some input shape of the node is symbolic in the model or of unknown rank, or the sizes of an output "
+    "depend on values, and with all shapes static, or with known ranks, the provider claims the node",
+    needs="experiments: in isolation the node is not claimed or fails, and it is claimed with the ranks or the sizes "
+    "of the run, or with 1 in place of those that are 0 there, and nothing else changed",
     remedy="make the shapes of the model's inputs static; for a package: export --static-shapes",
-    factors=("static_shape", "output_shape"),
-    remedies={"output_shape": DECLARE},
+    factors=("rank", "static_shape", "output_shape"),
+    remedies={"rank": RANKS, "output_shape": DECLARE},
     example=Context(
         node="/MatMul",
         op_type="MatMul",

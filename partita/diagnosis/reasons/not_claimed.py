@@ -13,7 +13,8 @@ REASON = Reason(
     level="node",
     title="Not claimed in this graph",
     condition="in isolation the provider claims the node, and in this graph it does not; nothing in the log says why",
-    needs="an experiment: in isolation, with the same types, shapes and attributes, the provider claims the node",
+    needs="an experiment: in isolation, with the same types, shapes and attributes, the provider claims the node; or "
+    "it claims it with a change in a main graph, and with the same change not in a body, where the node is",
     remedy="look at its neighbours: a provider may leave out a node whose neighbours it does not support, or a "
     "partition that "
     "is too small",

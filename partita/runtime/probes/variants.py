@@ -20,6 +20,7 @@ from partita.runtime.tensor_types import (
     SMALL_BYTES,
     element_of,
     is_fixed,
+    rank_of,
     sizes_of,
     tensor_type,
     tensor_types,
@@ -44,6 +45,8 @@ class Change:
     """Element types of inputs; the values of constants are cast."""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Sizes of inputs; constants keep theirs."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of dimensions of inputs, all of which stay open."""
     fixed: bool = False
     """All sizes are those of the run, and what follows from them is a constant."""
     constants: Mapping[str, onnx.TensorProto | None] = field(default_factory=dict)
@@ -65,6 +68,7 @@ class Change:
         return Change(
             elements={**self.elements, **other.elements},
             sizes={**self.sizes, **other.sizes},
+            ranks={**self.ranks, **other.ranks},
             fixed=self.fixed or other.fixed,
             constants={**self.constants, **other.constants},
             fed=self.fed | other.fed,
@@ -112,7 +116,9 @@ def _vary_feed(case: Case, feed: Feed, change: Change) -> Feed:
     if element is not None and element_of(feed.kind) not in (None, element):
         value = cast(feed.constant, element) if feed.constant is not None else None
         feed = Feed(feed.name, with_element(feed.kind, element), value)
-    sizes = change.sizes.get(feed.name)
+    sizes: Sequence[int | None] | None = change.sizes.get(feed.name)
+    if sizes is None and feed.name in change.ranks and rank_of(feed.kind) is None:
+        sizes = [None] * change.ranks[feed.name]
     element = element_of(feed.kind)
     if sizes is not None and element is not None and feed.constant is None:
         feed = replace(feed, kind=tensor_type(element, sizes))

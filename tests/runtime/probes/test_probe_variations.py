@@ -108,6 +108,16 @@ def test_single_variations_have_one_factor_and_reasons_know_it(case):
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
+def test_an_unknown_rank_is_tried_as_that_of_the_run_and_its_sizes_stay_open(case):
+    text = "g (float[] x, float[N] z) => (float[] y) {\n  [n] y = Add(x, z)\n}"
+    (found,) = [entry for entry in single(case(text, x=(2, 4), z=(4,))) if entry.factor == "rank"]
+    assert found.change == "a known rank in place of an unknown rank" and opens(found.case)
+    shapes = [feed.kind.tensor_type.shape.dim for feed in found.case.feeds]
+    assert [[size.HasField("dim_value") for size in shape] for shape in shapes] == [[False, False], [False]]
+    assert changes(case(TEXTS["Elu"], x=(2, 4)), "rank") == [], "that of another is known"
+    assert changes(case(text), "rank") == [], "the run has none"
+
+
 def test_symbolic_sizes_are_fixed_to_those_of_the_run(case):
     (found,) = [entry for entry in single(case(TEXTS["Elu"], x=(2, 4))) if entry.factor == "static_shape"]
     assert found.change == "all sizes fixed" and inputs(found.case) == [(TensorProto.FLOAT, [2, 4])]
