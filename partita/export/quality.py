@@ -204,7 +204,7 @@ def measure(
 
             scorer.score(taken[:, :-1].tolist(), hear)
             blocks.flush()
-            del theirs
+            del theirs, hear  # before the original makes the next ones
             stage.advance(len(taken))
         provider = scorer.provider
     del model
