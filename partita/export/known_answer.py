@@ -110,6 +110,7 @@ def _cgroup_bytes_left() -> float:
 
 def load(checkpoint: Checkpoint) -> Any:
     """The original model, in float32 with eager attention. Raises UnsupportedModelError when transformers cannot."""
+    give_back()  # of what was done before, sessions too, which is most of what an export holds beside the model
     with quiet(), translated("loading the original model"), _read_and_not_mapped():
         loaded: Any = auto_class(checkpoint.config).from_pretrained(
             str(checkpoint.folder),

@@ -211,7 +211,7 @@ def measure(
 
             scorer.score(taken[:, :-1].tolist(), hear)
             blocks.flush()
-            del theirs
+            del theirs, hear  # before the original makes the next ones
             stage.advance(len(taken))
         provider, goes_on = scorer.provider, scorer.continues_at(windows.shape[1] - 1)
     del model

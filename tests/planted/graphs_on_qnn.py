@@ -77,6 +77,11 @@ REPEATED = operators(
     "  [loop] p = Loop(n, yes, h)<body = b (int64 i, bool q, float[4] s) => (bool co, float[4] so) "
     "{ [keep] co = Identity(q)\n [planted] so = Relu(s) }>\n  [last] y = Neg(p)\n}",
 )
+MAPPED = operators(
+    18,
+    "g (seq(float[4]) x) => (seq(float[4]) y) {\n"
+    "  [map] y = SequenceMap<body = b (float[4] e) => (float[4] f) { [planted] f = Relu(e) }>(x)\n}",
+)
 UNROLLED = operators(
     18,
     "g (float[4] x, int64 n) => (float[4] y) {\n  [first] h = Neg(x)\n  [planted] p = Relu(h)\n  [last] y = Neg(p)\n}",
@@ -139,6 +144,14 @@ CASES: tuple[Case, ...] = (
         swap(REPEATED, "float[4] s) => (bool co, float[4] so)", "float[N] s) => (bool co, float[N] so)"),
         UNROLLED,
         says="and not in the body of a Loop",
+    ),
+    qnn(
+        "in-a-sequence-map",
+        "a Relu in the body of a SequenceMap, which is unfolded into a Loop",
+        "not_claimed",
+        MAPPED,
+        UNROLLED,
+        says="together with map (SequenceMap), in whose body it is, it does not claim it",
     ),
     qnn("unused", "a Celu whose result nobody reads", "no_kernel_op", UNUSED, swap(UNUSED, "Celu", "Sigmoid")),
     qnn(

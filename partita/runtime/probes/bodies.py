@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from partita.diagnosis.probe_verdict import helps
-from partita.observations.facts import COMBINED, NEIGHBOURS, OPTION, Trial
+from partita.diagnosis.session_index import SessionIndex
+from partita.observations.facts import AS_IS, COMBINED, NEIGHBOURS, OPTION, Trial
 from partita.runtime.model_file import all_nodes, bodies
 from partita.runtime.probes.cases import COMPANY, NODE, Case, case_graph, finish
 from partita.runtime.probes.graphs import Graph
@@ -17,7 +18,7 @@ from partita.runtime.probes.ideas import Variation
 from partita.runtime.probes.lab import Lab
 from partita.runtime.probes.names import copy_node
 from partita.runtime.probes.subjects import MOST_ALIKE, Subject
-from partita.runtime.probes.variations import combined, kind_of, single
+from partita.runtime.probes.variations import as_it_is, combined, kind_of, single
 from partita.runtime.tensor_types import tensor_type
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 BRANCH = "If"
 CHOOSES, COUNT = f"{COMPANY}_chooses", f"{COMPANY}_count"
+HOLDING = frozenset({BRANCH, "Loop", "Scan", "SequenceMap"})
+IN = ("the body of a Loop", "the branch of an If")
+WITH = ("an Identity, both in the body of a Loop,", "a node like it in the other branch of an If")
 BOOL, INT64 = 9, 7
 """Numbers of ONNX's element types."""
 Holders = Mapping[tuple[int, str], str]
@@ -39,25 +43,41 @@ def holder_of(graph: Graph, name: str) -> str:
     return ""
 
 
+def holder_in_run(index: SessionIndex, graph: Graph, name: str) -> str:
+    """The operator of the node in whose body a node runs, as far as it is known; empty for one of the main graph.
+
+    A node that is in a body in the file only is listed by another name; one without a name is where the node is that it
+    is a part of, and a SequenceMap becomes a Loop.
+    """
+    if name in index.inner and name in index.assigned:
+        return holder_of(graph, name)
+    owners = index.parts.get(name, ()) if name in index.assigned and name not in index.present else ()
+    found = (holder_of(graph, owner) or index.exported_op(owner) for owner in owners)
+    return next((op for op in found if op in HOLDING), "")
+
+
 def explore_bodies(subjects: Iterable[Subject], holders: Holders, lab: Lab) -> None:
-    """Put the first change that helps a node, with it, into a body of the kind that the node is in."""
+    """Put the first change that helps a node, with it, into a body of the kind that the node is in; a node that is
+    taken as it is, and that nothing was tried around, as it is.
+    """
     if lab.seconds_left <= 0:
         return
     work = []
     for subject in subjects:
-        keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders]
+        keys = [key for key in subject.nodes[:MOST_ALIKE] if key in holders and not subject.around.get(key)]
         helped = _helpful(subject) if keys else None
         if helped is not None and not any(bodies(helped.case.node)):
             work += [(subject, key, helped, in_a_body(helped.case, holders[key])) for key in keys]
     answers = lab.try_all([model for _, _, _, model in work])
     for (subject, key, helped, _), answer in zip(work, answers, strict=True):
         if answer is not None:
-            kind = "If" if holders[key] == BRANCH else "Loop"
-            parts = helped.parts or (helped.factor,)
+            as_it_was = helped.factor == AS_IS
+            parts = () if as_it_was else helped.parts or (helped.factor,)
+            words = WITH[holders[key] == BRANCH] if as_it_was else IN[holders[key] == BRANCH]
             subject.around.setdefault(key, []).append(
                 Trial(
                     NEIGHBOURS,
-                    f"the body of a {kind}",
+                    words,
                     answer.outcome,
                     answer.said,
                     answer.cached,
@@ -68,10 +88,10 @@ def explore_bodies(subjects: Iterable[Subject], holders: Holders, lab: Lab) -> N
 
 
 def _helpful(subject: Subject) -> Variation | None:
-    """The first change of the node itself with which the provider took it."""
+    """The first change of the node itself with which the provider took it; none at all where it takes it as it is."""
     trial = next((trial for trial in subject.trials if helps(trial) and trial.factor != OPTION), None)
-    if trial is None or subject.trials[0].outcome == "taken":
-        return None
+    if trial is None or trial.factor == AS_IS:
+        return None if trial is None else as_it_is(subject.case)
     tried = combined(subject.case) if trial.factor == COMBINED else single(subject.case)
     return next((each for each in tried if (each.factor, each.change) == (trial.factor, trial.change)), None)
 

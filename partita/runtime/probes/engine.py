@@ -35,7 +35,7 @@ from partita.runtime.model_file import all_nodes, bodies
 from partita.runtime.onnx_model import OnnxModel
 from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.probes.bisect import Search, find_rejected
-from partita.runtime.probes.bodies import explore_bodies, holder_of
+from partita.runtime.probes.bodies import explore_bodies, holder_in_run
 from partita.runtime.probes.cache import cache_for
 from partita.runtime.probes.cases import Case, case_model, fingerprint, node_case, part_model
 from partita.runtime.probes.graphs import CannotProbeError, Graph, cut_graph
@@ -258,8 +258,7 @@ def _probe_nodes(
                 found[number][name] = NodeProbe(name, (), str(error))
                 continue
             subjects.setdefault(key, Subject(case, [])).nodes.append((number, name))
-            # One that is in a body in the file only is listed by another name.
-            if name in index.inner and name in index.assigned and (holder := holder_of(graph, name)):
+            if holder := holder_in_run(index, graph, name):
                 holders[number, name] = holder
     explore(one_of_each_first(subjects.values()), lab)
     explore_neighbours(subjects.values(), lambda number, name: neighbourhoods(graphs[number], name), lab)

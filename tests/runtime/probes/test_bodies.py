@@ -74,6 +74,14 @@ def test_a_change_that_helps_there_too_is(graph: Graph) -> None:
     assert conclusions(subject.probe("inner"))[0].factors == ("static_shape",)
 
 
+def test_a_node_that_is_taken_as_it_is_is_tried_in_a_body_as_it_is(tmp_path: Path) -> None:
+    onnx.save(parser.parse_model(LOOPED.replace("float[N,4]", "float[2,4]")), tmp_path / "m.onnx")
+    subject = explored(cut_graph(read_onnx(tmp_path / "m.onnx"), {}), in_bodies=False)
+    (shown,) = conclusions(subject.probe("inner"))
+    said = "the provider accepts it; together with an Identity, both in the body of a Loop, it does not claim it"
+    assert shown.code == "not_claimed" and shown.evidence.endswith(said)
+
+
 def test_nodes_of_the_main_graph_are_in_no_body(graph: Graph) -> None:
     assert (holder_of(graph, "loop"), holder_of(graph, "keep")) == ("", "Loop")
 
