@@ -152,7 +152,6 @@ class BodyNode(Record):
     replaces: tuple[str, ...] = ()
     """Exported nodes that it is a part of: functions that ONNX Runtime unfolded."""
     replaces_op_types: tuple[str, ...] = ()
-    """The operator of each of them."""
 
 
 class Bodies(Record):
@@ -165,8 +164,7 @@ class Bodies(Record):
     on_cpu: tuple[BodyNode, ...] = ()
     """Those on the CPU provider."""
     parts: tuple[BodyNode, ...] = ()
-    """Those of functions of the main graph that ONNX Runtime unfolded: they count among the nodes that a requirement is
-    about."""
+    """Those of functions of the main graph that ONNX Runtime unfolded: they count in requirements."""
     copies: int | None
     """Memcpy nodes, from the log; null when the log was not at INFO."""
 
