@@ -69,10 +69,13 @@ def _moves(origin: Origin) -> bool:
 
 def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> None:
     """Give `model`, of transformers, the weights that were written, in place."""
-    names = parameter_names(model, sources)
+    names, placed = parameter_names(model, sources), list(placed)
     with torch.no_grad():
-        for shared in names.single.values():
-            for name in shared[1:]:  # tied: head and embedding may have been rounded in different ways
+        for tensor, shared in names.single.items():
+            modules = {name.rpartition(".")[0] for name in shared}
+            if all(modules <= set(each.modules) for each in placed if tensor in each.packed.tensors):
+                continue  # tied, and the same bytes for all: they stay one tensor
+            for name in shared[1:]:  # head and embedding were rounded in different ways, or one of them was not
                 _set(model, name, torch.nn.Parameter(_get(model, name).detach().clone(), requires_grad=False))
         for each in placed:
             put_back(model, each, names, written_rows(each))
