@@ -24,7 +24,7 @@ from tests.export.breadth.running import run, run_type
 pytestmark = pytest.mark.environment("beside")  # minutes of exports
 
 # What each brings that the others have not; test_parity.py and test_experts.py have windows, softcaps, two rotations,
-# norms over all heads, layers without rotation, and plain experts.
+# norms over all heads, layers without rotation, selective state spaces (jamba), plain experts and those of gpt_oss.
 QUICK = {
     "bloom": "onnx24",  # position biases, queries, keys and values in one matrix, split by head
     "cohere2": "gqa",  # parallel layers, interleaved rotation, layers without positions
@@ -32,9 +32,7 @@ QUICK = {
     "falcon": "onnx24",  # one head of keys and values
     "falcon_h1": "gqa",  # attention and a state space in the same layer
     "gpt_neo": "gqa",  # which key a query sees is a buffer, cut by the number of keys
-    "gpt_oss": "gqa",  # sinks, frequencies for long contexts, experts with biases
     "idefics3": "primitives",  # an image's tokens are put into those of the text
-    "jamba": "gqa",  # selective state spaces
     "lfm2": "onnx24",  # short convolutions
     "llama4_text": "gqa",  # attention in chunks, temperature by position
     "nemotron_h": "onnx24",  # a limit on the time step of a state space, layers that are only experts

@@ -58,6 +58,10 @@ def test_experts_are_packed(
     assert manifest.packed is not None and manifest.packed.not_packed == ()
     share = sum(kind.parameters for kind in manifest.packed.kinds) / manifest.source.parameters
     assert share > 0.95
+    products = nodes(package, "MatMulNBits")
+    assert not [name for name in products if "router" in name or ("gate" in name and "proj" not in name)], (
+        "routers stay"
+    )
     found = operators(package)
     assert not found["MoE"] and ("experts by QMoE" in manifest.packed.reads) == bool(found["QMoE"])
     if attention == "gqa" and model_type != "nemotron_h":
