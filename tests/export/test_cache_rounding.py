@@ -83,6 +83,7 @@ def test_what_is_recorded(pair: tuple[Path, Path]) -> None:
     assert Manifest.model_validate_json(manifest.model_dump_json(by_alias=True)) == manifest
 
 
+@pytest.mark.heavy
 def test_beside_packed_weights_in_a_static_pair_with_rows(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
     """Everything that lies in other graphs, and in one verification two twins."""
     out = tmp_path / "package"
