@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
-from partita.observations.text_format import plural
 from partita.package import KNOWN_ANSWER, Manifest, read_manifest
-from partita.package_records import StepError, Verification
+from partita.package_records import Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import idle_providers
+from partita.runtime.comparison import Comparison, Logits, but_for, set_aside
 from partita.runtime.engine.executor import port_by_role
 from partita.runtime.engine.loop import serve
 from partita.runtime.engine.request import Listener, Request
@@ -35,8 +35,6 @@ REPLAY_CHUNK_TOKENS = 5
 
 CHOOSING = frozenset({"TopK", "ArgMax", "MoE", "QMoE"})
 """Operators whose result jumps when what they are given changes a little."""
-
-Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,84 +55,6 @@ class KnownAnswer:
     def length(self) -> int:
         """Tokens that the original model ran over, all at once: rotary frequencies are those of this length."""
         return len(self.prompt) + len(self.tokens)
-
-
-RULED_OUT = -1e30
-"""Logits of the reference, which is in float32, below this are of tokens that the model must not write."""
-LOWEST = -6e4
-"""The same in float16, whose lowest number is -65504."""
-
-
-@dataclass(slots=True)
-class Comparison:
-    """Our logits of one step against the reference's, position by position."""
-
-    step: str
-    output: str
-    reference: Logits
-    """[n, vocab]."""
-    tolerance: float
-    kind: str = ""
-    """Steps of one kind are looked at together."""
-    again: bool = False
-    """What another step compares, too: its near ties are counted there."""
-    errors: dict[int, float] = field(default_factory=dict)
-    """Position -> the largest difference of any row."""
-    other_tokens: set[int] = field(default_factory=set)
-    """Positions with another greedy token in any row."""
-    ties: set[int] = field(default_factory=set)
-    """Positions at which the reference's two best logits cannot be told apart."""
-    set_aside: set[int] = field(default_factory=set)
-    """Positions that do not count; see `_set_aside`."""
-
-    def compare(self, position: int, ours: Logits) -> None:
-        """Compare the logits [vocab] of one row of the batch with the reference at `position`."""
-        wanted = self.reference[position]
-        second, first = np.partition(wanted, -2)[-2:]
-        tie = first - second <= 2 * self.tolerance * self.scale
-        if tie:
-            self.ties.add(position)
-        error = difference(ours, wanted)
-        worst = max(self.errors.get(position, 0.0), error) if np.isfinite(error) else float("inf")
-        self.errors[position] = worst
-        if not tie and int(ours.argmax()) != int(wanted.argmax()):
-            self.other_tokens.add(position)
-
-    @property
-    def off(self) -> set[int]:
-        """Positions that differ by more than is allowed, by finite numbers."""
-        most = self.tolerance * self.scale
-        beyond = {position for position, error in self.errors.items() if not error <= most}
-        return {position for position in beyond | self.other_tokens if np.isfinite(self.errors[position])}
-
-    @property
-    def scale(self) -> float:
-        """Largest magnitude of the reference, without what a model rules out."""
-        return float(np.abs(self.reference[self.reference >= RULED_OUT]).max(initial=0.0)) or 1.0
-
-    def result(self) -> StepError:
-        """The step as a record."""
-        largest = max((error for position, error in self.errors.items() if position not in self.set_aside), default=0.0)
-        return StepError(
-            step=self.step,
-            output=self.output,
-            max_abs_error=largest,
-            max_rel_error=largest / self.scale,
-            tokens_equal=self.other_tokens <= self.set_aside,
-            rerouted=len(self.set_aside),
-        )
-
-
-def difference(ours: Logits, wanted: Logits) -> float:
-    """Largest difference between the logits [vocab]; infinite where a token is ruled out by one of the two alone.
-
-    Some models give the lowest float to tokens that they must not write, which is not the same in every precision and
-    beside which no other difference would count.
-    """
-    out = wanted < RULED_OUT
-    if not (ours[out] <= LOWEST).all():
-        return float("inf")
-    return float(np.abs(ours[~out] - wanted[~out]).max(initial=0.0))
 
 
 def replay(
@@ -166,7 +86,7 @@ def replay(
         replaying = _Replay(runner, answer, limit)
         compared = [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
         if tolerance is None and manifest.rounds and _chooses(runner):
-            _set_aside(compared)
+            set_aside(compared)
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
         missed = _unreached(runner, answer, not_run)
         idle = {name for entry in runner.graphs for name in idle_providers(entry.session, entry.model)}
@@ -176,7 +96,7 @@ def replay(
     provider = ", ".join(active)
     verification = Verification(
         status="verified",
-        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{_but_for(compared)}{missed}",
+        detail=f"known answer replayed on {provider}: {len(compared)} steps agree{but_for(compared)}{missed}",
         provider=provider,
         reference=answer.reference,
         tolerance=limit,
@@ -194,34 +114,6 @@ def replay(
 def _chooses(runner: Runner) -> bool:
     """Whether a graph takes the best of some numbers, as a router does of its experts."""
     return any(node.op_type in CHOOSING for entry in runner.graphs for node in (*entry.model.nodes, *entry.model.inner))
-
-
-def _set_aside(compared: Sequence[Comparison]) -> None:
-    """Leave out positions at which rounding made the model choose otherwise, as long as they are the fewer.
-
-    Where two experts are nearly equally good, rounding alone decides between them, and what follows is another
-    computation: no tolerance says whether it is right. A kernel that computes something else is off nearly everywhere,
-    in prompts or in decoding. So each kind of step has to agree at more than half of its positions.
-    """
-    kinds: dict[str, list[Comparison]] = {}
-    for entry in compared:
-        kinds.setdefault(entry.kind, []).append(entry)
-    for entries in kinds.values():
-        off = sum(len(entry.off) for entry in entries)
-        if 2 * off < sum(len(entry.errors) for entry in entries):
-            for entry in entries:
-                entry.set_aside = entry.off
-
-
-def _but_for(compared: Sequence[Comparison]) -> str:
-    """What was left out, as the end of a sentence."""
-    told = [entry for entry in compared if not entry.again]
-    count, positions = (sum(map(len, sets)) for sets in ([e.set_aside for e in told], [e.errors for e in told]))
-    if not count:
-        return ""
-    return (
-        f", but for {count} of {plural(positions, 'position')}, at which rounding makes the model choose other experts"
-    )
 
 
 def first_difference(verification: Verification) -> str | None:

@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 from partita.errors import PackageError, UsageError
 from partita.package import KNOWN_ANSWER, TOLERANCES, read_manifest, record_file, write_manifest
 from partita.providers.resolve import parse_chain
-from partita.runtime.verify import Comparison, _set_aside, first_difference, replay
+from partita.runtime.comparison import Comparison, set_aside
+from partita.runtime.verify import first_difference, replay
 from tests.runtime.handmade import VOCAB, WIDTH, handmade
 
 PAIR = {"attention": "gqa", "static_shapes": True, "prefill_chunk": 6}
@@ -257,7 +258,7 @@ def compared(off, count=8, kind="prefill", error=0.5):
 def test_positions_that_rounding_reroutes_are_left_out_while_they_are_the_fewer(off, error, left):
     """Half of a kind of step, or a logit that is not finite, stay a difference; so does another token there."""
     comparison = compared(off, error=error)
-    _set_aside([comparison])
+    set_aside([comparison])
     found = comparison.result()
     assert found.rerouted == left == len(comparison.set_aside)
     assert (found.max_rel_error <= 0.1 and found.tokens_equal) == (off == left)
@@ -267,5 +268,5 @@ def test_each_kind_of_step_has_to_agree_by_itself():
     """A kernel that is wrong in decoding alone is not outvoted by the prompt."""
     prompt, decode = compared(0, count=24), [compared(1, count=1, kind="decode") for _ in range(5)]
     decode += [compared(0, count=1, kind="decode") for _ in range(3)]
-    _set_aside([prompt, *decode])
+    set_aside([prompt, *decode])
     assert not any(entry.set_aside for entry in (prompt, *decode))
