@@ -32,7 +32,12 @@ LONGEST = 600
 DAMAGED = frozenset({"NoSuchFile", "InvalidProtobuf", "InvalidGraph", "NoModel", "ModelRequiresCompilation"})
 PROVIDER_TROUBLE = frozenset({"EPFail", "EngineError", "DeviceReset"})
 NO_KERNEL = "NotImplemented"
-LACKS = re.compile(r"device does not support|shader_helper|not supported by the device|not implemented", re.IGNORECASE)
+LACKS = re.compile(
+    r"device does not support|shader_helper|ShaderModule|compute pipeline|not supported by the device|not implemented",
+    re.IGNORECASE,
+)
+OTHER_SCHEMA = re.compile(r"with schema\(|Unrecognized attribute")
+"""An operator has not the inputs, outputs or attributes here that a file gives it: the file is sound, and newer."""
 OTHER_NODE = Remedy(
     "no provider in the chain has a kernel for it: change the node's type or opset, or name another provider"
 )
@@ -41,6 +46,10 @@ OTHER_PRECISION = Remedy(
     ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp32"),
 )
 ON_CPU = Remedy("try the CPU provider", options=("--provider", "cpu"))
+OTHER_VERSION = Remedy(
+    "it is written for another version of that operator: run it with the ONNX Runtime that it was made with, or export "
+    "the checkpoint again without the option that needs it"
+)
 NEW_FILE = Remedy("check it with onnx.checker, or export it again")
 SMALLER = Remedy(
     "free memory, or export a smaller model", ("partita", "export", "CHECKPOINT", "OUT", "--precision", "fp16")
@@ -76,7 +85,7 @@ def open_error(path: Path, chain: Sequence[str], error: Exception, log: tuple[st
         node = NAMED_NODE.search(text)
         return NoKernelError(f"{names} cannot run it: {text}{extra}", path, node["node"] if node else "")
     if kind in DAMAGED or (kind not in PROVIDER_TROUBLE and FILE_TROUBLE.search(text)):
-        remedy = again(path.parent) if packaged else NEW_FILE
+        remedy = OTHER_VERSION if OTHER_SCHEMA.search(text) else again(path.parent) if packaged else NEW_FILE
         return PackageError(f"ONNX Runtime cannot load it: {text}{extra}", where=path, remedy=remedy)
     remedy = ON_CPU if list(chain) != ["CPUExecutionProvider"] else CHECK_MODEL
     return ProviderError(f"{names} failed to open it: {text}{extra}", where=path, remedy=remedy)
