@@ -24,6 +24,7 @@ from partita.export.passes.base import PassContext
 from partita.export.progress import Stage, stage
 from partita.export.quantisation import calibration, prefill
 from partita.export.quantisation.experts import gathered
+from partita.export.quantisation.kept_narrow import keep_narrow, round_kept
 from partita.export.quantisation.plan import Plan
 from partita.export.quantisation.prefill import Beside
 from partita.export.quantisation.reference import movable, round_weights
@@ -110,11 +111,14 @@ class Draft:
         chunk = max((length or 0 for _, phase, length in graphs.phases if phase == "prefill"), default=0)
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
         placed, prompts = graphs.packing.placed, graphs.prompts.placed
-        key = tokens, frozenset((*placed, *prompts))
+        narrowed = graphs.packing.narrowed
+        key = tokens, frozenset((*placed, *prompts, *narrowed))
         if key not in self.answers:
 
             def rounded(model: Any) -> None:
-                round_weights(model, placed.values(), match_names(self.fake.module, self.checkpoint.tensors))
+                sources = match_names(self.fake.module, self.checkpoint.tensors)
+                round_weights(model, placed.values(), sources)
+                round_kept(model, narrowed, sources)
 
             def for_prompt(model: Any) -> None:
                 rounded(model)
@@ -125,7 +129,7 @@ class Draft:
                 self.fake.vocab_size,
                 self.max_length,
                 tokens,
-                prepare=(for_prompt if prompts else rounded) if placed else None,
+                prepare=(for_prompt if prompts else rounded) if placed or narrowed else None,
                 afterwards=rounded if prompts else None,
             )
         return self.answers[key]
@@ -285,6 +289,7 @@ def repacked(graphs: Graphs, plan: Plan) -> Graphs:
             prefill.pack(model, context, own, plan, prompts, packing, movable(sources))
         else:
             quantise(model, context, plan, packing, movable(sources))
+        keep_narrow(model, context, plan, packing, draft.takes)
         name_nodes(model)
         traced.append(replace(item, model=model))
     return replace(graphs, draft=draft, traced=traced, packing=packing, prompts=prompts)
@@ -320,6 +325,7 @@ def _rewrite(graphs: Graphs) -> None:
             if work.options.searches or draft.beside is not None:
                 graphs.unpacked.append((model.clone(), context))
             packed = quantise(model, context, draft.plan, graphs.packing, movable(sources))
+            packed |= keep_narrow(model, context, draft.plan, graphs.packing, draft.takes)
             for name, count in packed.items():
                 graphs.passes[name] = graphs.passes.get(name, 0) + count
             name_nodes(model)
@@ -352,6 +358,7 @@ def _add_prefill(graphs: Graphs, beside: Beside, fits: Callable[[Plain], bool]) 
     (unpacked, context), item = graphs.unpacked[0], graphs.traced[0]
     model = unpacked.clone()
     counts = prefill.pack(model, context, beside.plan, plan, own, shared, fits)
+    counts |= keep_narrow(model, context, plan, shared, graphs.draft.takes)
     name_nodes(model)
     with stage(graphs.draft.work.progress, "time products", graphs.draft.work.seconds):
         graphs.prefill = prefill.choose(beside, plan, own, graphs.packing)

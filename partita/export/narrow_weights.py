@@ -67,7 +67,12 @@ def narrow(computing: Precision, takes: TakesEach | None) -> Narrow | None:
     """
     if computing.stored is None:
         return None
-    return Narrow(computing.stored, takes is not None and all(takes([_question("Gather", computing.stored)])))
+    return Narrow(computing.stored, looks_up(takes, computing.stored))
+
+
+def looks_up(takes: TakesEach | None, dtype: str) -> bool:
+    """Whether the provider looks up rows of a matrix of `dtype`."""
+    return takes is not None and all(takes([_question("Gather", dtype)]))
 
 
 def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str, int]:
@@ -77,9 +82,9 @@ def store_narrow(model: ir.Model, context: PassContext, how: Narrow) -> dict[str
         count = 0
         for value in list(model.graph.initializers.values()):
             part = stored(value)
-            if part is not None and _fits(part):
+            if part is not None and is_matrix(part):
                 with over(next(iter(value.uses())).node):
-                    _behind_cast(model.graph, value, part, how)
+                    behind_cast(model.graph, value, part, how)
                 count += 1
         drop_unused_initializers(model.graph)
         return count
@@ -98,14 +103,14 @@ def kept_narrow(how: Narrow, models: Sequence[ir.Model]) -> NarrowWeights:
     return NarrowWeights(dtype=how.dtype, weights=len(sources), rounded=len(rounded))
 
 
-def _fits(part: StoredPart) -> bool:
+def is_matrix(part: StoredPart) -> bool:
     """Whether it is a matrix, or a stack of them, as the checkpoint has it."""
     source = part.source
     is_plain = isinstance(source, Plain) and source.dtype == to_ir(WIDE) and not isinstance(source.origin, Rescaled)
     return is_plain and len(part.part.shape) >= 2
 
 
-def _behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
+def behind_cast(graph: ir.Graph, value: ir.Value, part: StoredPart, how: Narrow) -> None:
     """Let the readers of a weight read it through a Cast, or cast the rows that they look up."""
     assert isinstance(part.source, Plain)
     kind = to_ir(how.dtype)

@@ -167,7 +167,7 @@ def _check_packing(options: ExportOptions) -> None:
             f"{' or '.join(allowed)}"
         )
     quantisers.check_name(options.rounding)
-    read_keep(options.keep, options.precision)
+    read_keep(options.keep, options.precision, options.computing.dtype)
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),

@@ -34,7 +34,7 @@ from partita.spelling import spelled
 
 SCHEMA = "partita.quality/1"
 MOST_TOKENS, FEWEST_TOKENS = 8192, 1024
-TOKENS_TIMES_PARAMETERS = 4e12
+TOKENS_TIMES_PARAMETERS = 1e12
 """Tokens are fewer the larger the model is, between those limits: the original is run over all of them on the CPU."""
 SHORTEST_TEXT = 256
 """Tokens. What a precision costs is a few thousandths of a loss: fewer tokens would say nothing."""

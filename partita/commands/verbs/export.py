@@ -77,7 +77,7 @@ def export(
         str | None,
         typer.Option(
             metavar="MODULE=PRECISION,...",
-            help="int8, int4: modules with another precision of weights, as lm_head=int8,layers.0=fp32.",
+            help="int8, int4: modules with another precision of weights, as lm_head=int8,layers.0=fp16.",
         ),
     ] = None,
     quantiser: Annotated[

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from partita.dtypes import PRECISIONS
+from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import UsageError
 from partita.spelling import spelled
 
@@ -24,19 +24,32 @@ class Keep:
         """None: their weights are not packed."""
         return PRECISIONS[self.precision].bits
 
+    @property
+    def stored(self) -> str | None:
+        """The type of 16 bits that their weights are kept in and not computed with; None for any other."""
+        precision = PRECISIONS[self.precision]
+        return precision.dtype if precision.bits is None and precision is not EXACT else None
+
     def fits(self, module: str) -> bool:
         """Whether it is said of `module`, or of one that it is in. `layers.1` is not said of `layers.10`."""
         return f".{self.pattern}." in f".{module}."
 
 
-def read_keep(pairs: Sequence[tuple[str, str]], precision: str) -> tuple[Keep, ...]:
-    """Check what was said of modules as far as that needs no model. Raises UsageError."""
+def read_keep(pairs: Sequence[tuple[str, str]], precision: str, dtype: str) -> tuple[Keep, ...]:
+    """Check what was said of modules as far as that needs no model. `dtype`: what the package computes in.
+
+    Raises UsageError.
+    """
     if pairs and PRECISIONS[precision].bits is None:
         raise UsageError(
             f"{spelled('keep')} is about packed weights: it needs {spelled('precision', 'int4')} or int8, and this is "
             f"{precision}"
         )
-    names = [name for name, each in PRECISIONS.items() if each.bits is not None or each.dtype == "float32"]
+    names = [
+        name
+        for name, each in PRECISIONS.items()
+        if each.bits is not None or dtype == EXACT.dtype or each.dtype in (EXACT.dtype, dtype)
+    ]
     for pattern, wanted in pairs:
         if wanted not in names:
             raise UsageError(f"{spelled('keep', f'{pattern}={wanted}')}: choose one of {', '.join(names)}")

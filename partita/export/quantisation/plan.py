@@ -58,6 +58,11 @@ class Plan:
         size = next(self._dividing(bits, *widths), None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
 
+    def stored(self, modules: Iterable[str]) -> str | None:
+        """The type of 16 bits that a weight of `modules` is kept in, where that was said of one of them."""
+        said = self._said(modules)
+        return said[-1].stored if said else None
+
     def asked_to_stay(self, modules: Iterable[str]) -> bool:
         """Whether it was said of one of `modules` that its weights are not packed."""
         said = self._said(modules)
@@ -112,7 +117,7 @@ def make_plan(
     bits = options.computing.bits
     if bits is None:
         return None
-    keep = read_keep(options.keep, options.precision)
+    keep = read_keep(options.keep, options.precision, options.computing.dtype)
     check_modules(keep, modules)
     kernels = Kernels() if target is None else target.kernels
     forms = candidates(

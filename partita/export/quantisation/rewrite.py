@@ -57,6 +57,16 @@ class Placed:
     """An operator on experts reads it, together with another stack, which has the same packing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Narrowed:
+    """A weight that is kept in 16 bits and computed with in float32."""
+
+    tensors: frozenset[str]
+    modules: tuple[str, ...]
+    """That it is of, the node that reads it and those of its tensors."""
+    dtype: str
+
+
 @dataclass(slots=True)
 class Outcome:
     """What was done to the weights of all graphs of a package."""
@@ -67,6 +77,8 @@ class Outcome:
     """Weights of modules that were to keep their type, and how many numbers they have."""
     stayed: dict[str, dict[str, int]] = field(default_factory=dict)
     """The same of others, by what reads them."""
+    narrowed: dict[object, Narrowed] = field(default_factory=dict)
+    """Weights that are kept in 16 bits because that was asked for, by the key of the weight."""
     gathered: frozenset[str] = frozenset()
     """Checkpoint tensors that stay because a graph picks matrices from them."""
 
@@ -155,7 +167,7 @@ class _Rewriter:
         """Whether a product is left to the plan that comes afterwards, where one does."""
         if self.rest is None:
             return False
-        packing = self.rest.packing(_where(node, plain), plain.origin.shape[1])
+        packing = self.rest.packing(modules_of(node, plain), plain.origin.shape[1])
         return packing is None or self._gives_logits(node)
 
     def _gives_logits(self, node: ir.Node) -> bool:
@@ -175,7 +187,7 @@ class _Rewriter:
         """How the weight of `node` is packed; None where it stays."""
         if not self._may_be_packed(plain):
             return None
-        where = _where(node, plain)
+        where = modules_of(node, plain)
         packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
@@ -190,7 +202,7 @@ class _Rewriter:
         found, form = experts.stacks(node), self.plan.form.experts
         if found is None or form is None or not all(map(self._may_be_packed, found)):
             return False
-        where = [module for plain in found for module in _where(node, plain)]
+        where = [module for plain in found for module in modules_of(node, plain)]
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
         packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
@@ -288,7 +300,7 @@ class _Rewriter:
             self.outcome.stayed.setdefault(operator, {})[name] = weight.source.elements
 
 
-def _where(node: ir.Node, plain: Plain) -> list[str]:
+def modules_of(node: ir.Node, plain: Plain) -> list[str]:
     """The modules that a node and the weight that it reads are of."""
     module = node.metadata_props.get(MODULE, "")
     return [module, *sorted(name.rpartition(".")[0] for name in plain.tensors if len(plain.tensors) > 1)]

@@ -44,6 +44,11 @@ def nodes(package: Path, operator: str) -> dict[str, onnx.NodeProto]:
     return {node.name: node for node in model.graph.node if node.op_type == operator}
 
 
+def initializers(package: Path) -> list[onnx.TensorProto]:
+    """What is known of the weights without reading them."""
+    return list(onnx.load(package / "model.onnx", load_external_data=False).graph.initializer)
+
+
 def attributes(node: onnx.NodeProto) -> dict[str, object]:
     """As plain values."""
     return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
@@ -152,6 +157,20 @@ def test_modules_keep_what_they_are_told_to(tiny_checkpoint: TinyCheckpoint, exp
     assert {kind.quantiser for kind in manifest.packed.kinds} == {"nearest"} and not manifest.packed.not_packed
 
 
+def test_modules_are_kept_in_16_bits(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    """The file has them so, and the graph agrees with a model whose weights were rounded to them."""
+    keep = (("layers.0", "fp16"), ("layers.0.mlp.down_proj", "bf16"), ("embed_tokens", "bf16"), ("lm_head", "int8"))
+    package = exported(tiny_checkpoint("llama", tied=True), precision="int4", keep=keep)
+    manifest = checked(package)
+    kinds = {i.name: onnx.TensorProto.DataType.Name(i.data_type) for i in initializers(package)}
+    down = [kind for name, kind in kinds.items() if "layers.0.mlp.down_proj" in name]
+    gate = [kind for name, kind in kinds.items() if "layers.0.mlp.gate_proj" in name]
+    looked_up = {kinds.get(node.input[0]) for node in nodes(package, "Gather").values()}
+    assert (down, gate) == (["BFLOAT16"], ["FLOAT16"]) and "BFLOAT16" in looked_up
+    assert not [name for name in nodes(package, "MatMulNBits") if name.startswith("model.layers.0.")]
+    assert manifest.packed is not None and manifest.packed.kept == tuple(f"{m}={p}" for m, p in keep)
+
+
 def test_one_product_of_several_modules_is_as_wide_as_the_widest_of_them_is_kept(
     tiny_checkpoint: TinyCheckpoint, exported: Exported
 ) -> None:
@@ -238,7 +257,12 @@ REFUSED = [
         r"--keep lm_haed=int8.*no such module; lm_head is",
     ),
     ({"precision": "int4", "keep": (("layers.99", "int8"),)}, UsageError, r"--keep layers\.99=int8.*no such module"),
-    ({"precision": "int4", "keep": (("lm_head", "fp16"),)}, UsageError, r"choose one of fp32, int8, int4"),
+    ({"precision": "int4", "keep": (("lm_head", "fp8"),)}, UsageError, r"choose one of fp32, fp16, bf16, int8, int4"),
+    (
+        {"precision": "int4", "activations": "fp16", "keep": (("lm_head", "bf16"),)},
+        UsageError,
+        r"choose one of fp32, fp16, int8, int4",
+    ),
     ({"keep": (("lm_head", "int8"),)}, UsageError, r"--keep is about packed weights: it needs --precision int4"),
     ({"block_size": 32}, UsageError, r"--block-size 32 is about packed weights"),
     ({"precision": "int4", "block_size": 48}, UsageError, r"--block-size 48: choose one of 32, 64, 128"),

@@ -1,0 +1,71 @@
+"""Weights of modules that `--keep MODULE=fp16` or `bf16` is said of, in a package of packed weights.
+
+They lie in 16 bits in the file and are cast as the graph is opened, as in a package of that precision
+(`narrow_weights.py`). Where the package computes in 16 bits itself there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from partita.export.element_types import to_torch
+from partita.export.naming import Sources
+from partita.export.narrow_weights import Narrow, behind_cast, is_matrix, looks_up
+from partita.export.passes.base import Pass, PassContext, over
+from partita.export.passes.manager import run as run_passes
+from partita.export.passes.rewriting import drop_unused_initializers
+from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.reference import parameter_names
+from partita.export.quantisation.rewrite import Narrowed, Outcome, modules_of
+from partita.export.target import TakesEach
+from partita.export.weight_sources import Plain, stored
+
+
+def keep_narrow(
+    model: ir.Model, context: PassContext, plan: Plan, outcome: Outcome, takes: TakesEach | None
+) -> dict[str, int]:
+    """Keep what the plan says so of in 16 bits, in place; how many weights, by the name of the pass.
+
+    Raises PassError.
+    """
+    kinds = {keep.stored for keep in plan.keep if keep.stored is not None}
+    if not kinds:
+        return {}
+    ways = {kind: Narrow(kind, looks_up(takes, kind)) for kind in kinds}
+
+    def run(model: ir.Model, context: PassContext) -> int:
+        count = 0
+        for value in list(model.graph.initializers.values()):
+            part, nodes = stored(value), [use.node for use in value.uses()]
+            if part is None or not nodes or not is_matrix(part):
+                continue
+            assert isinstance(part.source, Plain)
+            modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
+            kind = plan.stored(modules)
+            if kind is not None:
+                outcome.narrowed[part.source.key] = Narrowed(part.source.tensors, modules, kind)
+                with over(nodes[0]):
+                    behind_cast(model.graph, value, part, ways[kind])
+                count += 1
+        drop_unused_initializers(model.graph)
+        return count
+
+    return run_passes(model, (Pass("narrow_weights", run),), context)
+
+
+def round_kept(model: Any, narrowed: Mapping[object, Narrowed], sources: Sources) -> None:
+    """Give `model`, of transformers, those weights as 16 bits have them, in place."""
+    names = parameter_names(model, sources)
+    for each in narrowed.values():
+        found = [name for tensor in each.tensors for name in names.single.get(tensor, ())]
+        found += [name for name, _ in names.stacked_of(each.tensors)]
+        own = [name for name in found if name.rpartition(".")[0] in each.modules]
+        for name in own or found:
+            module, _, last = name.rpartition(".")
+            wide = getattr(model.get_submodule(module), last).detach()
+            rounded = torch.nn.Parameter(wide.to(to_torch(each.dtype)).to(wide.dtype), requires_grad=False)
+            setattr(model.get_submodule(module), last, rounded)
