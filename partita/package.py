@@ -19,6 +19,7 @@ from partita.contract import Contract, Record
 from partita.dtypes import EXACT, PRECISIONS
 from partita.errors import PackageError
 from partita.package_records import (
+    ForeignRecord,
     NarrowWeights,
     PackedWeights,
     PrefillChoice,
@@ -127,6 +128,8 @@ class Manifest(Record):
     """Null where keys and values are cached in the type of the activations."""
     quality: Quality | None = None
     """Null for a precision of 16 bits or more with a cache of floats: there the known answer says it all."""
+    foreign: ForeignRecord | None = None
+    """Of a folder that Partita did not write: its manifest is inferred, and is nowhere on disk. Null in a package."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
