@@ -23,6 +23,9 @@ Role = Literal[
     "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
     "logits_rows",  # [K] which of the S positions the logits are wanted for
     "rope_length",  # [] the length of the text that this step's rotary frequencies are for; see Contract.rereads_at
+    "mask",  # [B, T] 1 for each valid row of cache and step, else 0; T = max start[b] + S unless it is fixed
+    "cache_branch",  # [1] whether past is to be read: false in the first step of a row
+    "logits_kept",  # [] of how many positions, the last ones, logits are wanted
     "logits",  # output [B, K, vocab]
 ]
 """What a graph input or output means. The runtime feeds by role; it knows no names."""
@@ -44,7 +47,7 @@ class Port(Record):
 
 
 class State(Record):
-    """A tensor that lives from step to step; `past` is read and `present` is written, in the same buffer.
+    """A tensor that lives from step to step; `past` is read and `present` is written, as a rule in the same buffer.
 
     Keys and values are written at the cursor, and what lies beyond it is never read. A `conv` or `recurrent` state sums
     up every token that its row was fed, padding included: it is zero before a row's first token, and a row must be fed
@@ -61,6 +64,14 @@ class State(Record):
     """Its own: a recurrent state may be float32 in an fp16 package."""
     window: int | None = None
     """Sliding window in tokens, when the layer has one."""
+    grows: int | None = None
+    """The axis along which past has an entry per token so far, and present as many as after the step: optimum's layout.
+    `shape` has N there, the most. None: past and present have the fixed `shape`.
+    """
+    in_place: bool = True
+    """Past and present may be one buffer. False: the graph may write present before it has read all of past; of what
+    grows always.
+    """
 
 
 class GraphFile(Record):
@@ -91,6 +102,8 @@ class Contract(Record):
     """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
     beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
     """
+    rereads: bool = False
+    """The graph has no cache: every step reads the whole text from its beginning."""
 
     @model_validator(mode="after")
     def _runs_every_phase(self) -> Contract:

@@ -289,3 +289,29 @@ class SmokeRecord(Record):
     """What was run, or what failed, or why nothing could be run here."""
     replayed: bool = False
     """It was the replay of the known answer on the package itself, which reads a prompt and tokens, too."""
+
+
+class PortSource(Record):
+    """Where the meaning of an input or output of a foreign graph came from."""
+
+    name: str
+    meaning: str
+    """Its role, or for a state its kind and layer."""
+    source: str
+    """What says so: its name, genai_config.json, the file given with --contract, …"""
+
+
+class ForeignRecord(Record):
+    """How a folder that Partita did not write was understood."""
+
+    layout: str
+    """Whose folder it looks like: optimum, transformers.js, onnxruntime-genai, or onnx for any other."""
+    variant: str
+    """Of several files of one model the one that was chosen: q4, fp16, …; empty for the plain one."""
+    candidates: tuple[str, ...] = ()
+    """The other variants in the folder."""
+    producer: str = ""
+    """What the graph says of who wrote it."""
+    ports: tuple[PortSource, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was decided and could have been otherwise, a sentence each."""
