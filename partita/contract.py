@@ -102,6 +102,8 @@ class Contract(Record):
     """Keys cached by steps with a rope_length up to this do not go with those of steps beyond it: before the first step
     beyond it, prompt and new tokens are read again from the beginning. None when cached keys stay valid.
     """
+    rereads: bool = False
+    """The graph has no cache: every step reads the whole text from its beginning."""
 
     @model_validator(mode="after")
     def _runs_every_phase(self) -> Contract:

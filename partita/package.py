@@ -49,6 +49,7 @@ EXPORT_LIKE = replace(
         "{batch_size}",
     ),
 )
+GET_AGAIN = Remedy("get the folder again")
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
@@ -68,6 +69,7 @@ class FileRecord(Record):
     name: str
     size_bytes: int = Field(ge=0)
     sha256: str
+    """Empty in a folder that Partita did not write: nobody recorded one."""
 
 
 class Source(Record):
@@ -224,7 +226,7 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
             _refuse_replaced(folder, manifest)
             told = f"{size:,} bytes, the manifest says {record.size_bytes:,}"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
-        if hashes and sha256_of(path) != record.sha256:
+        if hashes and record.sha256 and sha256_of(path) != record.sha256:
             _refuse_replaced(folder, manifest)
             told = "altered since export, its SHA-256 does not match the manifest"
             raise PackageError(f"{path}: {told}", remedy=again(folder, manifest))
@@ -237,6 +239,8 @@ def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
     """How to make a damaged package anew, with what is known of how it was made."""
     if manifest is None:
         return EXPORT_AGAIN.filled(checkpoint="CHECKPOINT", out=folder)
+    if manifest.foreign is not None:
+        return GET_AGAIN
     graph, checkpoint = manifest.graph, manifest.source.checkpoint
     known = checkpoint if "/" in checkpoint else "CHECKPOINT"
     return EXPORT_LIKE.filled(
@@ -267,7 +271,7 @@ def unreadable(path: Path) -> PackageError:
 
 def _refuse_replaced(folder: Path, manifest: Manifest) -> None:
     """Raise PackageError when the package is another one by now than `manifest` was read from."""
-    if read_manifest(folder) != manifest:
+    if manifest.foreign is None and read_manifest(folder) != manifest:
         raise PackageError(f"{folder}: was replaced by another export while it was read; run the command again")
 
 

@@ -116,6 +116,8 @@ class StateFact:
     """Times the address differed from the step before."""
     checked_steps: int | None = None
     """Steps at which the addresses were compared; None when nobody counted."""
+    copied_bytes: int = 0
+    """What the last step copied of it into another buffer: all of past, where present is made anew."""
 
 
 Outcome = Literal["taken", "left", "failed", "crashed", "timed_out", "invalid"]

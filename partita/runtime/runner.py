@@ -7,7 +7,7 @@ Knows how a package becomes sessions and which session runs which phase. Does no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,7 @@ from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.chain import open_session
 from partita.runtime.cpu.attention import within
 from partita.runtime.engine.cache.cache import Cache
+from partita.runtime.engine.cache.growing import moves
 from partita.runtime.engine.executor import Executor, LoadedGraph
 from partita.runtime.engine.recorder import Recorder, Step
 from partita.runtime.model_file import ModelFile, read_model_file
@@ -193,7 +194,8 @@ def _grown(before: int | None) -> int | None:
 def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFile:
     """Read the structure of one ONNX file, and check that the manifest lists all that belongs to it."""
     model = _read_model(folder, graph)
-    unlisted = sorted(model.data_files - {entry.name for entry in manifest.files})
+    home = PurePosixPath(graph.file).parent
+    unlisted = sorted({str(home / name) for name in model.data_files} - {entry.name for entry in manifest.files})
     if unlisted or manifest.file(graph.file) is None:
         name = unlisted[0] if unlisted else graph.file
         raise PackageError(
@@ -203,19 +205,23 @@ def _listed_model(folder: Path, manifest: Manifest, graph: GraphFile) -> ModelFi
 
 
 def _read_model(folder: Path, graph: GraphFile) -> ModelFile:
-    """Read the structure of one ONNX file, which lies directly in `folder`."""
+    """Read the structure of one ONNX file, whose weights lie beside it."""
     path = inside(folder, graph.file)
-    if path.parent != folder:
-        raise PackageError(f"{folder}: the graph {graph.file!r} is not directly in the package folder")
     if not path.is_file():
         raise PackageError(f"{path}: missing from the package", remedy=FROM_CHECKPOINT)
-    return read_model_file(path, folder)
+    return read_model_file(path, path.parent)
 
 
 def _check_ports(path: Path, contract: Contract, graph: GraphFile, model: ModelFile) -> None:
-    """Raise PackageError when a graph's inputs and outputs are not those of the contract."""
-    listed = {*(port.name for port in graph.inputs), *(state.past for state in contract.states)}
+    """Raise PackageError when a graph's inputs and outputs are not those of the contract.
+
+    It may give more than is asked for, and a graph that begins texts need not take what was cached before.
+    """
+    pasts = {state.past for state in contract.states}
+    listed = {*(port.name for port in graph.inputs), *pasts}
     given = {*(port.name for port in graph.outputs), *(state.present for state in contract.states)}
-    odd = sorted((listed ^ set(model.inputs)) | (given ^ set(model.outputs)))
-    if odd:
-        raise PackageError(f"{path}: inputs and outputs differ from the manifest: {', '.join(odd)}")
+    differing = (listed ^ set(model.inputs)) | (given - set(model.outputs))
+    if graph.phase == "prefill" and not pasts & set(model.inputs):
+        differing -= {state.past for state in contract.states if moves(state)}
+    if differing:
+        raise PackageError(f"{path}: inputs and outputs differ from the manifest: {', '.join(sorted(differing))}")

@@ -1,13 +1,14 @@
 """Runs plans: writes tokens and cursors into the buffers of one graph, runs it, hands out logits.
 
 Feeds strictly by role: what a port means comes from the contract, its name is only handed on. Every buffer is allocated
-and bound once; a step writes into the buffers and runs. Knows nothing of prompts, sampling or when to stop.
+and bound once, but those whose length is another in each step; a step writes into the buffers and runs. Knows nothing of
+prompts, sampling or when to stop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,22 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from partita import dtypes
-from partita.contract import Contract, GraphFile, PhaseName, Port
+from partita.contract import Contract, GraphFile, PhaseName
 from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.settings import will_repeat
-from partita.runtime.engine.cache.cache import Cache, Stores, in_place
+from partita.runtime.engine.cache.cache import Cache, Stores, by_contract
+from partita.runtime.engine.feeds import Feed, Mask, Starts, bound, cursor_writer, logits_given, port_by_role, port_shapes
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window
 from partita.runtime.ort.binding import Binding
-from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.buffers import Buffer
 from partita.runtime.ort.session import Session
-
-Starts = npt.NDArray[np.int64]
-"""[B]: cache positions of the rows' next tokens."""
-Cursor = Callable[[Starts, npt.NDArray[Any]], object]
-"""Writes one cursor input, given the starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +53,6 @@ class Outcome:
     """The ONNX file that ran."""
 
 
-def _cursor_writer(role: str, new_tokens: int) -> Cursor | None:
-    """How an input of `role` follows from the starts when S = `new_tokens`; None for inputs that are no cursor."""
-    steps, last = np.arange(new_tokens), new_tokens - 1
-    writers: dict[str, Cursor] = {
-        "positions": lambda starts, out: np.add(starts[:, None], steps, out=out, casting="unsafe"),
-        "last_index": lambda starts, out: np.add(starts, last, out=out, casting="unsafe"),
-        "total_length": lambda starts, out: out.fill(starts.max() + new_tokens),
-        "write_start": lambda starts, out: np.copyto(out, starts, casting="unsafe"),
-        "valid_length": lambda starts, out: np.add(starts, new_tokens, out=out, casting="unsafe"),
-    }
-    return writers.get(role)
-
-
 class BoundGraph:
     """Buffers of one graph for S new tokens per row and K rows of logits.
 
@@ -84,19 +68,25 @@ class BoundGraph:
         self.binding = session.binding()
         cache.bind(self.binding)
         self.rows = rows
-        shapes = _port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size)
-        inputs = bound(graph.inputs, shapes, self.binding.bind_input)
+        shapes = port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size, contract.max_length)
+        mask = port_by_role(graph, "mask")
+        self._mask = Mask.of(mask, contract, new_tokens) if mask is not None else None
+        ports = [port for port in graph.inputs if self._mask is None or port is not mask]
+        inputs = bound(ports, shapes, self.binding.bind_input)
         outputs = bound(graph.outputs, shapes, self.binding.bind_output)
-        self.tokens = _required(inputs, "tokens", graph.file).host
+        self.tokens = _required(inputs, "tokens", graph.file).array
         self._logits = _required(outputs, "logits", graph.file)
         self._wide = np.empty((contract.batch_size, contract.vocab_size), np.float32)
-        self._chosen = inputs["logits_rows"].host if "logits_rows" in inputs else None
-        self._columns = {position: position for position in range(rows)}
+        self._chosen = inputs["logits_rows"].array if "logits_rows" in inputs else None
+        if "logits_kept" in inputs:
+            inputs["logits_kept"].array.fill(rows)
+        first = new_tokens - rows if self._chosen is None else 0
+        self._columns = {first + column: column for column in range(rows)}
         self._cursors = [
-            (writer, buffer.host) for role, buffer in inputs.items() if (writer := _cursor_writer(role, new_tokens))
+            (writer, feed.array) for role, feed in inputs.items() if (writer := cursor_writer(role, new_tokens))
         ]
-        self._rope = inputs["rope_length"].host if "rope_length" in inputs else None
-        self._moving = moving(self.binding, session.wanted_memory, [port.name for port in graph.inputs], cache)
+        self._rope = inputs["rope_length"].array if "rope_length" in inputs else None
+        self._moving = moving(self.binding, session.wanted_memory, [port.name for port in ports], cache)
 
     def place(self, starts: Starts, rope_length: int) -> None:
         """Write every cursor input. `starts` [B]; `rope_length`: the length of text to take rotary frequencies for."""
@@ -104,6 +94,8 @@ class BoundGraph:
             write(starts, array)
         if self._rope is not None:
             self._rope.fill(rope_length)
+        if self._mask is not None:
+            self.binding.bind_input(self._mask.name, self._mask.written(starts))
 
     def choose(self, positions: Sequence[int]) -> None:
         """Ask for the logits at these positions of 0 .. S-1, at most K of them; what is left over repeats the last."""
@@ -137,11 +129,12 @@ class BoundGraph:
 
     def logits(self, row: int, position: int) -> npt.NDArray[np.float32]:
         """Logits [vocab] of one row of the batch at a position that was chosen; valid until the next run."""
-        values: npt.NDArray[Any] = self._logits.host[row, self._columns[position]]
-        if self._logits.dtype == "float32":
+        values: npt.NDArray[Any] = self._logits.array[row, self._columns[position]]
+        dtype = self._logits.buffer.dtype
+        if dtype == "float32":
             return values  # no copy when they are float32
         wide: npt.NDArray[np.float32] = self._wide[row]
-        if dtypes.named(self._logits.dtype).upper_half:
+        if dtypes.named(dtype).upper_half:
             np.left_shift(values, 16, out=wide.view(np.uint32), dtype=np.uint32)
         else:
             np.copyto(wide, values)
@@ -151,24 +144,31 @@ class BoundGraph:
 class Executor:
     """The graphs of a package and its cache: a plan in, logits out."""
 
-    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph], stores: Stores = in_place) -> None:
+    def __init__(self, contract: Contract, loaded: Sequence[LoadedGraph], stores: Stores = by_contract) -> None:
         self.contract, self.loaded = contract, tuple(loaded)
         self.cache = Cache(contract.states, self.graph("decode").session, contract.batch_size, stores)
         prefill = self.graph("prefill").graph
         rows = port_by_role(prefill, "logits_rows")
-        self._choosing = {entry.graph.file for entry in loaded if port_by_role(entry.graph, "logits_rows") is not None}
+        self._given = {entry.graph.file: logits_given(entry.graph) for entry in loaded}
+        fixed = rows.shape[0] if rows is not None and isinstance(rows.shape[0], int) else None
         self.graphs = Graphs(
             max_length=contract.max_length,
             chunk=prefill.sequence_length,
-            logits_rows=rows.shape[0] if rows is not None and isinstance(rows.shape[0], int) else None,
+            logits_rows=1 if self._given[prefill.file] == "last" else fixed,
             appends_chunks=contract.appends_chunks,
             padding_is_safe=self.cache.padding_is_safe,
             decode_takes_several=len(self.loaded) > 1 and self.graph("decode").graph.sequence_length is None,
+            prefill_reads_past=self._reads_past(prefill),
         )
         roped = any(port_by_role(entry.graph, "rope_length") is not None for entry in loaded)
         self.takes_rope_length = roped or contract.rereads_at is not None
         self._bound: dict[tuple[GraphName, bool], BoundGraph] = {}
         """By the graph, and whether it is the one of single tokens that reads several all the same."""
+
+    def _reads_past(self, prefill: GraphFile) -> bool:
+        """Whether the graph for prompts is given what is cached; optimum writes some that are not."""
+        model = next(entry.model for entry in self.loaded if entry.graph is prefill)
+        return all(state.past in model.inputs for state in self.contract.states)
 
     def graph(self, name: GraphName) -> LoadedGraph:
         """The opened graph that runs `name`."""
@@ -177,8 +177,11 @@ class Executor:
     def bound(self, name: GraphName, new_tokens: int, rows: int) -> BoundGraph:
         """The buffers of a graph for S = `new_tokens` and at least `rows` rows of logits; the last ones are kept."""
         entry = self.graph(name)
-        if entry.graph.file not in self._choosing:
-            rows = new_tokens  # all logits come
+        given = self._given[entry.graph.file]
+        if given == "all":
+            rows = new_tokens
+        elif given == "last":
+            rows = 1
         elif name == "prefill":
             rows = self.graphs.logits_rows or rows
         place = name, name == "decode" and new_tokens > 1
@@ -197,7 +200,9 @@ class Executor:
 
     def prepare(self, plan: StepPlan) -> BoundGraph:
         """The graph of a plan, its logits chosen; `tokens` [B, S] is to be written before `run`."""
-        graph = self.bound(plan.graph, plan.new_tokens, len(plan.positions))
+        kept = self._given[self.graph(plan.graph).graph.file] == "kept"
+        rows = plan.new_tokens - plan.positions[0] if kept else len(plan.positions)
+        graph = self.bound(plan.graph, plan.new_tokens, rows)
         graph.choose(plan.positions)
         return graph
 
@@ -234,42 +239,12 @@ def moving(binding: Binding, wanted: dict[str, str], ports: Sequence[str], cache
 
     What is written into the buffer later would not be seen (shown with WebGPU, ONNX Runtime 1.27).
     """
-    names = [*ports, *(state.past for state in cache.states)]
+    names = [*ports, *cache.staying]
     return [(name, binding.buffers[name]) for name in names if binding.buffers[name].memory != wanted[name]]
 
 
-def bound(
-    ports: Sequence[Port], shapes: dict[str, tuple[int, ...]], bind: Callable[[str, Buffer], None]
-) -> dict[str, Buffer]:
-    """Allocate and bind a buffer for each port; by role."""
-    buffers: dict[str, Buffer] = {port.role: host_buffer(shapes[port.role], port.dtype) for port in ports}
-    for port in ports:
-        bind(port.name, buffers[port.role])
-    return buffers
-
-
-def _port_shapes(batch: int, new_tokens: int, rows: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Shape of a buffer by role, for B = `batch`, S = `new_tokens`, K = `rows`."""
-    return {
-        "tokens": (batch, new_tokens),
-        "positions": (batch, new_tokens),
-        "last_index": (batch,),
-        "total_length": (),
-        "write_start": (batch,),
-        "valid_length": (batch,),
-        "logits_rows": (rows,),
-        "rope_length": (),
-        "logits": (batch, rows, vocab_size),
-    }
-
-
-def _required(buffers: dict[str, Buffer], role: str, file: str) -> Buffer:
+def _required(feeds: dict[str, Feed], role: str, file: str) -> Feed:
     """The buffer of a role that no graph can do without."""
-    if role not in buffers:
+    if role not in feeds:
         raise PackageError(f"{file}: the manifest lists no port with the role {role!r}", remedy=FROM_CHECKPOINT)
-    return buffers[role]
-
-
-def port_by_role(graph: GraphFile, role: str) -> Port | None:
-    """The input with `role`, if the graph has one."""
-    return next((port for port in graph.inputs if port.role == role), None)
+    return feeds[role]

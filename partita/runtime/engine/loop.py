@@ -18,7 +18,7 @@ from partita.errors import GenerationError
 from partita.observations.text_format import plural
 from partita.runtime.engine.checks import check_prompt, check_requests, not_apart
 from partita.runtime.engine.executor import BoundGraph, Executor
-from partita.runtime.engine.planner import RowView, StepPlan, plan_step
+from partita.runtime.engine.planner import RowView, StepPlan, plan_step, plan_whole
 from partita.runtime.engine.recorder import Step
 from partita.runtime.engine.request import Request, Row
 from partita.runtime.engine.scheduler import Policy, prompts_first
@@ -148,8 +148,10 @@ class Engine:
         guessed = [0 if row is None else row.guessed for row in self.rows]
         tokens = self.hear(plan, graph)
         # Guesses that were fed in vain are gone again.
+        rereads = self.executor.contract.rereads and not plan.reads  # what was read before is no token of this step
         kept = [
-            max(len(new), 1) if count else take for take, count, new in zip(plan.take, guessed, tokens, strict=True)
+            max(len(new), 1) if count or (rereads and take) else take
+            for take, count, new in zip(plan.take, guessed, tokens, strict=True)
         ]
         now = time.perf_counter()
         step = Step(
@@ -176,8 +178,18 @@ class Engine:
     def plan(self) -> StepPlan | None:
         """The next step of the rows as they are."""
         graphs, filled = self.executor.graphs, self.executor.cache.filled
+        if self.executor.contract.rereads:
+            return plan_whole([self.begin_again(index, row) for index, row in enumerate(self.rows)])
         views = [_row_view(row, count) for row, count in zip(self.rows, filled, strict=True)]
         return plan_step(self.policy(views, graphs), graphs, self.prefill_chunk)
+
+    def begin_again(self, index: int, row: Row | None) -> RowView:
+        """A row of a graph without a cache for the planner: nothing of it is anywhere, so all of it is to be fed."""
+        if row is None or row.finish is not None or self.executor.cache.filled[index] == row.known:
+            return RowView(0, 0, live=False)
+        reads = self.executor.cache.filled[index] < row.read_until
+        self.executor.cache.release_row(index)
+        return RowView(0, row.known, reads, reads and row.request.listener is not None)
 
     def plan_guesses(self) -> StepPlan | None:
         """The next step with guesses of what follows; None where nobody guesses, or a guess could not be taken back.
@@ -187,7 +199,8 @@ class Engine:
         """
         cache = self.executor.cache
         rows = [row for row in self.rows if row is not None and row.request.guesser is not None]
-        if not rows or self.executor.contract.rereads_at is not None or not cache.can_rewind(1):
+        contract = self.executor.contract
+        if not rows or contract.rereads_at is not None or contract.rereads or not cache.can_rewind(1):
             return None
         for row, count in zip(self.rows, cache.filled, strict=True):
             if row is not None:

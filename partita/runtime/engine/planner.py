@@ -36,6 +36,9 @@ class Graphs:
     decode_takes_several: bool = False
     """The graph for prompts is another than that for what comes after them, which takes any number of tokens, too."""
 
+    prefill_reads_past: bool = True
+    """False: the graph that reads prompts knows no past, and takes only what rows begin with."""
+
     def chunk_of(self, asked: int, longest: int) -> int:
         """Prompt tokens per run, which is not always what was asked for. `longest`: tokens of the longest prompt."""
         return self.chunk or (asked if self.appends_chunks else longest)
@@ -124,6 +127,29 @@ def _decode_step(rows: Sequence[RowView], ready: Sequence[int], graphs: Graphs) 
     )
 
 
+def plan_whole(rows: Sequence[RowView]) -> StepPlan | None:
+    """The next step of a graph without a cache: the whole text of every row that is to go on, from its beginning.
+
+    Where it is padded, on the right, no token of the row's own looks at that.
+    """
+    size = max(row.pending for row in rows)
+    if not size:
+        return None
+    take = tuple(row.pending for row in rows)
+    ends = tuple((row, count - 1) for row, count in enumerate(take) if count)
+    reads = any(row.reads for row in rows)
+    return StepPlan(
+        graph="prefill" if reads else "decode",
+        new_tokens=size,
+        take=take,
+        starts=(0,) * len(rows),
+        positions=_wanted_positions(rows, take, ends, None),
+        ends=ends,
+        begins=tuple(index for index, count in enumerate(take) if count),
+        reads=reads,
+    )
+
+
 def _aligned(rows: Sequence[RowView]) -> list[int]:
     """[B]: tokens that each row may be fed where padding would spoil a state: one number, or 0 for a row that waits."""
     begun = [row.pending for row in rows if row.pending and row.filled]
@@ -144,7 +170,8 @@ def _choose_graph(
     room = graphs.max_length - furthest  # padding must not be written over what another row has in the cache
     fixed = graphs.chunk
     if fixed is None:
-        name: GraphName = "decode" if graphs.decode_takes_several and not reads else "prefill"
+        later = not graphs.prefill_reads_past and furthest > 0
+        name: GraphName = "decode" if later or (graphs.decode_takes_several and not reads) else "prefill"
         return name, max(1, min(longest, room, most_tokens if graphs.appends_chunks else longest if may_append else 1))
     ends = {count for count in turn if 0 < count <= fixed}
     served = len(ends) <= (graphs.logits_rows or fixed)

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import onnxruntime as ort
 
-from partita.runtime.ort.buffers import NATIVE_ERRORS, Buffer
+from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, made_buffer
 from partita.runtime.ort.errors import run_error
 
 FATAL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FreshMemory:
+    """Where ONNX Runtime is to allocate an output."""
+
+    memory: str
+    """Memory info name, e.g. Cuda."""
+    device: str = "cpu"
+    """ONNX Runtime's name of the device."""
+    device_id: int = 0
+
+
+ON_HOST = FreshMemory(HOST_MEMORY)
 
 
 class Binding:
@@ -26,7 +42,14 @@ class Binding:
         # microseconds to be told by an exception that it is not there.
         self._options.add_run_config_entry("gpu_graph_id", "0")
         self._outputs: list[str] = []
+        self._fresh: dict[str, str] = {}
+        """Outputs that ONNX Runtime allocates, and the memory in which it does."""
         self.buffers: dict[str, Buffer] = {}
+
+    @cached_property
+    def inputs(self) -> frozenset[str]:
+        """Names of the inputs that the session has."""
+        return frozenset(str(port.name) for port in self._native.get_inputs())
 
     def bind_input(self, name: str, buffer: Buffer) -> None:
         """Read input `name` from `buffer` in every run."""
@@ -46,13 +69,22 @@ class Binding:
             self._outputs.append(name)
         self.buffers[name] = buffer
 
-    def bind_fresh_output(self, name: str) -> None:
-        """Let ONNX Runtime allocate output `name` in host memory in every run."""
+    def bind_fresh_output(self, name: str, where: FreshMemory = ON_HOST) -> None:
+        """Let ONNX Runtime allocate output `name` in a run: in every run, or in the next if its size changes."""
         try:
-            self._io.bind_output(name, "cpu")
+            self._io.bind_output(name, where.device, where.device_id)
         except NATIVE_ERRORS as error:
             raise run_error(self._file, error) from error
-        self._outputs.append(name)
+        if name not in self._outputs:
+            self._outputs.append(name)
+        self._fresh[name] = where.memory
+
+    def made(self) -> dict[str, Buffer]:
+        """What ONNX Runtime allocated in the last run, by output; it is there for as long as somebody has it."""
+        values = dict(zip(self._outputs, self._io.get_outputs(), strict=True))
+        made = {name: made_buffer(values[name], memory) for name, memory in self._fresh.items()}
+        self.buffers.update(made)
+        return made
 
     def output_shapes(self) -> dict[str, tuple[int, ...] | None]:
         """Shape of each output after the last run; None for what is no tensor."""

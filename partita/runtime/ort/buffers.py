@@ -6,6 +6,7 @@ differ by version and provider; does not know what a buffer is for.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -109,6 +110,20 @@ def host_buffer(shape: Sequence[int], dtype: str) -> Buffer:
     array = raw[skip : skip + size].view(kind).reshape(shape)
     value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, element)
     return Buffer(value, array, dtype, HOST_MEMORY, size)
+
+
+def reshaped(buffer: Buffer, shape: Sequence[int]) -> Buffer:
+    """The first elements of a buffer in host memory as a tensor of another shape."""
+    size = dtypes.size_bytes(buffer.dtype, shape)
+    array = buffer.host.reshape(-1)[: math.prod(shape)].reshape(shape)
+    value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, dtypes.named(buffer.dtype).number)
+    return Buffer(value, array, buffer.dtype, buffer.memory, size, keeps=buffer)
+
+
+def made_buffer(value: Any, memory: str) -> Buffer:
+    """A tensor that ONNX Runtime allocated, in `memory`; numpy does not share it."""
+    dtype = dtypes.usual(str(value.data_type()).removeprefix("tensor(").removesuffix(")"))
+    return Buffer(value, None, dtype, memory, dtypes.size_bytes(dtype, value.shape()))
 
 
 def text_buffer(texts: npt.NDArray[Any]) -> Buffer:

@@ -24,8 +24,16 @@ from partita.observations.facts import AssignedNode
 from partita.observations.names import CPU
 from partita.providers.cuda_dry_run.standins import BUILD_VARIABLE
 from partita.providers.resolve import Resolution
-from partita.runtime.ort.binding import FATAL, Binding
-from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer, device_buffer, host_buffer, keeper_model
+from partita.runtime.ort.binding import FATAL, ON_HOST, Binding, FreshMemory
+from partita.runtime.ort.buffers import (
+    CUDA_MEMORY,
+    HOST_MEMORY,
+    NATIVE_ERRORS,
+    Buffer,
+    device_buffer,
+    host_buffer,
+    keeper_model,
+)
 from partita.runtime.ort.evidence import parse_plan, parse_plan_devices
 from partita.runtime.ort.native_log import Captured, captured_output
 from partita.runtime.ort.registry import STRICT_KEY, preload_libraries, provider_options
@@ -146,6 +154,14 @@ class Session:
             # A memory that no provider's record names is copied into in every run: slower, and right.
             return host_buffer(shape, dtype)
         return device_buffer(shape, dtype, memory, place.device_id, lambda: self._keeper(owner, dtype, len(shape)))
+
+    def fresh_memory(self, name: str) -> FreshMemory:
+        """Where an output is to be allocated that the next run reads as input `name`: where the session wants that."""
+        place = self._inputs_in[name]
+        known = any(entry.provider.device_memory == place.memory for entry in self.resolutions)
+        if place.memory == HOST_MEMORY or not known:
+            return ON_HOST
+        return FreshMemory(place.memory, "cuda" if place.memory == CUDA_MEMORY else "gpu", place.device_id)
 
     def _keeper(self, owner: Resolution, dtype: str, rank: int) -> Any:
         """A small session on a provider, through which its memory can be had; made once per dtype and rank."""

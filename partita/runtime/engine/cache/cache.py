@@ -9,6 +9,7 @@ from partita.observations.facts import StateFact
 from partita.runtime.engine.cache import fixed
 from partita.runtime.engine.cache.base import Store
 from partita.runtime.engine.cache.fixed import FixedStates
+from partita.runtime.engine.cache.growing import GrowingStates, moves
 from partita.runtime.engine.cache.recurrent import RecurrentStates
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer
@@ -18,17 +19,20 @@ Stores = Callable[[Sequence[State], Session], tuple[Store, ...]]
 """Who keeps which of the states of a package."""
 
 
-def in_place(states: Sequence[State], session: Session) -> tuple[Store, ...]:
-    """The stores of a package that Partita exported: nothing grows."""
-    keys = [state for state in states if state.kind in fixed.KINDS]
-    others = [state for state in states if state.kind not in fixed.KINDS]
-    return FixedStates(keys, session), RecurrentStates(others, session)
+def by_contract(states: Sequence[State], session: Session) -> tuple[Store, ...]:
+    """The stores that the contract asks for: what stays in one buffer, and what every step makes anew."""
+    staying = [state for state in states if not moves(state)]
+    keys = [state for state in staying if state.kind in fixed.KINDS]
+    others = [state for state in staying if state.kind not in fixed.KINDS]
+    moving = [state for state in states if moves(state)]
+    kept: tuple[Store, ...] = (FixedStates(keys, session), RecurrentStates(others, session))
+    return (*kept, GrowingStates(moving, session)) if moving else kept
 
 
 class Cache:
     """States of all layers, and how many tokens of each row of the batch are in them."""
 
-    def __init__(self, states: Sequence[State], session: Session, batch: int, stores: Stores = in_place) -> None:
+    def __init__(self, states: Sequence[State], session: Session, batch: int, stores: Stores = by_contract) -> None:
         self.states = tuple(states)
         self.stores = stores(self.states, session)
         self._moving = tuple(store for store in self.stores if store.moves)
@@ -46,6 +50,11 @@ class Cache:
     def begins_rows_apart(self) -> bool:
         """Whether one row can begin while others are at work."""
         return all(store.clears(len(self.filled)) for store in self.stores)
+
+    @property
+    def staying(self) -> frozenset[str]:
+        """States, by the names that graphs read them as, that are bound once and for all."""
+        return frozenset(past for store in self.stores if not store.moves for past, _ in store.named())
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

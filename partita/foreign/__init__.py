@@ -1,0 +1,12 @@
+"""Folders that Partita did not write: how their contract is inferred, so that everything else treats them as packages.
+
+facts      what an ONNX file says of itself, as plain data; everything but `reading` and `folder` is pure on it
+reading    the facts of a file on disk, read without weights
+layouts    which files of a folder are models, and which of them is meant
+evidence   what config.json or genai_config.json say of the model
+ports      what inputs and outputs mean
+states     which input a step reads as the past of which output, and whether both may be one buffer
+written    a contract that the user wrote down (--contract)
+inference  all of that together: a contract, or what cannot be understood
+folder     a folder as a manifest
+"""

@@ -1,0 +1,193 @@
+"""What config.json or genai_config.json say of a model: evidence beside the graph, which it must not contradict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partita.errors import PackageError
+from partita.foreign.layouts import GENAI_CONFIG
+from partita.package import GET_AGAIN, refuse_absent
+from partita.remedies import Remedy
+
+CONFIG = "config.json"
+LARGEST_BYTES = 64 << 20
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+UNEVEN = ("layer_types", "layers_block_type", "num_kv_shared_layers", "attn_layer_period", "hybrid_override_pattern")
+"""Keys of models in which not every layer has keys and values of its own."""
+CAUSAL = ("CausalLM", "LMHead", "ForCausal")
+OTHERS = ("encoder", "vision", "speech", "embedding")
+"""Sections of genai_config.json for what is no text decoder."""
+DECODERS_ONLY = Remedy("name the folder of a text decoder")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a configuration says. 0 and empty: nothing."""
+
+    source: str = ""
+    """The file."""
+    model_type: str = ""
+    architecture: str = ""
+    layers: int = 0
+    even: bool = True
+    """Every layer has keys and values of its own."""
+    heads: int = 0
+    kv_heads: int = 0
+    head_size: int = 0
+    head_sizes: frozenset[int] = frozenset()
+    """Others that keys or values may have."""
+    vocab_size: int = 0
+    max_length: int = 0
+    window: int = 0
+    window_layers: frozenset[int] | None = None
+    """None: all."""
+    file: str = ""
+    """The ONNX file that it names."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Role, or kind of state with its direction, to the name that inputs or outputs have; %d stands for the layer."""
+
+    @property
+    def is_causal(self) -> bool:
+        """The architecture is a decoder's, by its name."""
+        return any(word in self.architecture for word in CAUSAL)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises PackageError when it is damaged or too large to be a configuration."""
+    refuse_absent(path)
+    try:
+        if path.stat().st_size > LARGEST_BYTES:
+            raise ValueError(f"{path.stat().st_size:,} bytes")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        raise PackageError(f"{path}: damaged, it is no JSON ({error})", remedy=GET_AGAIN) from error
+    if not isinstance(raw, dict):
+        raise PackageError(f"{path}: damaged, it holds no JSON object", remedy=GET_AGAIN)
+    return raw
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """What the configuration of a folder says; of onnxruntime-genai's where both are there.
+
+    Raises PackageError when it is damaged, and for models that are no text decoders.
+    """
+    if (folder / GENAI_CONFIG).is_file():
+        return genai_evidence(folder / GENAI_CONFIG, read_json(folder / GENAI_CONFIG))
+    if (folder / CONFIG).is_file():
+        return config_evidence(folder / CONFIG, read_json(folder / CONFIG))
+    return Evidence()
+
+
+def config_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
+    """What transformers' config.json says. Raises PackageError for an encoder-decoder."""
+    listed = raw.get("architectures")
+    architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
+    if raw.get("is_encoder_decoder") is True:
+        raise PackageError(
+            f"{path}: {architecture or raw.get('model_type')} is an encoder-decoder (is_encoder_decoder), which "
+            "Partita does not generate from",
+            remedy=DECODERS_ONLY,
+        )
+    inner = raw.get("text_config")
+    text: Mapping[str, Any] = {**raw, **inner} if isinstance(inner, dict) else raw
+    heads, hidden = _first(text, HEADS), _first(text, HIDDEN)
+    head_size = _whole(text.get("head_dim")) or (hidden // heads if heads and hidden % heads == 0 else 0)
+    return Evidence(
+        source=path.name,
+        model_type=str(raw.get("model_type", "")),
+        architecture=architecture,
+        layers=_first(text, LAYERS),
+        even=not any(text.get(key) for key in UNEVEN),
+        heads=heads,
+        kv_heads=1 if text.get("multi_query") is True else _first(text, KV_HEADS) or heads,
+        head_size=head_size,
+        head_sizes=_head_sizes(text, head_size),
+        vocab_size=_whole(text.get("vocab_size")),
+        max_length=_first(text, LENGTHS),
+        window=_whole(text.get("sliding_window")) if text.get("use_sliding_window", True) else 0,
+    )
+
+
+def _head_sizes(text: Mapping[str, Any], head_size: int) -> frozenset[int]:
+    """Sizes that keys or values may have besides: of latent attention, of keys and values in one tensor, and of a
+    cache with two numbers of 4 bits to a byte.
+    """
+    rope, nope = _whole(text.get("qk_rope_head_dim")), _whole(text.get("qk_nope_head_dim"))
+    others = {rope + nope, _whole(text.get("v_head_dim")), _whole(text.get("global_head_dim")), 2 * head_size}
+    return frozenset(others | {head_size // 2}) - {0}
+
+
+def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
+    """What onnxruntime-genai's genai_config.json says. Raises PackageError for what is more than one text decoder."""
+    model, search = _section(path, raw, "model"), raw.get("search")
+    others = [name for name in OTHERS if isinstance(model.get(name), dict)]
+    if others:
+        raise PackageError(
+            f"{path}: the model {str(model.get('type', ''))!r} has a part {others[0]!r} beside its decoder, which Partita "
+            "does not generate from",
+            remedy=DECODERS_ONLY,
+        )
+    decoder = _section(path, model, "decoder")
+    if decoder.get("pipeline"):
+        raise PackageError(
+            f"{path}: the decoder is a pipeline of several ONNX files, which Partita does not generate from",
+            remedy=DECODERS_ONLY,
+        )
+    size = _whole(decoder.get("head_size"))
+    window = decoder.get("sliding_window")
+    window = window if isinstance(window, dict) else {}
+    layers = window.get("layers")
+    lengths = [_whole(model.get("context_length"))]
+    lengths += [_whole(search.get("max_length"))] if isinstance(search, dict) else []
+    return Evidence(
+        source=path.name,
+        model_type=str(model.get("type", "")),
+        layers=_whole(decoder.get("num_hidden_layers")),
+        even=not any("conv" in key or "recurrent" in key for key in decoder.get("inputs", {})),
+        heads=_whole(decoder.get("num_attention_heads")),
+        kv_heads=_whole(decoder.get("num_key_value_heads")),
+        head_size=size,
+        head_sizes=frozenset({size // 2}) - {0},
+        vocab_size=_whole(model.get("vocab_size")),
+        max_length=min(filter(None, lengths), default=0),
+        window=_whole(window.get("window_size")),
+        window_layers=frozenset(layers) if isinstance(layers, list) else None,
+        file=str(decoder.get("filename", "")),
+        names=_names(decoder),
+    )
+
+
+def _names(decoder: Mapping[str, Any]) -> dict[str, str]:
+    """The names of inputs and outputs that genai_config.json gives: its own key to the name."""
+    found: dict[str, str] = {}
+    for section in ("inputs", "outputs"):
+        listed = decoder.get(section)
+        if isinstance(listed, dict):
+            found |= {str(key): name for key, name in listed.items() if isinstance(name, str)}
+    return found
+
+
+def _section(path: Path, raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object that has to be there. Raises PackageError."""
+    found = raw.get(name)
+    if not isinstance(found, dict):
+        raise PackageError(f"{path}: has no section {name!r}, so it does not describe a decoder", remedy=GET_AGAIN)
+    return found
+
+
+def _first(raw: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The first of these numbers that is there."""
+    return next((value for name in names if (value := _whole(raw.get(name)))), 0)
+
+
+def _whole(value: object) -> int:
+    """A positive whole number; 0 for anything else, true included."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,0 +1,138 @@
+"""Which files of a folder are models of a decoder, and which of them is meant. Pure on the names of files.
+
+optimum writes model.onnx, or decoder_model.onnx for the first step and decoder_with_past_model.onnx for the others, or
+both merged into decoder_model_merged.onnx. Hub repositories for transformers.js have the same files under onnx/, in
+several precisions: model_q4.onnx, model_fp16.onnx, ... onnxruntime-genai names its one file in genai_config.json.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from partita.errors import PackageError, UsageError
+from partita.observations.text_format import listing
+from partita.remedies import Remedy
+from partita.spelling import spelled
+
+Phase = Literal["any", "prefill", "decode"]
+SUBFOLDER = "onnx"
+GENAI_CONFIG = "genai_config.json"
+SUFFIX = ".onnx"
+PLAIN = "model"
+"""The variant of a file without a suffix, as a user names it."""
+MERGED, FIRST, LATER = "decoder_model_merged", "decoder_model", "decoder_with_past_model"
+STEMS = (PLAIN, MERGED, LATER, FIRST)
+"""Names of a decoder's files without their variant; the longer ones before those that they begin with."""
+OTHER_MODELS = re.compile(
+    r"(^|_)(encoder|vision|visual|image|audio|speech|text_encoder|text_model|embed_tokens|embeddings?|unet|vae"
+    r"|prepare_inputs_embeds|projector|vocoder)(_|$)"
+)
+"""Parts of names of files that are one half of a model that reads more than text, or no decoder."""
+CHOOSE = Remedy("choose one of them", options=("--variant", "{variant}"))
+NOT_SUPPORTED = Remedy("name a folder with a text decoder alone")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a folder: a file, or one for the first step and one for the others."""
+
+    variant: str
+    """q4, fp16, ...; empty for the plain one."""
+    files: tuple[tuple[str, Phase], ...]
+    """Relative to the folder."""
+
+    @property
+    def name(self) -> str:
+        """How a user names it."""
+        return self.variant or PLAIN
+
+
+def onnx_files(names: Iterable[str]) -> tuple[str, ...]:
+    """The ONNX files among the names, of the folder itself and of its subfolder onnx/."""
+    homes = (".", SUBFOLDER)
+    return tuple(sorted(n for n in names if n.endswith(SUFFIX) and str(PurePosixPath(n).parent) in homes))
+
+
+def refuse_other_models(folder: object, names: Sequence[str], genai: str | None = None) -> None:
+    """Raise PackageError for encoder-decoders and models of images or sound, by the names of their files."""
+    stems = {PurePosixPath(name).stem: name for name in names if PurePosixPath(name).name != genai}
+    odd = [name for stem, name in stems.items() if OTHER_MODELS.search(stem)]
+    if odd:
+        raise PackageError(
+            f"{folder}: {listing(odd[:5])}: part of an encoder-decoder, or of a model that reads more than text, which "
+            "Partita does not generate from",
+            remedy=NOT_SUPPORTED,
+        )
+
+
+def candidates(names: Sequence[str]) -> tuple[Candidate, ...]:
+    """Every model of a decoder among the ONNX files `names`, the plain one first.
+
+    Where a variant is there in several forms, the first that does with one file for all steps counts.
+    """
+    stems = {name: PurePosixPath(name).stem for name in names}
+    split = {name: _split(stem) for name, stem in stems.items()}
+    known = {name: pair for name, pair in split.items() if pair is not None}
+    if not known:  # names that nobody agreed on: each file is a candidate of its own
+        single = len(names) == 1
+        return tuple(Candidate("" if single else stems[name], ((name, "any"),)) for name in names)
+    found = []
+    for home, variant in sorted({(str(PurePosixPath(n).parent), pair[1]) for n, pair in known.items()}):
+        of = {pair[0]: n for n, pair in known.items() if (str(PurePosixPath(n).parent), pair[1]) == (home, variant)}
+        found.append(Candidate(variant, _files(of)))
+    return tuple(sorted(found, key=lambda each: (bool(each.variant), each.variant)))
+
+
+def _files(of: dict[str, str]) -> tuple[tuple[str, Phase], ...]:
+    """The files of one variant, by stem, that are run."""
+    if whole := of.get(PLAIN) or of.get(MERGED):
+        return ((whole, "any"),)
+    if FIRST in of and LATER in of:
+        return ((of[FIRST], "prefill"), (of[LATER], "decode"))
+    return ((of.get(LATER) or of[FIRST], "any"),)
+
+
+def _split(stem: str) -> tuple[str, str] | None:
+    """Stem and variant of a file's name: model_q4f16 -> model, q4f16; None for other names."""
+    for known in STEMS:
+        if stem == known:
+            return known, ""
+        if known != FIRST and stem.startswith(f"{known}_"):
+            return known, stem[len(known) + 1 :]
+    if stem.startswith(f"{FIRST}_"):
+        return FIRST, stem[len(FIRST) + 1 :]
+    return None
+
+
+def choose(folder: object, found: Sequence[Candidate], variant: str | None) -> Candidate:
+    """The candidate that `variant` names, by its name or that of its file; without one the plain or only one.
+
+    Raises UsageError for a name that none has, PackageError where several could be meant.
+    """
+    if variant is not None:
+        named = [each for each in found if variant in (each.name, each.variant)] or [
+            each
+            for each in found
+            if any(variant in (file, PurePosixPath(file).name, PurePosixPath(file).stem) for file, _ in each.files)
+        ]
+        if not named:
+            raise UsageError(f"{spelled('variant', variant)}: {folder} has {listing(_shown(found))}")
+    else:
+        plain = [each for each in found if not each.variant]
+        named = plain or list(found)
+    if len(named) > 1:
+        first = named[0].name if len({each.name for each in named}) > 1 else named[0].files[0][0]
+        raise PackageError(
+            f"{folder}: {len(named)} models could be meant: {listing(_shown(named))}",
+            remedy=CHOOSE.filled(variant=first),
+        )
+    return named[0]
+
+
+def _shown(found: Sequence[Candidate]) -> list[str]:
+    """Candidates with their files: `q4 (onnx/model_q4.onnx)`."""
+    return [f"{each.name} ({' and '.join(file for file, _ in each.files)})" for each in found]

@@ -1,0 +1,99 @@
+"""What inputs and outputs of a graph mean that are no states: by name, type and shape, and by what reads them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partita.contract import Role
+from partita.foreign.facts import GraphFacts, PortFact
+
+INTEGERS = frozenset({"int64", "int32"})
+FLAGS = INTEGERS | {"bool"}
+FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
+GATHERS = frozenset({"Gather", "GatherBlockQuantized"})
+EMBEDDINGS = re.compile(r"embed", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What the input of a role looks like."""
+
+    role: Role
+    name: re.Pattern[str]
+    dtypes: frozenset[str]
+    ranks: frozenset[int]
+
+
+def _sign(role: Role, name: str, dtypes: frozenset[str], *ranks: int) -> Sign:
+    return Sign(role, re.compile(rf"(.*[./])?({name})$", re.IGNORECASE), dtypes, frozenset(ranks))
+
+
+INPUTS = (
+    _sign("tokens", r"input_?ids|token_?ids|tokens|ids|input_tokens", INTEGERS, 2),
+    _sign("mask", r"attention_?mask|attn_?mask|mask|past_?mask", FLAGS, 2),
+    _sign("positions", r"position_?ids|positions?|cache_position|pos_ids", INTEGERS, 1, 2),
+    _sign("cache_branch", r"use_cache_branch|use_cache", frozenset({"bool"}), 0, 1),
+    _sign("logits_kept", r"(num_)?logits_to_keep", INTEGERS, 0, 1),
+    _sign("total_length", r"total_?seq(uence)?_?len(gth)?", INTEGERS, 0, 1),
+    _sign("last_index", r"seqlens_k", INTEGERS, 1),
+    _sign("write_start", r"past_?seq(uence)?_?len(gth)?s?|past_len(gth)?|start_pos(ition)?", INTEGERS, 0, 1),
+)
+"""Inputs by the names that exporters give them. One whose type or rank is another is not what its name says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """The role of a port, and what says so."""
+
+    role: Role
+    source: str
+
+
+def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
+    """What an input means by its name, type and rank. `roles`: those that a configuration gives names."""
+    if port.name in roles:
+        return Meaning(roles[port.name], "configuration")
+    for sign in INPUTS:
+        if sign.name.fullmatch(port.name) and port.dtype in sign.dtypes and (
+            port.shape is None or len(port.shape) in sign.ranks
+        ):
+            return Meaning(sign.role, "name, type and shape")
+    return None
+
+
+def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
+    """The input of integers [B, S] that rows of a table of weights are looked up by, directly; None for none or several.
+
+    Absolute positions are looked up, too, in a table that some exporters name after them.
+    """
+    found = [
+        name
+        for name, port in left.items()
+        if port.dtype in INTEGERS and port.shape is not None and len(port.shape) == 2 and _looks_up(graph, name)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _looks_up(graph: GraphFacts, name: str) -> bool:
+    """Whether a tensor is the index of a Gather, as it is or cast."""
+    for node in graph.readers_of(name):
+        if node.op_type in GATHERS and name in node.inputs[1:2]:
+            return True
+        if node.op_type in ("Cast", "Identity") and any(_looks_up(graph, output) for output in node.outputs):
+            return True
+    return False
+
+
+def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int) -> PortFact | None:
+    """The output [B, S, vocab] of logits: the one with that name, or that is called so, or has the vocabulary's size."""
+    if wanted is not None:
+        return graph.output(wanted)
+    ranked = [port for port in graph.outputs if port.dtype in FLOATS and port.shape is not None and len(port.shape) == 3]
+    called = [port for port in ranked if re.fullmatch(r"(.*[./_])?logits", port.name)]
+    sized = [port for port in ranked if vocab_size and port.shape is not None and port.shape[-1] == vocab_size]
+    for found in (called, sized, ranked):
+        if len(found) == 1:
+            return found[0]
+    return None

@@ -1,0 +1,90 @@
+"""The facts of an ONNX file on disk. Its weights stay where they are."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from partita import dtypes
+from partita.foreign.facts import GraphFacts, NodeFact, PortFact, Size
+from partita.package import inside
+from partita.runtime.model_file import all_nodes, all_tensors, bodies, reads
+from partita.runtime.onnx_model import read_onnx
+
+if TYPE_CHECKING:
+    import onnx
+
+ONNX_DOMAINS = ("", "ai.onnx")
+
+
+def read_graph(folder: Path, file: str) -> GraphFacts:
+    """The facts of `file`, which is relative to `folder`.
+
+    Raises PackageError when it is missing, damaged or no ONNX file, or its weights are missing or outside its folder.
+    """
+    model = read_onnx(inside(folder, file))
+    proto, within = model.proto, PurePosixPath(file).parent
+    stored = Counter[str]()
+    for tensor in all_tensors(proto):
+        stored[_dtype(tensor.data_type)] += math.prod(tensor.dims)
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    return GraphFacts(
+        file=file,
+        inputs=tuple(_port(port) for port in proto.graph.input if port.name not in constants),
+        outputs=tuple(_port(port) for port in proto.graph.output),
+        nodes=tuple(_node(node) for node in proto.graph.node),
+        node_count=len(model.nodes) + len(model.inner),
+        opsets=dict(model.opsets),
+        producer=" ".join(filter(None, (proto.producer_name, proto.producer_version))),
+        data_files=tuple(str(within / name) for name in model.data_files),
+        weight_bytes=model.weight_bytes,
+        weights=dict(stored),
+        operators=dict(Counter(_operator(node) for node in all_nodes(proto.graph))),
+    )
+
+
+def _dtype(number: int) -> str:
+    """The name of an element type; empty for one that ONNX has not."""
+    try:
+        return dtypes.numbered(number).name
+    except ValueError:
+        return ""
+
+
+def _port(port: onnx.ValueInfoProto) -> PortFact:
+    if port.type.WhichOneof("value") != "tensor_type":
+        return PortFact(port.name, "", None)
+    tensor = port.type.tensor_type
+    shape = tuple(map(_size, tensor.shape.dim)) if tensor.HasField("shape") else None
+    return PortFact(port.name, _dtype(tensor.elem_type), shape)
+
+
+def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
+    """Negative sizes are how some exporters write that they do not know."""
+    if size.HasField("dim_value"):
+        return size.dim_value if size.dim_value >= 0 else None
+    return size.dim_param or None
+
+
+def _node(node: onnx.NodeProto) -> NodeFact:
+    inner = frozenset(reads(node)) - set(node.input) if any(True for _ in bodies(node)) else frozenset()
+    return NodeFact(
+        node.op_type, node.domain, tuple(node.input), tuple(node.output), dict(filter(None, map(_plain, node.attribute))), inner
+    )
+
+
+def _plain(attribute: onnx.AttributeProto) -> tuple[str, int | float | str] | None:
+    """Name and value of an attribute that is one number or text."""
+    if attribute.HasField("i"):
+        return attribute.name, int(attribute.i)
+    if attribute.HasField("f"):
+        return attribute.name, float(attribute.f)
+    if attribute.HasField("s"):
+        return attribute.name, attribute.s.decode(errors="replace")
+    return None
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return node.op_type if node.domain in ONNX_DOMAINS else f"{node.domain}.{node.op_type}"

@@ -1,0 +1,191 @@
+"""Which input a step reads as the past of which output, what such a state is, and where it may be written. Pure.
+
+Names are compared by what is left of them without the words for past and present: the numbers, which are layers, and
+what is kept, key or value. So past_key_values.3.key belongs to present.3.key, and cache_k_3 to new_cache_k_3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from partita.foreign.facts import GraphFacts, NodeFact, PortFact
+
+Kind = Literal["key", "value", "conv", "recurrent"]
+PARTS = re.compile(r"\d+|[a-zA-Z]+")
+CONTAINERS = re.compile(r"past_?key_?values?|present_?key_?values?|key_?values|kv_?cache|past_?kv|present_?kv", re.IGNORECASE)
+"""Words for all that is cached; what a state is of them follows the number."""
+DIRECTIONS = frozenset(
+    "past present in out input output new old updated cache cached state states model decoder self attn attention layer "
+    "layers block blocks h transformer prev next last".split()
+)
+KINDS: Mapping[str, Kind] = {
+    "key": "key", "keys": "key", "k": "key",
+    "value": "value", "values": "value", "v": "value",
+    "conv": "conv", "convolution": "conv",
+    "recurrent": "recurrent", "ssm": "recurrent", "rnn": "recurrent", "temporal": "recurrent",
+}  # fmt: skip
+LENGTHS = re.compile(r"past|seq|len|total|ctx|context|kv_?length|cache|time|step", re.IGNORECASE)
+CONTRIB, GQA = "com.microsoft", "GroupQueryAttention"
+PAST_OF = {3: 1, 4: 2}
+"""GroupQueryAttention's inputs for past keys and values, and the outputs that are their present."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An input and the output that is its next value."""
+
+    past: PortFact
+    present: PortFact
+    layer: int
+    kind: Kind
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a name says besides past or present."""
+
+    numbers: tuple[int, ...]
+    words: tuple[str, ...]
+
+    @property
+    def layer(self) -> int:
+        """The last number; 0 where there is none."""
+        return self.numbers[-1] if self.numbers else 0
+
+    @property
+    def kind(self) -> Kind | None:
+        """What is kept, by the first word that says so: keys and values in one tensor count as keys."""
+        return next((KINDS[word] for word in self.words if word in KINDS), None)
+
+
+def mark_of(name: str) -> Mark:
+    """Numbers and telling words of a name."""
+    parts = [part.lower() for part in PARTS.findall(CONTAINERS.sub(" ", name, count=1))]
+    numbers = tuple(int(part) for part in parts if part.isdigit())
+    return Mark(numbers, tuple(part for part in parts if not part.isdigit() and part not in DIRECTIONS))
+
+
+def pair_up(
+    inputs: Sequence[PortFact], outputs: Sequence[PortFact], graph: GraphFacts, templates: Mapping[str, str]
+) -> tuple[list[Pair], list[PortFact]]:
+    """Pairs of past and present, and the inputs that no output continues. `templates`: names by kind and direction, from
+    a configuration: past_key, present_key, ..., with %d for the layer.
+    """
+    pairs: list[Pair] = []
+    left: list[PortFact] = []
+    marks: dict[Mark, list[PortFact]] = {}
+    for port in outputs:
+        marks.setdefault(mark_of(port.name), []).append(port)
+    for port in inputs:
+        found = _by_template(port, outputs, templates) or _by_mark(port, marks) or _by_attention(port, outputs, graph)
+        if found is None:
+            left.append(port)
+        else:
+            pairs.append(found)
+    return pairs, left
+
+
+def _by_template(port: PortFact, outputs: Iterable[PortFact], templates: Mapping[str, str]) -> Pair | None:
+    """The pair that a configuration names."""
+    for kind in ("key", "value", "conv", "recurrent"):
+        past, present = templates.get(f"past_{kind}_names"), templates.get(f"present_{kind}_names")
+        layer = layer_in(past, port.name) if past and present else None
+        if layer is not None and present is not None:
+            name = present.replace("%d", str(layer))
+            found = next((output for output in outputs if output.name == name), None)
+            if found is not None:
+                return Pair(port, found, layer, kind, "configuration")  # type: ignore[arg-type]
+    return None
+
+
+def layer_in(template: str, name: str, blank: str = "%d") -> int | None:
+    """The layer of a name that a template makes; None when it does not make it."""
+    before, found, after = template.partition(blank)
+    if not found:
+        return 0 if name == template else None
+    digits = name[len(before) : len(name) - len(after)] if after else name[len(before) :]
+    fits = name.startswith(before) and name.endswith(after) and digits.isdigit()
+    return int(digits) if fits else None
+
+
+def _by_mark(port: PortFact, marks: Mapping[Mark, Sequence[PortFact]]) -> Pair | None:
+    """The pair whose names say the same, where there is one such output of the same type and rank."""
+    mark = mark_of(port.name)
+    fitting = [output for output in marks.get(mark, ()) if _alike(port, output)]
+    if len(fitting) != 1 or not (mark.numbers or mark.words):
+        return None
+    return Pair(port, fitting[0], mark.layer, mark.kind or "key", "name, type and shape")
+
+
+def _by_attention(port: PortFact, outputs: Iterable[PortFact], graph: GraphFacts) -> Pair | None:
+    """The pair that GroupQueryAttention makes of its past."""
+    for node in graph.readers_of(port.name):
+        for place, made in PAST_OF.items() if node.op_type == GQA else ():
+            if port.name in node.inputs[place : place + 1]:
+                present = node.outputs[made : made + 1]
+                found = next((output for output in outputs if output.name in present), None)
+                if found is not None:
+                    mark = mark_of(port.name)
+                    return Pair(port, found, mark.layer, "key" if place == min(PAST_OF) else "value", "the graph")
+    return None
+
+
+def _alike(past: PortFact, present: PortFact) -> bool:
+    """Whether type and rank are the same, where they are known."""
+    ranks = past.shape is None or present.shape is None or len(past.shape) == len(present.shape)
+    return past.dtype == present.dtype and ranks
+
+
+def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
+    """Whether a step may write present into the very buffer of past, which is then longer than what is valid in it.
+
+    Only GroupQueryAttention does that: it writes the new rows behind the old ones, and is told by its inputs how many are
+    valid. Whoever else reads past, its shape included, would take the length of the buffer for the length of the text.
+    """
+    node = graph.producer_of(pair.present.name)
+    readers = graph.readers_of(pair.past.name)
+    if node is None or node.op_type != GQA or node.domain != CONTRIB or readers != [node]:
+        return False
+    return any(
+        node.inputs[place : place + 1] == (pair.past.name,) and node.outputs[made : made + 1] == (pair.present.name,)
+        for place, made in PAST_OF.items()
+    ) and node.inputs.count(pair.past.name) == 1
+
+
+def window_of(pair: Pair, graph: GraphFacts) -> int | None:
+    """The sliding window of the attention that makes a state, where its node says."""
+    node = graph.producer_of(pair.present.name)
+    size = node.attributes.get("local_window_size", -1) if node is not None and node.op_type == GQA else -1
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def growing_axis(pair: Pair, graph: GraphFacts, batch: int | None) -> int | None:
+    """The axis along which present is longer than past; None where they have one size, or nothing tells.
+
+    `batch`: the axis of the batch, which does not grow. What a Concat appends to past grows along its axis. Else it is
+    told by the sizes that the graph declares: a fixed axis does not grow, nor does one that is called the same in past
+    and present. Of several others the one that is called a length does.
+    """
+    past, present = pair.past.shape or (), pair.present.shape or ()
+    node = _makes(graph, pair.present.name)
+    if node is not None and node.op_type == "Concat" and pair.past.name in node.inputs:
+        axis = node.attributes.get("axis")
+        return axis % len(past) if isinstance(axis, int) and past else None
+    free = [axis for axis, size in enumerate(past) if not isinstance(size, int) and axis != batch]
+    if len(present) == len(past):
+        free = [axis for axis in free if past[axis] is None or past[axis] != present[axis]]
+    named = [axis for axis in free if isinstance(past[axis], str) and LENGTHS.search(str(past[axis]))]
+    found = named if len(named) == 1 else free
+    return found[0] if len(found) == 1 else None
+
+
+def _makes(graph: GraphFacts, tensor: str) -> NodeFact | None:
+    """The node whose result a tensor is, past what hands it on as it is."""
+    node = graph.producer_of(tensor)
+    while node is not None and node.op_type == "Identity":
+        node = graph.producer_of(node.inputs[0])
+    return node

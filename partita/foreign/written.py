@@ -1,0 +1,100 @@
+"""A contract that the user wrote down: what the inference cannot know, or got wrong. See docs/foreign.md.
+
+    max_length = 2048
+
+    [ports]
+    ids = "tokens"
+    out = "logits"
+
+    [[states]]
+    past = "cache_k_{layer}"
+    present = "new_k_{layer}"
+    kind = "key"
+    grows = 2
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from partita.contract import Record, Role
+from partita.errors import UsageError
+from partita.foreign.states import Kind, layer_in
+from partita.package import refuse_absent
+from partita.spelling import spelled
+
+LAYER = "{layer}"
+
+
+class WrittenFile(Record):
+    """An ONNX file, and the steps that it is for."""
+
+    file: str
+    phase: Literal["any", "prefill", "decode"] = "any"
+
+
+class WrittenStates(Record):
+    """States of one kind. {layer} stands for a number, in both names."""
+
+    past: str
+    present: str
+    kind: Kind
+    grows: int | Literal[False] | None = None
+    """The axis along which they grow; False: none. Not given: as it is inferred."""
+    shape: tuple[int | str, ...] | None = None
+    """Sizes, where the graph leaves them open; B stands for the batch and N for the most tokens."""
+    window: int | None = Field(default=None, ge=1)
+    in_place: bool | None = None
+    """Past and present may be one buffer; not given: as it is inferred."""
+
+
+class Written(Record):
+    """All that can be written down; what is not given is inferred."""
+
+    files: tuple[WrittenFile, ...] = ()
+    """Relative to the folder."""
+    ports: Mapping[str, Role] = {}
+    """Role of inputs and outputs by name."""
+    states: tuple[WrittenStates, ...] = ()
+    max_length: int | None = Field(default=None, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    vocab_size: int | None = Field(default=None, ge=1)
+    appends_chunks: bool | None = None
+
+    def state(self, name: str) -> tuple[WrittenStates, int] | None:
+        """The states that an input is one of, and its layer."""
+        for states in self.states:
+            layer = layer_in(states.past, name, LAYER)
+            if layer is not None:
+                return states, layer
+        return None
+
+
+NOTHING = Written()
+
+
+def read_written(path: Path) -> Written:
+    """Read a contract. Raises UsageError for what is no TOML or has fields that a contract has not, PackageError when
+    the file may not be read.
+    """
+    if not path.is_file():
+        raise UsageError(f"{spelled('contract', str(path))}: no such file")
+    refuse_absent(path)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Written.model_validate(raw)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{spelled('contract', str(path))}: it is no TOML: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{spelled('contract', str(path))}: {_place(first['loc'])}: {first['msg']}") from error
+
+
+def _place(parts: Sequence[int | str]) -> str:
+    """Where in the file: states.0.kind."""
+    return ".".join(map(str, parts)) or "the file"

@@ -1,0 +1,143 @@
+"""States that no step may write where it reads: every step makes them anew, longer where they grow.
+
+Graphs of other exporters append keys and values to what they are given: past [B, KV, T, D] becomes present
+[B, KV, T + S, D], or a state of fixed shape is handed over in another buffer. ONNX Runtime allocates what a step writes,
+in the memory where the session wants it as past, out of its arena; the next step reads it there. Nothing is copied
+around the graph. In it, whatever was there before is copied into the longer tensor, which the report counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from partita import dtypes
+from partita.contract import State
+from partita.observations.facts import StateFact
+from partita.runtime.engine.cache.buffers import Residence
+from partita.runtime.ort.binding import Binding
+from partita.runtime.ort.buffers import Buffer, host_buffer
+from partita.runtime.ort.session import Session
+
+
+def moves(state: State) -> bool:
+    """Whether each step writes a state elsewhere than it reads it."""
+    return state.grows is not None or not state.in_place
+
+
+class GrowingStates:
+    """One buffer per state, which is another after every step.
+
+    What grows has one length for all rows of the batch, so that rows begin together and none waits or goes back alone.
+    """
+
+    moves = True
+
+    def __init__(self, states: Sequence[State], session: Session) -> None:
+        self.states, self._session = tuple(states), session
+        self._rows = 1
+        """Of the batch, once a step was made."""
+        self._now: list[Buffer] = [self._empty(state) for state in self.states]
+        self._seen = tuple(Residence(buffer.address()) for buffer in self._now)
+        self._copied = [0] * len(self.states)
+
+    @property
+    def padding_is_safe(self) -> bool:
+        """Only when there is none: what grows by a token of padding keeps it."""
+        return not self.states
+
+    def _empty(self, state: State) -> Buffer:
+        """A state before the first token: of length zero where it grows, else zeros."""
+        if state.grows is None:
+            return self._session.state_buffer(state.past, state.shape, state.dtype)
+        shape = tuple(0 if axis == state.grows else size for axis, size in enumerate(state.shape))
+        return host_buffer(shape, state.dtype)
+
+    def named(self) -> Iterable[tuple[str, Buffer]]:
+        """The buffer of each state, by the name that graphs read it as."""
+        return ((state.past, buffer) for state, buffer in zip(self.states, self._now, strict=True))
+
+    def bind(self, binding: Binding) -> None:
+        """Nothing: each step has buffers of its own."""
+
+    def before_run(self, binding: Binding, new_tokens: int) -> None:
+        """Bind what the last step left as past, unless the graph reads none, and let present be allocated."""
+        for state, buffer in zip(self.states, self._now, strict=True):
+            if state.past in binding.inputs:
+                binding.bind_input(state.past, buffer)
+            binding.bind_fresh_output(state.present, self._session.fresh_memory(state.past))
+
+    def after_run(self, binding: Binding, take: Sequence[int]) -> None:
+        """What the step wrote is what the next one reads."""
+        made, self._rows = binding.made(), len(take)
+        for index, state in enumerate(self.states):
+            self._copied[index] = self._now[index].size_bytes
+            self._now[index] = made[state.present]
+
+    def clear(self) -> None:
+        """Make every state empty, or zero."""
+        self._now = [self._empty(state) for state in self.states]
+
+    def clears(self, rows: int) -> bool:
+        """Whether a row can begin alone: only where there is but one."""
+        return rows <= 1 or not self.states
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Prepare for a first token: all rows begin together."""
+        if self.states:
+            self.clear()
+
+    def rewinds(self, tokens: int) -> bool:
+        """Any number, where there is one row and every state has its tokens along an axis, in a type that numpy has."""
+        return tokens == 0 or (
+            self._rows == 1 and all(s.grows is not None and not dtypes.named(s.dtype).upper_half for s in self.states)
+        )
+
+    def rewind(self, row: int, tokens: int) -> None:
+        """Keep all but the last tokens of every state; by way of the host."""
+        if tokens:
+            self._now = [_shortened(buffer, s, tokens) for buffer, s in zip(self._now, self.states, strict=True)]
+
+    def release_row(self, row: int) -> None:
+        """Nothing: `begin` empties what is there."""
+
+    def look(self, outputs: Mapping[str, int]) -> None:
+        """Take note of where a run left the states."""
+        for state, buffer, residence in zip(self.states, self._now, self._seen, strict=True):
+            residence.look(buffer.address(), outputs[state.present])
+
+    def facts(self) -> tuple[StateFact, ...]:
+        """What was seen of every state."""
+        return tuple(
+            StateFact(
+                past=state.past,
+                present=state.present,
+                layer=state.layer,
+                kind=state.kind,
+                memory=buffer.memory,
+                size_bytes=buffer.size_bytes,
+                same_address=residence.same,
+                address_changes=residence.changes,
+                checked_steps=residence.steps,
+                copied_bytes=copied,
+            )
+            for state, buffer, residence, copied in zip(self.states, self._now, self._seen, self._copied, strict=True)
+        )
+
+    def release(self) -> None:
+        """Let go of the buffers."""
+        self._now = [buffer.released() for buffer in self._now]
+
+
+def _shortened(buffer: Buffer, state: State, tokens: int) -> Buffer:
+    """A state without its last tokens, in host memory."""
+    assert state.grows is not None
+    whole = buffer.value.numpy()
+    kept = whole.shape[state.grows] - tokens
+    shape = tuple(kept if axis == state.grows else size for axis, size in enumerate(whole.shape))
+    shorter = host_buffer(shape, state.dtype)
+    if math.prod(shape):
+        shorter.host[...] = np.take(whole, range(kept), axis=state.grows)
+    return shorter
