@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from partita.library.edge import ArgumentError
     from partita.library.exporting import Exported, export
     from partita.library.generation import Answer, Generation, GenerationStep
+    from partita.library.inspecting import inspect
     from partita.library.loading import load
     from partita.library.machine import providers
     from partita.library.model import Model, VerificationError
@@ -55,6 +56,7 @@ _HOMES = {
     "library.edge": "ArgumentError",
     "library.exporting": "Exported export",
     "library.generation": "Answer Generation GenerationStep",
+    "library.inspecting": "inspect",
     "library.loading": "load",
     "library.machine": "providers",
     "library.model": "Model VerificationError",
@@ -94,6 +96,7 @@ __all__ = [
     "bench",
     "errors",
     "export",
+    "inspect",
     "load",
     "place",
     "providers",

@@ -21,6 +21,8 @@ from partita.commands.refusal import render_refusal
 from partita.diff.records import ReportDiff
 from partita.errors import PartitaError, ProviderError, public_type
 from partita.explain.node_explanation import Explanation, Matches
+from partita.inspection.diff.records import InspectionDiff
+from partita.inspection.records import Inspection
 from partita.observations.records import Record, RemedyRecord, remedy_records
 from partita.package import Manifest
 from partita.package_records import Quality
@@ -257,6 +259,8 @@ PUBLISHED: dict[str, Any] = {
     "evaluate": EvaluateResult,
     "export": ExportResult,
     "error": ErrorResult,
+    "inspect": Inspection,
+    "inspect-diff": InspectionDiff,
     "bench": Bench,
     "explain": Explanation | Matches,
     "diff": ReportDiff,

@@ -1,0 +1,141 @@
+"""Compare what two packages hold: each is written as facts with a subject and a name, and those of one name compared.
+
+What is different because it always is, the time at which it was made and the path, is no difference. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from partita.inspection.diff.records import Difference, InspectedSide, InspectionDiff, Subject
+from partita.inspection.records import FileFacts, GraphFacts, Inspection
+from partita.inspection.texts import domain_name, how_kept, shape_text, verdict
+from partita.observations.text_format import human_bytes, listing, plural
+
+Fact = tuple[Subject, str, str | None]
+"""About what, its name, and what it is; None where that is not known."""
+
+
+def compare(first: Inspection, second: Inspection) -> InspectionDiff:
+    """What is different in `second`."""
+    before, after = (dict(_facts(each)) for each in (first, second))
+    names = dict.fromkeys((*before, *after))
+    found = tuple(
+        Difference(subject=subject, name=name, before=before.get((subject, name)), after=after.get((subject, name)))
+        for subject, name in names
+        if before.get((subject, name)) != after.get((subject, name))
+    )
+    return InspectionDiff(
+        headline=_headline(found),
+        before=_side(first),
+        after=_side(second),
+        differences=found,
+        same=len(names) - len(found),
+    )
+
+
+def _side(found: Inspection) -> InspectedSide:
+    return InspectedSide(path=found.path, what=verdict(found), created=found.provenance.created)
+
+
+def _headline(found: tuple[Difference, ...]) -> str:
+    """How much is different, by subject."""
+    if not found:
+        return "Both hold the same"
+    counted = Counter(each.subject for each in found)
+    return f"Different: {listing(f'{subject} ({count})' for subject, count in counted.items())}"
+
+
+def _facts(found: Inspection) -> Iterator[tuple[tuple[Subject, str], str]]:
+    """Everything that is compared, by subject and name; what is not known is left out."""
+    for subject, name, value in _every(found):
+        if value:
+            yield (subject, name), value
+
+
+def _every(found: Inspection) -> Iterator[Fact]:
+    model = found.model
+    yield "model", "type", model.model_type
+    yield "model", "architecture", model.architecture
+    yield "model", "parameters", None if model.parameters is None else f"{model.parameters:,}"
+    yield "model", "precision", model.precision
+    yield "model", "attention", model.attention
+    yield "model", "layout", model.layout
+    if found.contract is not None:
+        for name, value in found.contract.model_dump(exclude={"source"}).items():
+            yield "contract", name.replace("_", " "), None if value is None else str(value)
+    # Of several graphs each is compared with that of its name; a single one with a single one, whatever it is called.
+    for graph in found.graphs:
+        yield from _graph(graph, "" if len(found.graphs) == 1 else f"{graph.file}: ")
+    yield from _states(found)
+    yield from _weights(found)
+    yield from _companions(found)
+    for finding in found.findings:
+        yield "findings", finding.what, "found"
+
+
+def _graph(graph: GraphFacts, prefix: str) -> Iterator[Fact]:
+    yield "graph", f"{prefix}nodes", f"{graph.nodes + graph.inner_nodes:,}"
+    yield "graph", f"{prefix}phase", graph.phase
+    yield "graph", f"{prefix}IR version", str(graph.ir_version)
+    yield "graph", f"{prefix}written by", graph.producer
+    for domain, version in graph.opsets.items():
+        yield "graph", f"{prefix}opset {domain_name(domain)}", str(version)
+    for entry in graph.operators:
+        yield "operators", f"{prefix}{f'{entry.domain}:' if entry.domain else ''}{entry.operator}", f"{entry.nodes:,}"
+    for way, ports in (("input", graph.inputs), ("output", graph.outputs)):
+        for port in ports:
+            role = f", {port.role}" if port.role else ""
+            yield "inputs and outputs", f"{prefix}{way} {port.name}", f"{port.dtype} {shape_text(port.shape)}{role}"
+
+
+def _states(found: Inspection) -> Iterator[Fact]:
+    cache = found.cache
+    if cache is None:
+        return
+    yield "states", "cache", human_bytes(cache.size_bytes)
+    yield "states", "bytes per token", f"{cache.bytes_per_token:,}"
+    for state in cache.states:
+        grows = "" if state.grows is None else f", grows along axis {state.grows}"
+        window = "" if state.window is None else f", window {state.window:,}"
+        yield "states", f"{state.past} -> {state.present}", f"{state.dtype} {shape_text(state.shape)}{grows}{window}"
+
+
+def _weights(found: Inspection) -> Iterator[Fact]:
+    yield "weights", "in all", human_bytes(found.weights.size_bytes)
+    for kind in found.weights.kinds:
+        yield "weights", kind.dtype, f"{plural(kind.tensors, 'tensor')}, {human_bytes(kind.size_bytes)}"
+    ways: dict[str, dict[str, None]] = {}
+    for module in found.modules:
+        ways.setdefault(module.module or "(no module)", {})[how_kept(module)] = None
+    for name, kept in ways.items():
+        yield "modules", name, " + ".join(sorted(kept))
+
+
+def _companions(found: Inspection) -> Iterator[Fact]:
+    made = found.provenance
+    yield "provenance", "checkpoint", made.checkpoint
+    yield "provenance", "dtype of the checkpoint", made.dtype
+    yield "provenance", "for", made.target
+    yield "provenance", "verified", None if made.verification is None else made.verification.partition(":")[0]
+    yield "provenance", "quality", made.quality
+    for name, version in made.toolchain.items():
+        yield "provenance", name, version
+    for file in made.source_files:
+        yield "provenance", f"checkpoint file {file.name}", _file(file)
+    for file in found.files:
+        yield "files", file.name, _file(file)
+    tokenizer, licence = found.tokenizer, found.licence
+    yield "tokenizer and licence", "tokenizer", f"{tokenizer.kind} {tokenizer.model or ''}".strip()
+    yield "tokenizer and licence", "vocabulary", None if tokenizer.vocabulary is None else f"{tokenizer.vocabulary:,}"
+    yield "tokenizer and licence", "chat template", "yes" if tokenizer.chat_template else "no"
+    for name, token in tokenizer.special.items():
+        yield "tokenizer and licence", name, token
+    yield "tokenizer and licence", "licence", licence.name
+
+
+def _file(file: FileFacts) -> str:
+    """Size and hash of a file."""
+    size = "missing" if file.size_bytes is None else f"{file.size_bytes:,} bytes"
+    return f"{size}, SHA-256 {file.sha256[:16]}" if file.sha256 else size

@@ -1,0 +1,55 @@
+"""What is different between two packages, said once for every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partita.inspection.diff.records import Difference, InspectionDiff
+from partita.observations.text_format import families, plural
+from partita.partition_reports.sections.model import Document, Line, Pairs, Section, table, words
+
+ROWS = 40
+"""Rows of a table; --json has all."""
+
+
+def document(found: InspectionDiff) -> Document:
+    """Every section that has something to say."""
+    return Document(
+        kind="Difference of two packages",
+        name=f"{found.before.path} and {found.after.path}",
+        headline=(found.headline,),
+        sections=(_sides(found), *_subjects(found)),
+    )
+
+
+def _sides(found: InspectionDiff) -> Section:
+    """Which two these are."""
+    rows = tuple((letter, (side.what,)) for letter, side in (("A", found.before), ("B", found.after)))
+    same = Line(f"{plural(found.same, 'fact')} alike in both", tone="quiet")
+    return Section("packages", "Packages", (Pairs("Packages", rows), same))
+
+
+def _subjects(found: InspectionDiff) -> Iterator[Section]:
+    """A section for each subject in which something is different."""
+    for subject in dict.fromkeys(each.subject for each in found.differences):
+        rows = list(_rows([each for each in found.differences if each.subject == subject]))
+        heads = (words("what"), words("A"), words("B"))
+        shown = table(subject.capitalize(), heads, rows, obvious=True, most=ROWS, rest=_more)
+        yield Section(subject.replace(" ", "-"), subject.capitalize(), (shown,))
+
+
+def _rows(differences: Sequence[Difference]) -> Iterator[tuple[str, str, str]]:
+    """A row for each change; names that differ in their numbers only and changed alike share one."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for each in differences:
+        alike.setdefault((each.before or "-", each.after or "-"), []).append(each.name)
+    rows = {
+        members[0]: (f"{family} ({len(members)})" if len(members) > 1 else family, *ways)
+        for ways, names in alike.items()
+        for family, members in families(names).items()
+    }
+    yield from (rows[each.name] for each in differences if each.name in rows)
+
+
+def _more(shown: int) -> str:
+    return f"the first {shown}; the JSON has all"

@@ -1,0 +1,10 @@
+"""The difference of two packages, for a terminal."""
+
+from __future__ import annotations
+
+from partita.inspection.diff.document import document
+from partita.partition_reports.render.blocks import printer
+from partita.partition_reports.render.terminal import terminal_view
+
+render = printer(document)
+VIEW = terminal_view("text", "the difference of two packages for a terminal", render)

@@ -1,0 +1,277 @@
+"""What a package or folder holds, said once for every view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from partita.inspection.records import GraphFacts, Inspection, ModulePrecision, PortFacts
+from partita.inspection.texts import domain_name, how_kept, shape_text, verdict
+from partita.observations.records import remedy_of
+from partita.observations.text_format import families, human_bytes, listing, name_some, plural, tally
+from partita.partition_reports.sections.model import Block, Column, Document, Fold, Line, Pairs, Section, table, words
+
+OPERATORS = 20
+"""Kinds of operators of a domain that a line names; --json has all."""
+ROWS = 40
+"""Rows of modules."""
+
+
+def document(found: Inspection) -> Document:
+    """Every section that has something to say."""
+    sections = (
+        _model(found),
+        *(_graph(graph) for graph in found.graphs),
+        _contract(found),
+        _foreign(found),
+        _cache(found),
+        _weights(found),
+        _modules(found.modules),
+        _provenance(found),
+        _files(found),
+        _companions(found),
+    )
+    return Document(
+        kind="Contents of a package" if found.kind == "package" else f"Contents of an {found.kind}",
+        name=found.path,
+        headline=(verdict(found),),
+        opening=tuple(_findings(found)),
+        sections=tuple(section for section in sections if section is not None),
+        made=found.provenance.created or "",
+        version=found.partita_version,
+    )
+
+
+def _findings(found: Inspection) -> Iterator[Line]:
+    """What is wrong with it."""
+    for finding in found.findings:
+        yield Line(finding.what, tone="bad")
+        remedy = remedy_of(finding.remedies)
+        if remedy is not None:
+            yield Line(str(remedy), "remedy")
+
+
+def _pairs(caption: str, rows: Iterable[tuple[str, str | None]]) -> Pairs:
+    """Names and values; those without a value are left out."""
+    return Pairs(caption, tuple((name, (value,)) for name, value in rows if value))
+
+
+def _model(found: Inspection) -> Section | None:
+    model = found.model
+    rows = (
+        ("type", model.model_type),
+        ("architecture", model.architecture),
+        ("parameters", None if model.parameters is None else f"{model.parameters:,}"),
+        ("precision", model.precision),
+        ("attention", model.attention),
+        ("layout", model.layout),
+    )
+    shown = _pairs("Model", rows)
+    return Section("model", "Model", (shown,)) if shown.rows else None
+
+
+def _graph(graph: GraphFacts) -> Section:
+    """Operators, operator sets, inputs and outputs of one file."""
+    opsets = ", ".join(f"{domain_name(domain)} {version}" for domain, version in sorted(graph.opsets.items()))
+    inner = f", {graph.inner_nodes:,} in bodies of control flow" if graph.inner_nodes else ""
+    functions = f", {plural(graph.functions, 'function')} of its own" if graph.functions else ""
+    rows = [
+        ("nodes", f"{graph.nodes:,}{inner}{functions}"),
+        ("opsets", f"{opsets}; IR version {graph.ir_version}"),
+        ("written by", graph.producer or None),
+        ("file", human_bytes(graph.size_bytes)),
+        ("weights in", name_some(graph.data_files) or None),
+        ("phase", _phase(graph)),
+    ]
+    for domain in dict.fromkeys(entry.domain for entry in graph.operators):
+        counts = {entry.operator: entry.nodes for entry in graph.operators if entry.domain == domain}
+        rows.append((f"of {domain_name(domain)}", tally(counts, OPERATORS)))
+    rows += [(key, value) for key, value in graph.metadata.items()]
+    heads = (words("input or output"), words("role"), words("type"), words("shape"))
+    ports = [
+        *(_port_row(port) for port in graph.inputs),
+        *((f"-> {name}", *rest) for name, *rest in map(_port_row, graph.outputs)),
+    ]
+    blocks: tuple[Block, ...] = (_pairs("Graph", rows),)
+    if ports:
+        blocks += (table("Inputs and outputs", heads, ports, obvious=True, most=ROWS, rest=_more),)
+    return Section(f"graph-{graph.file}", f"Graph {graph.file}", blocks)
+
+
+def _phase(graph: GraphFacts) -> str | None:
+    if graph.phase is None:
+        return None
+    fixed = f", {plural(graph.sequence_length, 'token')} a run" if graph.sequence_length is not None else ""
+    return f"{'prefill and decode' if graph.phase == 'any' else graph.phase}{fixed}"
+
+
+def _port_row(port: PortFacts) -> tuple[str, str, str, str]:
+    return port.name, port.role or "-", port.dtype or "-", shape_text(port.shape)
+
+
+def _more(shown: int) -> str:
+    return f"the first {shown}; the JSON has all"
+
+
+def _contract(found: Inspection) -> Section | None:
+    contract = found.contract
+    if contract is None:
+        none = "none: no manifest is there, and none was inferred"
+        return Section("contract", "Contract", (Line(none),)) if found.kind != "package" else None
+    rows = (
+        ("from", contract.source),
+        ("batch size", str(contract.batch_size)),
+        ("max length", f"{contract.max_length:,} tokens"),
+        ("vocabulary", f"{contract.vocab_size:,}"),
+        ("prompts", "in chunks" if contract.appends_chunks else "whole, then a token at a time"),
+        ("read again", None if contract.rereads_at is None else f"beyond {contract.rereads_at:,} tokens"),
+    )
+    return Section("contract", "Contract", (_pairs("Contract", rows),))
+
+
+def _foreign(found: Inspection) -> Section | None:
+    """How the ports of a foreign folder were understood."""
+    foreign = found.foreign
+    if foreign is None:
+        return None
+    rows = [
+        ("layout", foreign.layout),
+        ("variant", foreign.variant or None),
+        ("others", name_some(foreign.candidates) or None),
+        ("written by", foreign.producer or None),
+    ]
+    ports = [(port.name, port.meaning, port.source) for port in foreign.ports]
+    blocks: list[Block] = [_pairs("Layout", rows)]
+    if ports:
+        heads = (words("input or output"), words("meaning"), words("said by"))
+        shown = table("Ports", heads, ports, obvious=True, most=ROWS, rest=_more)
+        blocks.append(Fold(f"where the meaning of {plural(len(ports), 'port')} comes from", (shown,)))
+    blocks += [Line(note, "note") for note in foreign.notes]
+    return Section("foreign", "Understood as", tuple(blocks))
+
+
+def _cache(found: Inspection) -> Section | None:
+    """States, alike ones in a row."""
+    cache = found.cache
+    if cache is None or not cache.states:
+        return None
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for state in cache.states:
+        grows = "" if state.grows is None else f", grows along axis {state.grows}"
+        window = "" if state.window is None else f", window {state.window:,}"
+        key = (state.kind, state.dtype, f"{shape_text(state.shape)}{grows}{window}")
+        alike.setdefault(key, []).append(state.layer)
+    rows = [(kind, f"{len(layers)}", dtype, shape) for (kind, dtype, shape), layers in alike.items()]
+    heads = (words("state"), Column("layers"), words("type"), words("shape"))
+    parts = [f"{cache.bytes_per_token:,} bytes per token"] if cache.bytes_per_token else []
+    parts += [f"{human_bytes(cache.fixed_bytes)} whatever the length"] if cache.fixed_bytes else []
+    told = Line(f"{human_bytes(cache.size_bytes)} in all: {listing(parts)}", "cache")
+    return Section("cache", "Cache", (told, table("States", heads, rows, obvious=True)))
+
+
+def _weights(found: Inspection) -> Section | None:
+    """Stored tensors by type, and the largest."""
+    weights = found.weights
+    if not weights.kinds:
+        return None
+    rows = [
+        (kind.dtype, f"{kind.tensors:,}", f"{kind.elements:,}", human_bytes(kind.size_bytes)) for kind in weights.kinds
+    ]
+    heads = (words("type"), Column("tensors"), Column("elements"), Column("bytes"))
+    largest = [
+        (tensor.name, tensor.dtype, shape_text(tensor.shape), human_bytes(tensor.size_bytes), tensor.file)
+        for tensor in weights.largest
+    ]
+    titles = (words("tensor"), words("type"), words("shape"), Column("bytes"), words("in"))
+    return Section(
+        "weights",
+        "Weights",
+        (
+            table("By type", heads, rows, obvious=True),
+            Fold("the largest tensors", (table("Largest", titles, largest, obvious=True),)),
+        ),
+        human_bytes(weights.size_bytes),
+    )
+
+
+def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
+    """Modules that keep their weights alike in a row, those that differ in their numbers under one name."""
+    if not modules:
+        return None
+    rows = []
+    for how, alike in _alike(modules):
+        named = {module.module: module for module in alike}
+        for family, names in families(named).items():
+            members = [named[name] for name in names]
+            shared = dict.fromkeys(name for member in members for name in member.shared_with)
+            also = f" (also {name_some(list(families(shared)), 3)})" if shared else ""
+            rows.append(
+                (
+                    f"{family or '(no module)'}{also}",
+                    how,
+                    f"{len(members):,}",
+                    f"{sum(member.parameters for member in members):,}",
+                    human_bytes(sum(member.size_bytes for member in members)),
+                )
+            )
+    heads = (words("module"), words("kept as"), Column("modules"), Column("weights"), Column("bytes"))
+    shown = table("Precision by module", heads, rows, obvious=True, most=ROWS, rest=_more)
+    return Section("modules", "Precision by module", (shown,))
+
+
+def _alike(modules: Sequence[ModulePrecision]) -> list[tuple[str, list[ModulePrecision]]]:
+    """Modules by how they keep their weights."""
+    found: dict[str, list[ModulePrecision]] = {}
+    for module in modules:
+        found.setdefault(how_kept(module), []).append(module)
+    return list(found.items())
+
+
+def _provenance(found: Inspection) -> Section | None:
+    made = found.provenance
+    rows = (
+        ("checkpoint", made.checkpoint),
+        ("its weights", made.dtype),
+        ("made", made.created),
+        ("with", ", ".join(f"{name} {version}" for name, version in made.toolchain.items())),
+        ("for", made.target),
+        ("verified", made.verification),
+        ("quality", made.quality),
+    )
+    shown = _pairs("Provenance", rows)
+    blocks: tuple[Block, ...] = (shown,) if shown.rows else ()
+    if made.source_files:
+        heads = (words("file of the checkpoint"), Column("bytes"), words("SHA-256"))
+        listed = [(file.name, human_bytes(file.size_bytes), file.sha256 or "-") for file in made.source_files]
+        blocks += (table("Files of the checkpoint", heads, listed, obvious=True, rest=_more),)
+    return Section("provenance", "Provenance", blocks) if blocks else None
+
+
+def _files(found: Inspection) -> Section | None:
+    """Files of the folder."""
+    if not found.files:
+        return None
+    rows = [
+        (file.name, "missing" if file.size_bytes is None else human_bytes(file.size_bytes), file.sha256 or "-")
+        for file in found.files
+    ]
+    heads = (words("file"), Column("bytes"), words("SHA-256"))
+    shown: tuple[Block, ...] = (table("Files", heads, rows, obvious=True, most=ROWS, rest=_more),)
+    if any(file.sha256 for file in found.files):
+        shown += (Line("hashes are those of the manifest; partita verify compares them with the files", tone="quiet"),)
+    return Section("files", "Files", shown)
+
+
+def _companions(found: Inspection) -> Section:
+    """Tokenizer and licence."""
+    tokenizer, licence = found.tokenizer, found.licence
+    size = "" if tokenizer.vocabulary is None else f", {tokenizer.vocabulary:,} entries"
+    template = ", with a chat template" if tokenizer.chat_template else ""
+    model = f"{tokenizer.model}, " if tokenizer.model else ""
+    kind = "none" if tokenizer.kind == "none" else f"{model}read by {tokenizer.kind}{size}{template}"
+    rows = (
+        ("tokenizer", kind),
+        ("special", ", ".join(f"{name} {token}" for name, token in tokenizer.special.items())),
+        ("licence", f"unknown: {licence.source}" if licence.name is None else f"{licence.name} ({licence.source})"),
+        ("its text", licence.link),
+    )
+    return Section("companions", "Tokenizer and licence", (_pairs("Tokenizer and licence", rows),))

@@ -1,0 +1,52 @@
+"""How facts of a package are written for people, alike in the document of one and in the difference of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partita.inspection.records import Inspection, ModulePrecision, Size
+from partita.observations.text_format import human_bytes, listing, plural
+
+MAIN = "ai.onnx"
+
+
+def domain_name(domain: str) -> str:
+    """A domain of operators; that of ONNX itself has an empty name in files."""
+    return domain or MAIN
+
+
+def shape_text(shape: Sequence[Size] | None) -> str:
+    """[1, S, 8], a question mark for what the file does not say; `-` when the rank is not known."""
+    return "-" if shape is None else f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
+
+
+def how_kept(module: ModulePrecision) -> str:
+    """`int4, MatMulNBits, blocks of 32, zero points`, or an element type alone."""
+    parts = [module.precision]
+    if module.packed:
+        parts.append(module.packed)
+    if module.packed and module.block_size:
+        parts.append(f"blocks of {module.block_size}")
+    if module.zero_points:
+        parts.append("zero points")
+    if module.computed:
+        parts.append(f"computed in {module.computed}")
+    return ", ".join(parts)
+
+
+def verdict(found: Inspection) -> str:
+    """What it is, in a sentence."""
+    model = found.model
+    about = [text for text in (model.architecture or model.model_type, model.precision, model.attention) if text]
+    what = {"package": "a package", "onnx folder": "a folder of ONNX files", "onnx file": "an ONNX file"}[found.kind]
+    if model.layout not in (None, "partita"):
+        what = f"a folder of {model.layout}"
+    nodes = listing(f"{graph.nodes + graph.inner_nodes:,}" for graph in found.graphs)
+    graphs = f"{plural(len(found.graphs), 'graph')} of {nodes} nodes" if found.graphs else "no graph that can be read"
+    cache = ""
+    if found.cache is not None and found.cache.states:
+        cache = f"; cache {human_bytes(found.cache.size_bytes)}"
+    wrong = f"; {plural(len(found.findings), 'finding')}" if found.findings else ""
+    size = human_bytes(found.weights.size_bytes)
+    named = f" of {', '.join(about)}" if about else ""
+    return f"{found.path}: {what}{named}: {graphs}; weights {size}{cache}{wrong}"

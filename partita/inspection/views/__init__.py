@@ -1,0 +1,1 @@
+"""What a package or folder holds: one file per view, found by its name."""

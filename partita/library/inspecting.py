@@ -1,0 +1,88 @@
+"""What a package, a foreign folder or an ONNX file holds, as a function. Nothing is run, and no weight is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import overload
+
+from partita.errors import PackageError
+from partita.inspection.diff.records import InspectionDiff
+from partita.inspection.records import Inspection
+from partita.library.edge import public
+from partita.package import MANIFEST, Manifest, read_manifest, refuse_absent, unreadable
+from partita.strangers import recognise
+
+ONNX_SUFFIX = ".onnx"
+
+
+@overload
+def inspect(package: str | os.PathLike[str]) -> Inspection: ...
+
+
+@overload
+def inspect(package: str | os.PathLike[str], *, against: str | os.PathLike[str]) -> InspectionDiff: ...
+
+
+@public
+def inspect(
+    package: str | os.PathLike[str], *, against: str | os.PathLike[str] | None = None
+) -> Inspection | InspectionDiff:
+    """What a package, a folder of ONNX files or an ONNX file holds: graphs, contract, states, precision, provenance.
+
+    With `against` what is different in that one. What is wrong with one, a damaged manifest or a missing file, is
+    in its `findings`. Neither onnxruntime nor torch is imported, and no weights are read.
+
+    Raises ArgumentError, and PackageError when there is nothing of the kind.
+    """
+    found = read(Path(package))
+    if against is None:
+        return found
+    from partita.inspection.diff.compare import compare
+
+    return compare(found, read(Path(against)))
+
+
+def read(path: Path) -> Inspection:
+    """The same for a path. Raises PackageError when it is no package, no ONNX file, and no folder with one."""
+    from partita.runtime.contents.build import graphs_in
+    from partita.runtime.contents.build import inspect as look
+
+    try:
+        if path.is_file() and path.suffix == ONNX_SUFFIX:
+            refuse_absent(path)
+            found = look(path, None, ())
+            if not found.graphs:
+                said = found.findings[0].what if found.findings else f"{path}: not a readable ONNX file"
+                raise PackageError(said)
+            return found
+        manifest, wrong = _manifest(path)
+        if manifest is None and not graphs_in(path):
+            raise wrong[0]
+        return look(path, manifest, () if manifest is None and not (path / MANIFEST).is_file() else wrong)
+    except PermissionError as error:
+        raise unreadable(path) from error
+
+
+def _manifest(path: Path) -> tuple[Manifest | None, tuple[PackageError, ...]]:
+    """The manifest, or what is wrong with it. Raises PackageError for what is no folder."""
+    if not path.is_dir():
+        stranger = recognise(path)
+        raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+    try:
+        return read_manifest(path), ()
+    except PackageError as error:
+        return None, (error,)
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Every file that is looked at: those of a folder, or an ONNX file with those that hold its weights."""
+    if path.is_dir():
+        return (path, *(child for child in path.rglob("*") if child.is_file()))
+    from partita.runtime.contents.light import read_light
+    from partita.runtime.model_file import data_files
+
+    try:
+        return (path, *(path.parent / name for name in sorted(data_files(read_light(path)))))
+    except (TypeError, ValueError, OSError):  # which is said when it is looked at
+        return (path,)

@@ -1,0 +1,280 @@
+"""Everything that a folder or an ONNX file holds, put together; what is wrong with it becomes a finding.
+
+Nothing is run, no weight is read, and no hash is computed: those of the manifest are shown as it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import partita
+from partita import dtypes
+from partita.errors import PackageError
+from partita.inspection.records import (
+    CacheFacts,
+    ContractFacts,
+    FileFacts,
+    Inspection,
+    InspectionFinding,
+    ModelFacts,
+    Provenance,
+    StoredTensor,
+    WeightFacts,
+    WeightKind,
+)
+from partita.observations.records import remedy_records
+from partita.package import MANIFEST, FileRecord, Manifest, inside
+from partita.runtime.contents.graphs import ReadGraph, read_graph
+from partita.runtime.contents.licence import licence_of
+from partita.runtime.contents.modules import module_precisions
+from partita.runtime.contents.tensors import Stored
+from partita.runtime.contents.tokenizer import read_json, tokenizer_of
+
+LARGEST = 8
+"""Tensors that are listed."""
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
+GRAPHS = "*.onnx"
+PLACES = ("", "onnx")
+"""Folders in which exporters put graphs; the second is that of the hub's ONNX community."""
+
+
+def graphs_in(folder: Path) -> tuple[str, ...]:
+    """Names of the ONNX files of a folder, as exporters lay them out."""
+    return tuple(
+        path.relative_to(folder).as_posix() for place in PLACES for path in sorted((folder / place).glob(GRAPHS))
+    )
+
+
+def inspect(path: Path, manifest: Manifest | None, wrong: Sequence[PackageError]) -> Inspection:
+    """What `path` holds, a folder or an ONNX file. `manifest`: that of a package, or as it was inferred from a foreign
+    folder; None where there is none. `wrong`: what is known to be wrong already.
+
+    Raises OSError when the folder cannot be read.
+    """
+    is_file = path.is_file()
+    folder = path.parent if is_file else path
+    graph = None if manifest is None else manifest.graph
+    there = (path.name,) if is_file else graphs_in(folder)
+    names = there if graph is None else tuple(file.file for file in graph.files)
+    findings = list(wrong)
+    read = []
+    for name in names:
+        try:
+            read.append(read_graph(folder, name, graph))
+        except PackageError as error:
+            findings.append(error)
+    on_disk = manifest if manifest is not None and manifest.foreign is None else None
+    findings += _wrong_files(folder, read, on_disk)
+    return Inspection(
+        partita_version=partita.__version__,
+        path=str(path),
+        kind="onnx file" if is_file else "onnx folder" if on_disk is None and not _was_package(folder) else "package",
+        findings=tuple(
+            InspectionFinding(what=" ".join(error.problem.split()), remedies=remedy_records(error.remedy))
+            for error in findings
+        ),
+        model=_model(folder, manifest),
+        graphs=tuple(each.facts for each in read),
+        other_graphs=tuple(_file(folder, name, None) for name in there if name not in names),
+        contract=_contract(manifest),
+        foreign=None if manifest is None else manifest.foreign,
+        cache=_cache(manifest),
+        weights=_weights(read),
+        modules=module_precisions(weight for each in read for weight in each.weights),
+        files=_files(folder, on_disk, is_file=is_file),
+        provenance=_provenance(folder, manifest),
+        tokenizer=tokenizer_of(folder, None if on_disk is None else on_disk.tokenizer),
+        licence=licence_of(folder),
+    )
+
+
+def _was_package(folder: Path) -> bool:
+    """Whether there is a manifest, readable or not."""
+    return (folder / MANIFEST).is_file()
+
+
+def _wrong_files(folder: Path, read: Sequence[ReadGraph], manifest: Manifest | None) -> list[PackageError]:
+    """Files that are missing, cut off or too large."""
+    found = []
+    for graph in read:
+        size = graph.facts.size_bytes
+        if size > PROTOBUF_LIMIT_BYTES:
+            told = f"{size:,} bytes; ONNX Runtime opens no ONNX file above 2 GiB: its weights have to be external data"
+            found.append(PackageError(f"{folder / graph.facts.file}: {told}"))
+        found += _wrong_data(folder, graph)
+    if manifest is None:
+        return found
+    said = {file.file for file in manifest.graph.files}.union(*(graph.facts.data_files for graph in read))
+    return found + [error for record in manifest.files if (error := _wrong_record(folder, record, said)) is not None]
+
+
+def _wrong_record(folder: Path, record: FileRecord, said: set[str]) -> PackageError | None:
+    """What is wrong with a file that the manifest lists; that those in `said` are missing is told already."""
+    try:
+        path = inside(folder, record.name)
+    except PackageError as error:
+        return error
+    if not path.is_file():
+        return None if record.name in said else PackageError(f"{path}: missing from the package")
+    if path.stat().st_size != record.size_bytes:
+        return PackageError(f"{path}: {path.stat().st_size:,} bytes, the manifest says {record.size_bytes:,}")
+    return None
+
+
+def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
+    """Files with weights that are missing, outside of the folder, or shorter than what they are said to hold."""
+    place = (folder / graph.facts.file).parent
+    ends: dict[str, int] = {}
+    for tensor in graph.tensors:
+        if tensor.file != graph.facts.file:
+            offset = str(tensor.place[1])
+            end = (int(offset) if offset.isdecimal() else 0) + tensor.size_bytes
+            ends[tensor.file] = max(ends.get(tensor.file, 0), end)
+    found = []
+    for name, end in ends.items():
+        try:
+            path = inside(place, name)
+        except PackageError as error:
+            found.append(error)
+            continue
+        if not path.is_file():
+            found.append(PackageError(f"{place / graph.facts.file}: its weights file {name!r} is missing"))
+        elif path.stat().st_size < end:
+            told = f"{path.stat().st_size:,} bytes, its graph reads up to byte {end:,}: it is cut off"
+            found.append(PackageError(f"{path}: {told}"))
+    return found
+
+
+def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
+    """Which model it is."""
+    if manifest is not None:
+        source, graph = manifest.source, manifest.graph
+        return ModelFacts(
+            model_type=source.model_type or None,
+            architecture=source.architecture or None,
+            parameters=source.parameters or None,
+            precision=graph.precision or None,
+            attention=graph.attention or None,
+            layout="partita" if manifest.foreign is None else manifest.foreign.layout,
+        )
+    config = read_json(folder / "config.json")
+    listed = config.get("architectures")
+    architecture = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], str) else None
+    kind = config.get("model_type")
+    return ModelFacts(
+        model_type=kind if isinstance(kind, str) else None,
+        architecture=architecture,
+        parameters=None,
+        precision=None,
+        attention=None,
+        layout=None,
+    )
+
+
+def _contract(manifest: Manifest | None) -> ContractFacts | None:
+    """What running needs."""
+    if manifest is None:
+        return None
+    source = "manifest" if manifest.foreign is None else f"inferred from a folder of {manifest.foreign.layout}"
+    return ContractFacts.taken_from(manifest.graph, source=source)
+
+
+def _cache(manifest: Manifest | None) -> CacheFacts | None:
+    """What the states take."""
+    if manifest is None:
+        return None
+    graph = manifest.graph
+    sizes = [dtypes.size_bytes(state.dtype, state.shape) for state in graph.states]
+    fixed = sum(size for size, state in zip(sizes, graph.states, strict=True) if state.kind not in ("key", "value"))
+    return CacheFacts(
+        states=graph.states,
+        size_bytes=sum(sizes),
+        bytes_per_token=(sum(sizes) - fixed) // (graph.batch_size * graph.max_length),
+        fixed_bytes=fixed,
+    )
+
+
+def _weights(read: Sequence[ReadGraph]) -> WeightFacts:
+    """What is stored, by type; a tensor that several graphs share counts once."""
+    kept: dict[object, Stored] = {}
+    for graph in read:
+        for tensor in graph.tensors:
+            kept.setdefault(tensor.place, tensor)
+    kinds: dict[str, list[Stored]] = {}
+    for tensor in kept.values():
+        kinds.setdefault(tensor.dtype, []).append(tensor)
+    rows = [
+        WeightKind(
+            dtype=dtype,
+            tensors=len(listed),
+            elements=sum(tensor.elements for tensor in listed),
+            size_bytes=sum(tensor.size_bytes for tensor in listed),
+        )
+        for dtype, listed in kinds.items()
+    ]
+    largest = sorted(kept.values(), key=lambda tensor: -tensor.size_bytes)[:LARGEST]
+    return WeightFacts(
+        size_bytes=sum(row.size_bytes for row in rows),
+        kinds=tuple(sorted(rows, key=lambda row: (-row.size_bytes, row.dtype))),
+        largest=tuple(StoredTensor.taken_from(tensor) for tensor in largest),
+    )
+
+
+def _files(folder: Path, manifest: Manifest | None, *, is_file: bool) -> tuple[FileFacts, ...]:
+    """Files of a package as its manifest lists them; of another folder those that lie in it."""
+    if is_file:
+        return ()
+    if manifest is not None:
+        return tuple(_file(folder, record.name, record.sha256) for record in manifest.files)
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for place in PLACES
+        if (folder / place).is_dir()
+        for path in (folder / place).iterdir()
+        if path.is_file()
+    )
+    return tuple(_file(folder, name, None) for name in names)
+
+
+def _file(folder: Path, name: str, sha256: str | None) -> FileFacts:
+    """One file; without a size where it is missing."""
+    path = folder / name
+    return FileFacts(name=name, size_bytes=path.stat().st_size if path.is_file() else None, sha256=sha256)
+
+
+def _provenance(folder: Path, manifest: Manifest | None) -> Provenance:
+    """Where it comes from."""
+    if manifest is None or manifest.foreign is not None:
+        return _foreign_provenance(folder)
+    source, quality, target = manifest.source, manifest.quality, manifest.target
+    told = None
+    if quality is not None:
+        told = f"perplexity ratio {quality.perplexity_ratio:.4f} on {quality.tokens:,} tokens of {quality.text}"
+    return Provenance(
+        created=manifest.created,
+        checkpoint=source.checkpoint,
+        dtype=source.dtype,
+        source_files=tuple(FileFacts.taken_from(record) for record in source.files),
+        toolchain=manifest.toolchain,
+        target=None if target is None else target.provider,
+        verification=f"{manifest.verification.status}: {manifest.verification.detail}",
+        quality=told,
+    )
+
+
+def _foreign_provenance(folder: Path) -> Provenance:
+    """What the config beside a foreign graph says of the model that it was made from."""
+    config = read_json(folder / "config.json")
+    name, dtype = config.get("_name_or_path"), config.get("torch_dtype", config.get("dtype"))
+    version = config.get("transformers_version")
+    return Provenance(
+        created=None,
+        checkpoint=name if isinstance(name, str) and name else None,
+        dtype=dtype if isinstance(dtype, str) else None,
+        source_files=(),
+        toolchain={"transformers": version} if isinstance(version, str) else {},
+        target=None,
+        verification=None,
+        quality=None,
+    )

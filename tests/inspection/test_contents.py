@@ -1,0 +1,323 @@
+"""What `inspect` reads: exact on graphs of any exporter, without weights, and with a finding for what is wrong."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import partita
+from partita.errors import PackageError
+from partita.inspection.records import Inspection
+from partita.inspection.texts import how_kept
+from partita.library.inspecting import read
+from partita.package import MANIFEST, read_manifest
+from partita.runtime.contents.licence import licence_of
+from partita.runtime.contents.light import read_light
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+from tests.inspection.graphs import FLOAT, model, save, weight
+
+MS = "com.microsoft"
+
+
+@pytest.fixture(scope="module")
+def package(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"))
+
+
+@pytest.fixture(scope="module")
+def int4(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> Path:
+    return exported(tiny_checkpoint("llama"), precision="int4")
+
+
+def kept(found: Inspection, module: str) -> list[str]:
+    return [how_kept(each) for each in found.modules if each.module == module]
+
+
+def test_a_package_is_what_its_manifest_and_its_graph_say(package):
+    found = partita.inspect(package)
+    manifest, proto = read_manifest(package), onnx.load(package / "model.onnx", load_external_data=False)
+    assert (found.kind, found.findings) == ("package", ())
+    (graph,) = found.graphs
+    counted = Counter((node.domain, node.op_type) for node in proto.graph.node)
+    assert {(entry.domain, entry.operator): entry.nodes for entry in graph.operators} == counted
+    assert graph.nodes == manifest.graph.files[0].nodes == len(proto.graph.node)
+    assert graph.opsets == manifest.graph.opsets and graph.data_files == ("model.onnx.data",)
+    assert {port.role for port in graph.inputs} == {port.role for port in manifest.graph.files[0].inputs}
+    assert found.cache is not None and found.cache.size_bytes == manifest.graph.cache_bytes
+    assert found.cache.bytes_per_token * manifest.graph.max_length == manifest.graph.cache_bytes
+    padding = manifest.graph.weight_bytes - found.weights.size_bytes  # tensors begin at multiples of 4096 bytes
+    assert 0 <= padding < 4096 * sum(kind.tensors for kind in found.weights.kinds)
+    assert sum(module.parameters for module in found.modules) >= manifest.source.parameters
+    assert {file.name for file in found.files} == {file.name for file in manifest.files}
+    assert found.provenance.source_files[0].sha256 == manifest.source.files[0].sha256
+    assert found.tokenizer.kind == "tokenizers" and found.tokenizer.model == "BPE" and found.tokenizer.chat_template
+    assert found.licence.name is None and "README.md" in found.licence.source
+
+
+def test_packed_weights_are_told_by_module(int4):
+    found = partita.inspect(int4)
+    manifest = read_manifest(int4)
+    assert manifest.packed is not None
+    rows = [module for module in found.modules if module.packed]
+    assert sum(row.parameters for row in rows) == sum(kind.parameters for kind in manifest.packed.kinds)
+    assert sum(row.size_bytes for row in rows) == sum(kind.size_bytes for kind in manifest.packed.kinds)
+    assert {row.precision for row in rows} == {kind.precision for kind in manifest.packed.kinds}
+    assert all(row.module for row in rows)
+    (down,) = kept(found, "model.layers.0.mlp.down_proj")
+    assert down.startswith("int4, MatMulNBits, blocks of")
+
+
+def matmul_nbits(bits: int, *, zero_points: bool = True) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    inputs = ["x", "w", "s", *(["z"] if zero_points else [])]
+    node = helper.make_node(
+        "MatMulNBits", inputs, ["y"], "/model/layers.0/mlp/up_proj/MatMul_Q4", domain=MS,
+        K=64, N=128, bits=bits, block_size=32,
+    )  # fmt: skip
+    weights = [weight("w", (128, 2, 4 * bits), np.uint8), weight("s", (256,)), weight("z", (128,), np.uint8)]
+    return [node], weights if zero_points else weights[:2]
+
+
+def dequantised(**attributes: Any) -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], "w_dequantise", **attributes),
+        helper.make_node("Transpose", ["d"], ["t"], "w_turn"),
+        helper.make_node("MatMul", ["x", "t"], ["y"], "/model/layers.0/mlp/up_proj/MatMul"),
+    ]
+    return nodes, [weight("w", (128, 64), np.int8), weight("s", (128, 2) if attributes else ())]
+
+
+def integer_matmul() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "qs", "qz"], "x_q"),
+        helper.make_node("MatMulInteger", ["q", "w", "qz", "z"], ["i"], "/model/layers.0/mlp/up_proj/MatMul_quant"),
+        helper.make_node("Cast", ["i"], ["f"], "c", to=FLOAT),
+        helper.make_node("Mul", ["f", "s"], ["y"], "m"),
+    ]
+    return nodes, [weight("w", (64, 128), np.int8), weight("z", (), np.int8), weight("s", ())]
+
+
+def cast_to_float() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    nodes = [
+        helper.make_node("Cast", ["w"], ["c"], "w_cast", to=FLOAT),
+        helper.make_node("MatMul", ["x", "c"], ["y"], "/model/layers.0/mlp/up_proj/MatMul"),
+    ]
+    return nodes, [weight("w", (64, 128), np.float16)]
+
+
+def bitsandbytes() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    node = helper.make_node(
+        "MatMulBnb4", ["x", "w", "s"], ["y"], "/model/layers.0/mlp/up_proj/MatMul_Bnb4", domain=MS,
+        K=64, N=128, block_size=64, quant_type=1,
+    )  # fmt: skip
+    return [node], [weight("w", (4096,), np.uint8), weight("s", (128,))]
+
+
+def unknown_operator() -> tuple[list[onnx.NodeProto], list[onnx.TensorProto]]:
+    node = helper.make_node("Secret", ["x", "w"], ["y"], "/model/layers.0/mlp/up_proj/Secret", domain="of.nobody")
+    return [node], [weight("w", (64, 128), np.uint8)]
+
+
+@pytest.mark.parametrize(
+    ("make", "how"),
+    [
+        (lambda: matmul_nbits(4), "int4, MatMulNBits, blocks of 32, zero points"),
+        (lambda: matmul_nbits(8, zero_points=False), "int8, MatMulNBits, blocks of 32"),
+        (lambda: dequantised(block_size=32, axis=1), "int8, DequantizeLinear, blocks of 32"),
+        (dequantised, "int8, DequantizeLinear"),
+        (integer_matmul, "int8, MatMulInteger, zero points"),
+        (cast_to_float, "float16, computed in float32"),
+        (bitsandbytes, "nf4, MatMulBnb4, blocks of 64"),
+        (unknown_operator, "uint8, Secret"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("external", [False, True], ids=["inside", "external"])
+def test_weights_of_other_exporters_are_told_by_module(tmp_path, make, how, external):
+    nodes, weights = make()
+    path = save(model(nodes, weights, ("", MS, "of.nobody")), tmp_path / "model.onnx", external=external)
+    found = partita.inspect(path)
+    (row,) = [module for module in found.modules if module.module]
+    assert (row.module, how_kept(row), row.parameters) == ("model.layers.0.mlp.up_proj", how, 64 * 128)
+    stored = sum(onnx.numpy_helper.to_array(tensor).nbytes for tensor in make()[1])
+    assert found.weights.size_bytes == stored
+    assert found.contract is None and found.kind == "onnx file" and found.findings == ()
+
+
+def test_a_tied_weight_counts_once_and_names_the_other_module(tmp_path):
+    nodes = [
+        helper.make_node("Gather", ["w", "ids"], ["e"], "/model/embed_tokens/Gather"),
+        helper.make_node("Transpose", ["w"], ["t"], "turned"),
+        helper.make_node("MatMul", ["e", "t"], ["y"], "/lm_head/MatMul"),
+    ]
+    path = save(model(nodes, [weight("w", (128, 64)), weight("ids", (2,), np.int64)]), tmp_path / "model.onnx")
+    (row,) = partita.inspect(path).modules
+    assert (row.module, row.shared_with, row.parameters) == ("model.embed_tokens", ("lm_head",), 128 * 64)
+
+
+def test_nodes_and_weights_in_bodies_are_counted(tmp_path):
+    def body(name: str) -> onnx.GraphProto:
+        node = helper.make_node("MatMul", ["x", "w"], [f"{name}_out"], "/model/layers.0/mlp/MatMul")
+        out = helper.make_tensor_value_info(f"{name}_out", FLOAT, None)
+        return helper.make_graph([node], name, [], [out], [weight("w", (64, 64))])
+
+    nodes = [
+        helper.make_node("Constant", [], ["c"], "c", value=weight("c", (1,), np.bool_)),
+        helper.make_node("If", ["c"], ["y"], "optimum::if", then_branch=body("then"), else_branch=body("else")),
+    ]
+    found = partita.inspect(save(model(nodes, []), tmp_path / "decoder_model_merged.onnx"))
+    (graph,) = found.graphs
+    assert (graph.nodes, graph.inner_nodes) == (2, 2)
+    assert {entry.operator: entry.nodes for entry in graph.operators} == {"MatMul": 2, "If": 1, "Constant": 1}
+    assert sum(kind.tensors for kind in found.weights.kinds if kind.dtype == "float32") == 2
+    assert found.weights.size_bytes == 2 * 64 * 64 * 4 + 1
+
+
+def test_a_large_file_is_read_without_its_values(tmp_path):
+    nodes, weights = cast_to_float()
+    weights[0] = weight("w", (64, 1 << 16), np.float16)
+    path = save(model(nodes, [*weights, weight("small", (3,))]), tmp_path / "model.onnx")
+    proto, whole = read_light(path), onnx.load(path)
+    assert proto.ByteSize() < 4096 < whole.ByteSize()
+    whole.graph.initializer[0].ClearField("raw_data")
+    assert proto == whole
+
+
+def test_no_damage_is_more_than_an_error(tmp_path):
+    nodes, weights = dequantised()
+    whole = save(model(nodes, weights), tmp_path / "model.onnx").read_bytes()
+    path, chance = tmp_path / "damaged.onnx", random.Random(0)
+    for end in range(0, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError):
+            read_light(path)
+    for _ in range(300):
+        broken = bytearray(whole)
+        for _ in range(chance.randint(1, 4)):
+            broken[chance.randrange(min(len(whole), 2000))] = chance.randrange(256)
+        path.write_bytes(broken)
+        try:
+            read(path)
+        except PackageError as error:
+            assert str(path) in str(error)
+
+
+def damage_manifest(folder: Path) -> str:
+    (folder / MANIFEST).write_text("{", encoding="utf-8")
+    return "manifest.json: damaged"
+
+
+def remove_graph(folder: Path) -> str:
+    (folder / "model.onnx").unlink()
+    return "model.onnx: missing"
+
+
+def cut_graph(folder: Path) -> str:
+    data = (folder / "model.onnx").read_bytes()
+    (folder / "model.onnx").write_bytes(data[: len(data) // 2])
+    return "model.onnx: not a readable ONNX file (it is cut off)"
+
+
+def remove_weights(folder: Path) -> str:
+    (folder / "model.onnx.data").unlink()
+    return "weights file 'model.onnx.data' is missing"
+
+
+def cut_weights(folder: Path) -> str:
+    data = (folder / "model.onnx.data").read_bytes()
+    (folder / "model.onnx.data").write_bytes(data[:-1000])
+    return "it is cut off"
+
+
+def remove_answer(folder: Path) -> str:
+    (folder / "known_answer.safetensors").unlink()
+    return "known_answer.safetensors: missing"
+
+
+def leave_the_folder(folder: Path) -> str:
+    proto = onnx.load(folder / "model.onnx", load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../secret"
+    (folder / "model.onnx").write_bytes(proto.SerializeToString())
+    return "../secret"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_manifest, remove_graph, cut_graph, remove_weights, cut_weights, remove_answer, leave_the_folder],
+    ids=lambda damage: damage.__name__,
+)
+def test_what_is_wrong_is_a_finding_and_the_rest_is_shown(package, own_copy, damage: Callable[[Path], str]):
+    folder = own_copy(package)
+    expected = damage(folder)
+    found = partita.inspect(folder)
+    assert any(expected in finding.what for finding in found.findings), found.findings
+    assert found.kind == "package"
+    assert found.tokenizer.model == "BPE" and found.model.model_type == "llama"
+    if damage in (damage_manifest, remove_weights, cut_weights, remove_answer):
+        assert found.graphs and found.weights.kinds
+
+
+def test_what_is_no_package_is_refused_by_what_it_is(tiny_checkpoint, tmp_path):
+    with pytest.raises(PackageError, match="a checkpoint, not a package"):
+        partita.inspect(tiny_checkpoint("llama"))
+    with pytest.raises(PackageError, match="no such folder"):
+        partita.inspect(tmp_path / "absent")
+    (tmp_path / "run.json").write_text('{"schema": "partita.report/1"}', encoding="utf-8")
+    with pytest.raises(PackageError, match="the report of a run"):
+        partita.inspect(tmp_path / "run.json")
+    (tmp_path / "text.onnx").write_text("no graph", encoding="utf-8")
+    with pytest.raises(PackageError, match=r"text\.onnx: not a readable ONNX file"):
+        partita.inspect(tmp_path / "text.onnx")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(PackageError, match="it has no manifest"):
+        partita.inspect(tmp_path / "empty")
+
+
+def test_a_folder_of_onnx_files_needs_no_manifest(tmp_path):
+    nodes, weights = matmul_nbits(4)
+    save(model(nodes, weights, ("", MS)), tmp_path / "onnx" / "model_q4.onnx", external=True)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    found = partita.inspect(tmp_path)
+    assert (found.kind, found.model.model_type) == ("onnx folder", "llama")
+    assert [graph.file for graph in found.graphs] == ["onnx/model_q4.onnx"]
+    assert {file.name for file in found.files} == {"config.json", "onnx/model_q4.onnx", "onnx/model_q4.onnx.data"}
+    assert found.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "licence"),
+    [
+        ("README.md", "---\nlicense: apache-2.0\ntags: [a]\n---\n# Model\n", "apache-2.0"),
+        ("README.md", "---\r\nlicense: other\r\nlicense_name: llama3\r\nlicense_link: LICENSE\r\n---\r\n", "llama3"),
+        ("README.md", "# Model\nlicense: mit\n", None),
+        ("LICENSE", "\n   Apache License\n   Version 2.0\n", "Apache License"),
+        ("notes.txt", "license: mit", None),
+    ],
+)
+def test_a_licence_is_what_a_card_or_a_text_says_and_no_guess(tmp_path, name, text, licence):
+    (tmp_path / name).write_bytes(text.encode())
+    found = licence_of(tmp_path)
+    assert found.name == licence
+    assert found.source == name or (licence is None and "no licence" in found.source)
+
+
+def test_neither_onnxruntime_nor_torch_is_loaded(package, tmp_path):
+    code = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from partita.cli import run; "
+        f"code = run(['inspect', {str(package)!r}, '--json', '--out', {str(tmp_path / 'out.json')!r}]); "
+        "print(code, [name for name in ('torch', 'onnxruntime', 'transformers') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0 []", done.stderr

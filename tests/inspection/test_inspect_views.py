@@ -1,0 +1,94 @@
+"""`partita inspect`: what people and programs read of a package, and of the difference of two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import partita
+from partita.cli import run
+from partita.inspection.diff.records import InspectionDiff
+from partita.inspection.records import Inspection
+from partita.partition_reports.render.view import load_view, view_names
+from tests.conftest import REPOSITORY, Exported, TinyCheckpoint
+
+VIEWS, DIFF_VIEWS = "partita.inspection.views", "partita.inspection.diff.views"
+
+
+@pytest.fixture(scope="module")
+def packages(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> tuple[Path, Path]:
+    checkpoint = tiny_checkpoint("llama")
+    return exported(checkpoint), exported(checkpoint, precision="int4")
+
+
+@pytest.fixture(scope="module")
+def found(packages: tuple[Path, Path]) -> Inspection:
+    return partita.inspect(packages[1])
+
+
+@pytest.fixture(scope="module")
+def difference(packages: tuple[Path, Path]) -> InspectionDiff:
+    return partita.inspect(packages[0], against=packages[1])
+
+
+@pytest.mark.parametrize("view", view_names(VIEWS))
+def test_every_view_says_what_a_package_holds(found, view):
+    text = load_view(view, VIEWS).to_text(found)
+    told = (
+        "LlamaForCausalLM",
+        "MatMulNBits",
+        "GroupQueryAttention",
+        "int4",
+        "model.onnx.data",
+        "torch",
+        "BPE",
+        "tokens",
+    )
+    for word in told:
+        assert word in text, (view, word)
+
+
+def test_modules_that_are_alike_share_a_line(found):
+    text = load_view("text", VIEWS).to_text(found)
+    layers = len({module.module for module in found.modules if module.module.endswith("mlp.down_proj")})
+    assert layers > 1
+    assert sum("mlp.down_proj" in line for line in text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("view", view_names(DIFF_VIEWS))
+def test_every_view_of_a_difference_says_what_is_another(difference, view):
+    text = load_view(view, DIFF_VIEWS).to_text(difference)
+    for word in ("precision", "fp32", "int4", "MatMulNBits", "down_proj"):
+        assert word in text, (view, word)
+
+
+def test_a_difference_has_both_values_and_nothing_that_is_alike(difference):
+    named = {(each.subject, each.name): (each.before, each.after) for each in difference.differences}
+    assert named["model", "precision"] == ("fp32", "int4")
+    assert named["operators", "com.microsoft:MatMulNBits"][0] is None
+    assert ("model", "architecture") not in named and difference.same > 20
+    assert all(before != after for before, after in named.values())
+
+
+def test_a_package_is_like_itself(packages):
+    alike = partita.inspect(packages[0], against=packages[0])
+    assert alike.headline == "Both hold the same" and alike.differences == ()
+
+
+def test_the_verb_prints_records_that_obey_their_schemas(packages, capsys):
+    for words, schema in (([], "inspect"), (["--against", str(packages[1])], "inspect-diff")):
+        assert run(["inspect", str(packages[0]), *words, "--json"]) == 0, capsys.readouterr().err
+        told = json.loads(capsys.readouterr().out)
+        jsonschema.validate(told, json.loads((REPOSITORY / "docs" / f"{schema}.schema.json").read_text("utf-8")))
+
+
+def test_a_finding_stands_at_the_top_with_its_remedy(packages, own_copy, capsys):
+    folder = own_copy(packages[0])
+    (folder / "manifest.json").write_text("{", encoding="utf-8")
+    assert run(["inspect", str(folder)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "damaged, it is not JSON" in told.split("Graph model.onnx")[0]
+    assert "partita export" in told.split("Graph model.onnx")[0]
