@@ -10,10 +10,10 @@ import json
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -35,6 +35,13 @@ SHOWN_CHARACTERS = 120
 """Of a name from a file, in a message."""
 
 
+class Decoder(Protocol):
+    """How the numbers of a weight are computed from the tensors that a quantised checkpoint stores in its place."""
+
+    def values(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
+        """The numbers in `region`, start and stop on every axis, float32. Raises CheckpointError."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of the checkpoint: which file holds it, its shape, its dtype (ONNX spelling, or the file's own if not
@@ -46,6 +53,10 @@ class TensorInfo:
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int = 0
+    decoder: Decoder | None = field(default=None, compare=False, repr=False)
+    """None: the file holds its numbers as they are. Of a quantised weight `name` is that which a checkpoint of floats
+    would give it, `dtype` the type of its scales.
+    """
 
 
 def first_line(error: BaseException) -> str:
@@ -232,6 +243,8 @@ class OpenFiles:
 
     def read(self, info: TensorInfo, region: tuple[tuple[int, int], ...]) -> torch.Tensor:
         """The elements of a tensor in `region`, start and stop on every axis. Raises CheckpointError."""
+        if info.decoder is not None:
+            return info.decoder.values(region, self)
         path = self.folder / info.file
         index: Any = tuple(slice(start, stop) for start, stop in region) or ...
         if info.file.endswith(".bin"):

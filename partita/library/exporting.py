@@ -64,7 +64,7 @@ def export(
     checkpoint: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    precision: str = "fp32",
+    precision: str = "auto",
     max_length: int | None = None,
     batch_size: int = 1,
     attention: str = "auto",
@@ -89,6 +89,7 @@ def export(
     cache_precision: str | None = None,
     without_pass: Sequence[str] = (),
     prefill_precision: str | None = None,
+    requantise: bool = False,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -125,6 +126,7 @@ def export(
             cache_precision=cache_precision,
             without_pass=tuple(without_pass),
             prefill_precision=prefill_precision,
+            requantise=requantise,
         )
         if target_options and target is None:
             raise UsageError(
@@ -177,6 +179,7 @@ def run_export(
         target=target,
         takes=taken_by_cpu,
         progress=shown,
+        quality_text=heldout_path(),
     )
 
 

@@ -45,7 +45,7 @@ def keep_narrow(
                 continue
             assert isinstance(part.source, Plain)
             modules = tuple(dict.fromkeys(name for node in nodes for name in modules_of(node, part.source)))
-            kind = plan.stored(modules)
+            kind = plan.kept_type(modules)
             if kind is not None:
                 outcome.narrowed[part.source.key] = Narrowed(part.source.tensors, modules, kind)
                 with over(nodes[0]):
