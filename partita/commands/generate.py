@@ -11,6 +11,7 @@ from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
 from partita.library.chain import Target, read_by, read_chain_options
 from partita.package import Manifest, read_manifest
+from partita.runtime.adapter_names import check_adapter
 
 
 def run(options: GenerateOptions) -> int:
@@ -20,6 +21,7 @@ def run(options: GenerateOptions) -> int:
     check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
     manifest = read_manifest(options.package)
+    check_adapter(options.package, manifest, options.adapter)
     sampling, notes = resolved(options.sampling, options.package)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)

@@ -21,7 +21,14 @@ from partita.export.options import CACHE_LOWERING, ExportOptions, check_options,
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import MissedRatioError, OpenScorer
-from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
+from partita.export.running import (
+    NotRunningError,
+    Replay,
+    Runtime,
+    TargetParityError,
+    WriteAdapter,
+    nothing_runs,
+)
 from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
@@ -41,6 +48,7 @@ def export(
     scorer: OpenScorer | None = None,
     target: Target | None = None,
     takes: TakesEach | None = None,
+    write_adapter: WriteAdapter | None = None,
     progress: Progress | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
@@ -57,12 +65,12 @@ def export(
         options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:
         try:
-            place = cleanup.enter_context(reserve(options.out, options.checkpoint, force=options.force))
+            place = cleanup.enter_context(reserve(options.out, options.reads, force=options.force))
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
-            summary = _run(work, Runtime(replay, smoke, reader, scorer), target)
+            summary = _run(work, Runtime(replay, smoke, reader, scorer, write_adapter), target)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -81,6 +89,9 @@ def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
             f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
             f"{spelled('precision')}, or leave {spelled('exporter', chosen.name)} out"
         )
+    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
+        said = spelled("with_adapters" if options.adapter is None else "adapter")
+        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
     with stage(work.progress, "read checkpoint", work.seconds):
         checkpoint = open_checkpoint(options.checkpoint)
         max_length(options, checkpoint)
