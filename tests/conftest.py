@@ -278,7 +278,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         require("torch")
         from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
-        from partita.library.exporting import replay, scorer
+        from partita.library.exporting import replay, scorer, write_adapter
         from partita.library.target import taken_by_cpu
 
         options = {"max_length": 64, **options}
@@ -287,7 +287,13 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         key = json.dumps([str(checkpoint), options], sort_keys=True, default=str)
         if key not in made:
             out = tmp_path_factory.mktemp("package-") / "package"
-            export(ExportOptions(str(checkpoint), out, **options), replay=replay, scorer=scorer, takes=taken_by_cpu)
+            export(
+                ExportOptions(str(checkpoint), out, **options),
+                replay=replay,
+                scorer=scorer,
+                takes=taken_by_cpu,
+                write_adapter=write_adapter,
+            )
             made[key] = out
         return made[key]
 

@@ -182,7 +182,7 @@ def run_export(
         scorer=scorer,
         target=target,
         takes=taken_by_cpu,
-        write_adapter=_write_adapter,
+        write_adapter=write_adapter,
         progress=shown,
     )
 
@@ -245,11 +245,11 @@ def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
 
 
-def _write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
+def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
     """Write an adapter file of ONNX Runtime."""
-    from partita.runtime.ort.adapters import write_adapter
+    from partita.runtime.ort import adapters
 
-    write_adapter(path, values)
+    adapters.write_adapter(path, values)
 
 
 def _reader() -> Reader:
