@@ -65,14 +65,14 @@ def merged(checkpoint: Checkpoint, model: torch.nn.Module, adapter: Adapter) -> 
     """
     assert isinstance(model, PreTrainedModel)
     work = _Merging(checkpoint, model, adapter)
-    for name, matrices in adapter.modules.items():
-        _merge_module(work, name, matrices)
     for name, value in adapter.whole.items():
         site = _site(work, name)
         if site is not None and site.base.shape != value.shape:
             work.misfits.append(f"{name} is {list(value.shape)}, the model's is {list(site.base.shape)}")
         elif site is not None:
             _place(work, name, site, Replaced(site.base, value))
+    for name, matrices in adapter.modules.items():  # afterwards: peft may save what a head or embedding adds to as well
+        _merge_module(work, name, matrices)
     _refuse(work)
     tensors = {**checkpoint.tensors, **work.made}
     return replace(checkpoint, tensors=tensors), [*_base_note(checkpoint, adapter), *work.notes]
@@ -153,14 +153,15 @@ def _site(work: _Merging, name: str) -> Site | None:
     if origin is not None:
         module = work.model.get_submodule(name.rpartition(".")[0])
         own = name in work.sources.found
+        place = origin.info.name if own else name
         return Site(
-            origin.info,
-            origin.info.name if own else name,
+            work.made.get(place, origin.info),
+            place,
             turned=isinstance(module, Conv1D) and len(origin.shape) == 2,
             embedding=isinstance(module, torch.nn.Embedding),
         )
     if name in work.checkpoint.tensors and name not in work.sources.unmatched:
-        return Site(work.checkpoint.tensors[name], name)
+        return Site(work.made.get(name, work.checkpoint.tensors[name]), name)
     work.unknown.append(name)
     return None
 
@@ -183,8 +184,9 @@ def _place(work: _Merging, name: str, site: Site, decoder: Decoder) -> None:
             f"{', '.join(sorted(partners))}; that is not supported; {INSTEAD}"
         )
     for partner in partners:
-        if partner not in work.sources.found and site.name == site.base.name:
-            same = TensorInfo(partner, site.base.file, site.base.shape, site.base.dtype, 0, Same(site.base))
+        if partner not in work.sources.found and name in work.sources.found:
+            stored = work.checkpoint.tensors[site.name]
+            same = TensorInfo(partner, stored.file, stored.shape, stored.dtype, 0, Same(stored))
             work.made.setdefault(partner, same)
     if partners <= {*(f"{module}.weight" for module in work.adapter.modules), *work.adapter.whole}:
         return

@@ -169,6 +169,7 @@ def test_experts_by_their_names_in_the_files(
     )
 
 
+@pytest.mark.filterwarnings("ignore")  # peft and transformers are not ours
 def test_equal_to_peft(tiny_checkpoint: TinyCheckpoint, exported: Exported, tmp_path: Path) -> None:
     """The known answer, with which the package agrees, is what peft computes without merging anything."""
     require("peft")
