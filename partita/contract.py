@@ -74,6 +74,15 @@ class State(Record):
     """
 
 
+class AdapterInput(Record):
+    """An input that has a default by which nothing is added: a run gives it what an adapter has for it, or nothing."""
+
+    name: str
+    shape: tuple[Dimension, ...]
+    """[K, r] or [r, N]; r, the rank of the adapter, is symbolic, unless all sizes are fixed."""
+    dtype: str
+
+
 class GraphFile(Record):
     """One ONNX file. A package holds one for both phases, or a fully static pair."""
 
@@ -84,6 +93,7 @@ class GraphFile(Record):
     nodes: int
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    adapter_inputs: tuple[AdapterInput, ...] = ()
 
 
 class Contract(Record):

@@ -101,6 +101,31 @@ class Source(Record):
     """Null: the weights of the checkpoint are floats."""
 
 
+class AdapterRecord(Record):
+    """An adapter of PEFT: merged into the weights of the package, or beside them, to be switched on by a run."""
+
+    name: str
+    """What runs call it; that of its folder where it is merged."""
+    merged: bool
+    kind: Literal["lora", "dora"]
+    ranks: tuple[int, ...]
+    modules: int
+    """Modules of which it changes the weight."""
+    whole: tuple[str, ...] = ()
+    """Parameters that it replaces."""
+    base_model: str = ""
+    """The model that it was trained on, as it says itself."""
+    source: tuple[FileRecord, ...]
+    """The files that it was read from, by name in their folder."""
+    file: str | None = None
+    """The file of the package, in ONNX Runtime's adapter format, that has the inputs it is switched on by; null where
+    it is merged.
+    """
+    known_answer: str | None = None
+    """The file with what the original model computes with this adapter; null where it is merged, or not verified."""
+    verification: Verification | None = None
+
+
 class Graph(Contract):
     """What all graphs of the package have in common: what running needs, and how they were made."""
 
@@ -137,6 +162,7 @@ class Manifest(Record):
     """Null where no weights are packed."""
     prefill: PrefillChoice | None = None
     """Null where no graph for prompts alone was asked for."""
+    adapters: tuple[AdapterRecord, ...] = ()
     narrow: NarrowWeights | None = None
     """Null where weights have the type that the graph computes in, or are packed."""
     rounded_cache: RoundedCache | None = None
@@ -147,6 +173,11 @@ class Manifest(Record):
     """Of a folder that Partita did not write: its manifest is inferred, and is nowhere on disk. Null in a package."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @property
+    def switchable(self) -> tuple[AdapterRecord, ...]:
+        """Adapters that a run can switch on."""
+        return tuple(record for record in self.adapters if not record.merged)
 
     @property
     def rounds(self) -> bool:
@@ -167,6 +198,16 @@ class Manifest(Record):
     def file(self, name: str) -> FileRecord | None:
         """The record of the file called `name`, if the package has one."""
         return next((f for f in self.files if f.name == name), None)
+
+
+def adapter_file(name: str) -> str:
+    """The file of an adapter beside the weights, in ONNX Runtime's adapter format."""
+    return f"adapter-{name}.onnx_adapter"
+
+
+def answer_file(name: str) -> str:
+    """The known answer with an adapter."""
+    return f"known_answer-{name}.safetensors"
 
 
 def sha256_of(path: Path) -> str:

@@ -14,7 +14,7 @@ class StepError(Record):
     """How far one step of the known answer was off."""
 
     step: str
-    """prefill, chunked prefill, or decode 1 .. n."""
+    """prefill, chunked prefill, or decode 1 .. n; behind the name of an adapter and a colon with that one."""
     output: str
     max_abs_error: float
     max_rel_error: float

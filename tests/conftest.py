@@ -278,7 +278,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         require("torch")
         from partita.demo import heldout_path
         from partita.export.pipeline import ExportOptions, export
-        from partita.library.exporting import replay, scorer
+        from partita.library.exporting import replay, scorer, write_adapter
         from partita.library.target import taken_by_cpu
 
         options = {"max_length": 64, **options}
@@ -286,7 +286,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         if key not in made:
             out = tmp_path_factory.mktemp("package-") / "package"
             asked = ExportOptions(str(checkpoint), out, **options)
-            export(asked, replay=replay, scorer=scorer, takes=taken_by_cpu, quality_text=heldout_path())
+            export(
+                asked,
+                replay=replay,
+                scorer=scorer,
+                takes=taken_by_cpu,
+                write_adapter=write_adapter,
+                quality_text=heldout_path(),
+            )
             made[key] = out
         return made[key]
 

@@ -51,6 +51,14 @@ def read_pair(text: str) -> str:
     return text
 
 
+def split_pair(text: str) -> tuple[str, str, str]:
+    """NAME=FILE at its first =. Raises BadParameter without one."""
+    name, equals, file = text.partition("=")
+    if not (name and equals):
+        raise typer.BadParameter(f"{text[:80]!r} is not NAME=FOLDER", param_hint="--with-adapters")
+    return name, equals, file
+
+
 def read_pairs(text: str | None) -> tuple[tuple[str, str], ...]:
     """NAME=VALUE,NAME=VALUE as pairs; none of nothing. Raises BadParameter for what is no pair."""
     pairs = []

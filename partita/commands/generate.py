@@ -12,6 +12,7 @@ from partita.commands.supervise import supervised
 from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
 from partita.package import Manifest
+from partita.runtime.adapter_names import check_adapter
 
 
 def run(options: GenerateOptions) -> int:
@@ -21,6 +22,7 @@ def run(options: GenerateOptions) -> int:
     check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
     manifest = open_folder(options.package, options.choice)
+    check_adapter(options.package, manifest, options.adapter)
     sampling, notes = resolved(options.sampling, options.package)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)

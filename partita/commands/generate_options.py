@@ -38,6 +38,8 @@ class GenerateOptions:
     """None for the default."""
     report: Path | None
     as_json: bool
+    adapter: str | None = None
+    """Name of an adapter of the package."""
     limits: Limits = Limits()
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""

@@ -79,6 +79,7 @@ def run_generation(
             stop=options.stop,
             stop_ids=stop_token_ids(options.package),
             prefill_chunk=options.prefill_chunk,
+            adapter=options.adapter,
         )
         notes = generation.notes
         _say_notes(options, engine, ids, notes)

@@ -81,7 +81,7 @@ class Checkpoint:
     def dtype(self) -> str:
         """dtype of most weights, by element count."""
         counts: dict[str, int] = {}
-        for info in self.tensors.values():
+        for info in (stored for each in self.tensors.values() for stored in each.stored()):
             counts[info.dtype] = counts.get(info.dtype, 0) + _elements(info.shape)
         return max(counts, key=lambda name: counts[name])
 

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from partita.errors import UnsupportedModelError
 from partita.export import known_answer, weights
+from partita.export.adapters.branches import Branch, Switched, add_branches, add_to
 from partita.export.attention import Lowering, lowering
 from partita.export.checkpoint import Checkpoint
 from partita.export.fake_model import FakeModel
@@ -39,11 +40,22 @@ from partita.export.tracing import FixedLengthError, Traced, trace, without_unre
 from partita.export.ways import Way
 from partita.export.weight_sources import Plain
 from partita.export.work import Work, tell
+from partita.package import AdapterRecord
 from partita.package_records import Calibration, PrefillChoice
 from partita.spelling import spelled
 
 Phase = tuple[str, Literal["any", "prefill", "decode"], int | None]
 """File name, phase and fixed S of a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The adapters of a package."""
+
+    merged: tuple[AdapterRecord, ...] = ()
+    """Those in its weights."""
+    switched: tuple[Switched, ...] = ()
+    """Those beside them."""
 
 
 @dataclass(slots=True)
@@ -65,6 +77,8 @@ class Graphs:
     """The same of the weights that a graph for prompts has for itself."""
     prefill: PrefillChoice | None = None
     """Whether there is such a graph, where one was asked for."""
+    branches: dict[str, Branch] = field(default_factory=dict)
+    """Paths for adapters beside products, by the name of their first input."""
     unpacked: list[tuple[ir.Model, PassContext]] = field(default_factory=list)
     """Copies from before that, where it may be done again with other widths."""
 
@@ -87,9 +101,10 @@ class Draft:
     """A graph for prompts that computes otherwise; None where none was asked for."""
     narrow: Narrow | None = None
     """How weights are kept in 16 bits that are computed with in float32; None when none are."""
+    adapters: Adapters = field(default_factory=Adapters)
     known: dict[Way, Graphs] = field(default_factory=dict)
-    answers: dict[tuple[int, frozenset[object]], known_answer.KnownAnswer] = field(default_factory=dict)
-    """By the length of the prompt, and the weights that are packed."""
+    answers: dict[tuple[int, frozenset[object], str], known_answer.KnownAnswer] = field(default_factory=dict)
+    """By the length of the prompt, the weights that are packed, and the adapter."""
 
     def graphs(self, way: Way) -> Graphs:
         """The graphs written in one way; made once. Raises UnsupportedModelError when the model does not fit it."""
@@ -102,8 +117,10 @@ class Draft:
         """Asks the provider that the package is for about nodes; None when nobody can be asked."""
         return self.work.takes if self.target is None else self.target.takes
 
-    def known_answer(self, graphs: Graphs) -> known_answer.KnownAnswer:
+    def known_answer(self, graphs: Graphs, adapter: Switched | None = None) -> known_answer.KnownAnswer:
         """What the original model computes; run once. Long enough that a graph which takes no padding is run twice.
+
+        With `adapter` it is what the original computes with that one.
 
         Where weights are packed it is given the rounded ones, which have to be written by then; for the prompt those of
         the graph for prompts, where there is one.
@@ -112,13 +129,18 @@ class Draft:
         tokens = max(known_answer.PROMPT_TOKENS, 2 * chunk + 1 if self.fake.probed.recurs else 0)
         placed, prompts = graphs.packing.placed, graphs.prompts.placed
         narrowed = graphs.packing.narrowed
-        key = tokens, frozenset((*placed, *prompts, *narrowed))
+        key = tokens, frozenset((*placed, *prompts, *narrowed)), "" if adapter is None else adapter.name
         if key not in self.answers:
 
             def rounded(model: Any) -> None:
                 sources = match_names(self.fake.module, self.checkpoint.tensors)
                 round_weights(model, placed.values(), sources)
                 round_kept(model, narrowed, sources)
+
+            def adapted(model: Any) -> None:
+                rounded(model)
+                if adapter is not None:
+                    add_to(model, adapter)
 
             def for_prompt(model: Any) -> None:
                 rounded(model)
@@ -129,7 +151,8 @@ class Draft:
                 self.fake.vocab_size,
                 self.max_length,
                 tokens,
-                prepare=(for_prompt if prompts else rounded) if placed or narrowed else None,
+                prepare=for_prompt if prompts else adapted if placed or narrowed or adapter is not None else None,
+                weights=_told_weights(placed or narrowed, prompts, adapter),
                 afterwards=rounded if prompts else None,
             )
         return self.answers[key]
@@ -226,6 +249,14 @@ class Draft:
         return wanted, [trace(self.fake, chosen, each) for each in specs]
 
 
+def _told_weights(placed: object, prompts: object, adapter: Switched | None) -> str:
+    """Whose weights the original model was given, as the end of a sentence."""
+    parts = ["the package's rounded weights"] if placed else []
+    parts += [] if adapter is None else [f"the adapter {adapter.name}"]
+    told = f", with {' and '.join(parts)}" if parts else ""
+    return told + (", which are others after the prompt" if prompts else "")
+
+
 def _takes_any_length(fake: FakeModel, form: Form) -> bool:
     """Whether a graph for any number of tokens is worth a try: not where a recurrence is known to loop over them."""
     recurrent = any(extra.kind == "recurrent" for extra in fake.probed.extras)
@@ -316,6 +347,9 @@ def _rewrite(graphs: Graphs) -> None:
         for name, count in counts.items():
             graphs.passes[name] = graphs.passes.get(name, 0) + count
         graphs.traced[index] = without_unread(replace(item, model=model))
+        if draft.adapters.switched:
+            fixed = item.spec.sequence_length is not None
+            graphs.branches |= add_branches(model, draft.adapters.switched, fixed=fixed)
         name_nodes(model)
         contexts.append(context)
     graphs.packing.gathered = gathered(item.model for item in graphs.traced)

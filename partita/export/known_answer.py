@@ -27,6 +27,7 @@ from partita.export import dequantised
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
+from partita.export.made_weights import put_made
 from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
@@ -134,6 +135,7 @@ def load(checkpoint: Checkpoint) -> Any:
         raise UnsupportedModelError(
             f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}"
         )
+    put_made(model, checkpoint)
     return model
 
 
@@ -171,11 +173,13 @@ def compute(
     *,
     prepare: Callable[[Any], object] | None = None,
     afterwards: Callable[[Any], object] | None = None,
+    weights: str = "",
 ) -> KnownAnswer:
     """Run the original model on a fixed prompt and `DECODE_STEPS` greedy steps (fewer when `max_length` has no room).
 
     `tokens`: how long the prompt is to be, where the cache has room for it. `prepare` is given the loaded model, to put
-    rounded weights into it; `afterwards`, once it has read the prompt, to put others into it.
+    rounded weights into it; `afterwards`, once it has read the prompt, to put others into it; `weights` says which,
+    as the end of a sentence.
     Raises UnsupportedModelError when transformers cannot load or run the checkpoint.
     """
     steps = min(DECODE_STEPS, max(1, max_length // 4))
@@ -196,8 +200,7 @@ def compute(
         prefill_logits=np.ascontiguousarray(logits[:count]),
         decode_logits=np.ascontiguousarray(logits[count:]),
         reference=f"transformers {transformers.__version__}, torch {torch.__version__}: eager attention, float32"
-        + (", with the package's rounded weights" if prepare is not None else "")
-        + ("" if afterwards is None else ", which are others after the prompt"),
+        + weights,
     )
 
 
@@ -223,8 +226,8 @@ def _changed_between(
     return sequence, torch.cat(logits).float().numpy()
 
 
-def save(answer: KnownAnswer, folder: Path) -> None:
-    """Write known_answer.safetensors."""
+def save(answer: KnownAnswer, folder: Path, name: str = KNOWN_ANSWER) -> None:
+    """Write known_answer.safetensors, or the file called `name`."""
     tensors: dict[str, npt.NDArray[Any]] = {
         "prompt": answer.prompt,
         "tokens": answer.tokens,
@@ -233,7 +236,7 @@ def save(answer: KnownAnswer, folder: Path) -> None:
     }
     # Not with save_file: it makes files that only their owner can read, and hides a full disk behind its own exception.
     content = serialised(tensors, metadata={"schema": SCHEMA, "reference": answer.reference})
-    (folder / KNOWN_ANSWER).write_bytes(content)
+    (folder / name).write_bytes(content)
 
 
 def _prompt(checkpoint: Checkpoint, vocab_size: int, length: int) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +30,8 @@ CACHE_LOWERING = "gqa"
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
 MOST_RATIO = 10
+ADAPTER_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
+"""It is part of the names of files."""
 AUTO = "auto"
 PREFILL_PRECISIONS = (INTEGERS, AUTO)
 """Of a graph for prompts alone: of rounded activations, or what is faster as measured."""
@@ -79,6 +82,10 @@ class ExportOptions:
 
     cache_precision: str | None = None
     """A name of CACHE_PRECISIONS: keys and values are cached as such integers. None: in the type of the activations."""
+    adapter: Path | None = None
+    """Folder of a PEFT adapter that is merged into the weights."""
+    with_adapters: tuple[tuple[str, Path], ...] = ()
+    """Names of adapters that a run can switch on, and their folders."""
     prefill_precision: str | None = None
     """A second graph is written for prompts: one of PREFILL_PRECISIONS. None: one graph reads them and goes on."""
     requantise: bool = False
@@ -88,6 +95,12 @@ class ExportOptions:
     def named(self) -> str:
         """The name of the precision; before a checkpoint has settled `auto`, that of one of floats."""
         return EXACT.name if self.precision == AUTO else self.precision
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Folders that are read, as they were given."""
+        adapters = [path for _, path in self.with_adapters]
+        return (self.checkpoint, *(str(path) for path in (self.adapter, *adapters) if path is not None))
 
     @property
     def computing(self) -> Precision:
@@ -130,6 +143,7 @@ def check_options(options: ExportOptions) -> None:
         raise UsageError(
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
         )
+    _check_adapters(options)
     _check_cache(options)
     _check_packing(options)
     check_left_out(options.without_pass)
@@ -142,6 +156,24 @@ def check_options(options: ExportOptions) -> None:
             )
     if options.opset is not None and not OLDEST_OPSET <= options.opset <= MAX_OPSET:
         raise UsageError(f"{spelled('opset', options.opset)}: must be between {OLDEST_OPSET} and {MAX_OPSET}")
+
+
+def _check_adapters(options: ExportOptions) -> None:
+    """Check what is said of adapters. Raises UsageError."""
+    said = spelled("with_adapters")
+    if options.adapter is not None and options.with_adapters:
+        raise UsageError(f"{said} keeps adapters apart from weights into which {spelled('adapter')} merges one; choose")
+    if options.with_adapters and options.prefill_precision is not None:
+        raise UsageError(
+            f"{said}: with {spelled('prefill_precision', options.prefill_precision)} prompts have weights of their own; "
+            "leave one of the two out"
+        )
+    names = [name for name, _ in options.with_adapters]
+    for name in names:
+        if not re.fullmatch(ADAPTER_NAME, name):
+            raise UsageError(f"{said}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
+        if names.count(name) > 1:
+            raise UsageError(f"{said}: {name} is given more than once")
 
 
 def _check_cache(options: ExportOptions) -> None:

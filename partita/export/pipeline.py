@@ -22,7 +22,14 @@ from partita.export.options import CACHE_LOWERING, ExportOptions, check_options,
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import MissedRatioError, OpenScorer
-from partita.export.running import NotRunningError, Replay, Runtime, TargetParityError, nothing_runs
+from partita.export.running import (
+    NotRunningError,
+    Replay,
+    Runtime,
+    TargetParityError,
+    WriteAdapter,
+    nothing_runs,
+)
 from partita.export.stored_formats import Quantised
 from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
@@ -43,6 +50,7 @@ def export(
     scorer: OpenScorer | None = None,
     target: Target | None = None,
     takes: TakesEach | None = None,
+    write_adapter: WriteAdapter | None = None,
     progress: Progress | None = None,
     quality_text: Path | None = None,
 ) -> Summary:
@@ -58,12 +66,12 @@ def export(
         options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:
         try:
-            place = cleanup.enter_context(reserve(options.out, options.checkpoint, force=options.force))
+            place = cleanup.enter_context(reserve(options.out, options.reads, force=options.force))
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
-            summary = _run(work, Runtime(replay, smoke, reader, scorer), target, quality_text)
+            summary = _run(work, Runtime(replay, smoke, reader, scorer, write_adapter), target, quality_text)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -101,7 +109,10 @@ def _settled(options: ExportOptions, target: Target | None, quality_text: Path |
 
 
 def _refuse_exporter(options: ExportOptions, chosen: Exporter, quantised: Quantised | None = None) -> None:
-    """Raise UsageError for an exporter that has nothing to do with packed weights where there are some."""
+    """Raise UsageError for an exporter that has nothing to do with packed weights, or adapters, where there are some."""
+    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
+        said = spelled("with_adapters" if options.adapter is None else "adapter")
+        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
     if chosen.packs:
         return
     left_out = f"leave {spelled('exporter', chosen.name)} out"

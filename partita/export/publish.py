@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,18 +71,19 @@ class Reservation:
 
 
 @contextmanager
-def reserve(out: Path, checkpoint: str, *, force: bool) -> Iterator[Reservation]:
-    """Hold `out` for one export; what the export has made and not published is removed at the end.
+def reserve(out: Path, read: Sequence[str], *, force: bool) -> Iterator[Reservation]:
+    """Hold `out` for one export, which reads the folders `read`, the checkpoint first; what it has made and not published
+    is removed at the end.
 
     Raises PackageError when `out` is taken, by a file or by another export that is running, and OSError when its folder
     cannot be made.
     """
-    _check_target(checkpoint, out, force=force)
+    _check_target(read, out, force=force)
     with ExitStack() as cleanup:
         _make_parents(out.parent, cleanup)
         _hold(out, cleanup)
         notes = _recover(out, force=force)
-        _check_target(checkpoint, out, force=force)
+        _check_target(read, out, force=force)
         seen = _snapshot(out) if out.is_dir() else None
         with held():
             folder = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}{PARTIAL}"))
@@ -90,7 +91,7 @@ def reserve(out: Path, checkpoint: str, *, force: bool) -> Iterator[Reservation]
         yield Reservation(out, seen, folder, notes)
 
 
-def _check_target(checkpoint: str, out: Path, *, force: bool) -> None:
+def _check_target(read: Sequence[str], out: Path, *, force: bool) -> None:
     """Refuse to replace anything but a package, and never the checkpoint, or a file that it is linked to."""
     if not os.path.lexists(out):
         return
@@ -98,11 +99,13 @@ def _check_target(checkpoint: str, out: Path, *, force: bool) -> None:
         raise PackageError("exists already", where=out, remedy=TAKEN)
     if out.is_symlink() or not out.is_dir():
         raise PackageError(f"{out}: a link or a file, not a package; {spelled('force', True)} replaces packages only")
-    if Path(checkpoint).resolve().is_relative_to(out.resolve()):
-        raise PackageError(f"{out}: contains the checkpoint that is being exported; choose another folder")
-    linked = next((p for p in files_in(Path(checkpoint)) if p.resolve().is_relative_to(out.resolve())), None)
-    if linked is not None:
-        raise PackageError(f"{out}: holds the file that {linked} of the checkpoint links to; choose another folder")
+    for index, given in enumerate(read):
+        what = "adapter" if index else "checkpoint"
+        if Path(given).resolve().is_relative_to(out.resolve()):
+            raise PackageError(f"{out}: contains the {what} that is being exported; choose another folder")
+        linked = next((p for p in files_in(Path(given)) if p.resolve().is_relative_to(out.resolve())), None)
+        if linked is not None:
+            raise PackageError(f"{out}: holds the file that {linked} of the {what} links to; choose another folder")
     strange = _not_ours(out)
     if strange is not None:
         raise PackageError(

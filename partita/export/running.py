@@ -7,10 +7,13 @@ wrongly. Running needs the runtime, which this folder may not import: the caller
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from partita.errors import GenerationError, ParityError, PartitaError, ProviderError, ResourceError
 from partita.export import bf16_twin, known_answer
@@ -25,6 +28,8 @@ from partita.spelling import spelled
 
 Replay = Callable[[Path, Manifest], Verification]
 """Replays the known answer of an unpublished package on the CPU provider: folder, manifest -> result."""
+WriteAdapter = Callable[[Path, Mapping[str, npt.NDArray[Any]]], None]
+"""Writes an adapter file of ONNX Runtime: path, values of graph inputs by name."""
 CPU = "cpu"
 BY_REPLAY = "the known answer was replayed on it"
 TWIN = "its twin in float32 ran"
@@ -42,6 +47,8 @@ class Runtime:
     """None: what only generate reads is not looked at."""
     scorer: OpenScorer | None = None
     """None: no quality is measured."""
+    write_adapter: WriteAdapter | None = None
+    """None: no adapters are written beside the weights."""
 
 
 class NotRunningError(GenerationError):

@@ -28,12 +28,15 @@ def beside(
     """Give `run` a folder in which every graph of the package is what `change` makes of it, and its manifest."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}-twin-") as name:
         twin = Path(name)
-        for shared in (WEIGHTS, KNOWN_ANSWER):
+        switchable = manifest.switchable
+        beside_weights = [name for record in switchable for name in (record.file, record.known_answer) if name]
+        linked = (WEIGHTS, KNOWN_ANSWER, *beside_weights)
+        for shared in linked:
             if (folder / shared).is_file():  # without --verify there is no known answer
                 os.link(folder / shared, twin / shared)
         files = [graph.file for graph in manifest.graph.files]
         for file in files:
             ir.save(change(ir.load(folder / file)), twin / file)
-        kept = tuple(record for record in manifest.files if record.name in (WEIGHTS, KNOWN_ANSWER))
+        kept = tuple(record for record in manifest.files if record.name in linked)
         changed = tuple(record_file(twin, file) for file in files)
         return run(twin, manifest.model_copy(update={"files": (*kept, *changed)}))

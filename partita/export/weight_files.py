@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -36,10 +36,16 @@ SHOWN_CHARACTERS = 120
 
 
 class Decoder(Protocol):
-    """How the numbers of a weight are computed from the tensors that a quantised checkpoint stores in its place."""
+    """How the numbers of a weight are computed that no file holds as they are: from the tensors that a quantised
+    checkpoint stores in its place, or from a weight and an adapter.
+    """
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """The tensors of the checkpoint's files that are read for it."""
 
     def values(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
-        """The numbers in `region`, start and stop on every axis, float32. Raises CheckpointError."""
+        """The numbers in `region`, start and stop on every axis. Raises CheckpointError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,23 @@ class TensorInfo:
     would give it, `dtype` the type of its scales.
     """
 
+    def stored(self) -> tuple[TensorInfo, ...]:
+        """What of the files is read for it: itself, or what it is computed from."""
+        if self.decoder is None:
+            return (self,)
+        return tuple(found for info in self.decoder.tensors for found in info.stored())
+
 
 def first_line(error: BaseException) -> str:
     """What an exception of another library says, in one short line: its first, and the next where that is a heading."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:200]
+
+
+def few(items: Sequence[str], separator: str = ", ") -> str:
+    """The first five, and how many there are."""
+    shown = separator.join(item[: 2 * SHOWN_CHARACTERS] for item in items[:5])
+    return shown + (f" and {len(items) - 5} more ({len(items)} in all)" if len(items) > 5 else "")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -97,7 +115,7 @@ def find_tensors(folder: Path) -> tuple[dict[str, TensorInfo], tuple[str, ...]]:
         if (folder / index).is_file():
             return _read_sharded(folder, index)
         if (folder / single).is_file():
-            return {info.name: info for info in _list_tensors(folder, single)}, (single,)
+            return {info.name: info for info in list_tensors(folder, single)}, (single,)
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     hint = f"; it has {', '.join(others[:3])} but no index" if others else ""
     raise CheckpointError(
@@ -119,7 +137,7 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
             )
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name}: this shard is missing; download the checkpoint again")
-        for info in _list_tensors(folder, name):
+        for info in list_tensors(folder, name):
             if info.name in tensors:
                 raise CheckpointError(
                     f"{folder}: tensor {info.name} is in both {tensors[info.name].file} and {name}, and nothing says "
@@ -134,8 +152,8 @@ def _read_sharded(folder: Path, index: str) -> tuple[dict[str, TensorInfo], tupl
     return tensors, files
 
 
-def _list_tensors(folder: Path, file: str) -> list[TensorInfo]:
-    """Names, shapes and dtypes of one weight file."""
+def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
+    """Names, shapes and dtypes of one weight file. Raises CheckpointError when it is damaged, or no weights alone."""
     path = folder / file
     refuse_pointer(path)
     if file.endswith(".bin"):

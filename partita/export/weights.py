@@ -23,7 +23,7 @@ from partita.export.element_types import CHECKPOINT, COMPUTING, to_ir
 from partita.export.naming import Sources
 from partita.export.origins import Origin, Stored
 from partita.export.progress import Stage
-from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo
+from partita.export.weight_files import SHOWN_CHARACTERS, OpenFiles, TensorInfo, few
 from partita.export.weight_sources import StoredPart, WeightSource, checkpoint_weight, stored
 from partita.observations.text_format import human_bytes, plural
 from partita.package import WEIGHTS
@@ -74,7 +74,7 @@ def attach(model: ir.Model, checkpoint: Checkpoint, sources: Sources, buffers: M
                 value.const_value = ir.tensor(origin.read_all(files).contiguous(), name=name)
     if missing or wrong:
         told = [
-            f"{what} {_few(items, separator)}"
+            f"{what} {few(items, separator)}"
             for what, items, separator in (
                 ("missing from the weight files:", sorted(missing), ", "),
                 ("not what the model expects:", sorted(wrong), "; "),
@@ -108,12 +108,6 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
             if info.dtype not in CHECKPOINT:
                 return f"{info.name} is {info.dtype}, not a float type"
     return None
-
-
-def _few(items: list[str], separator: str = ", ") -> str:
-    """The first five, and how many there are."""
-    shown = separator.join(item[: 2 * SHOWN_CHARACTERS] for item in items[:5])
-    return shown + (f" and {len(items) - 5} more ({len(items)} in all)" if len(items) > 5 else "")
 
 
 def unused_tensors(models: Iterable[ir.Model], checkpoint: Checkpoint, sources: Sources) -> list[str]:

@@ -42,6 +42,8 @@ from partita.package import (
     Manifest,
     Source,
     TokenizerKind,
+    adapter_file,
+    answer_file,
     record_file,
     sha256_of,
     write_manifest,
@@ -89,6 +91,9 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
         source = _source(checkpoint, options, exported)
+        for each in exported.switched:
+            assert runtime.write_adapter is not None
+            runtime.write_adapter(work.folder / adapter_file(each.record.name), each.parameters())
         tokenizer = probe_tokenizer(work.folder, checkpoint.companions(), work.notes)
         if tokenizer.loads:
             work.notes += chat_notes(runtime.reader, work.folder, tokenizer.kind)
@@ -239,7 +244,25 @@ def _manifest(
         packed=exported.packed,
         prefill=exported.prefill,
         narrow=exported.narrow,
+        adapters=(
+            *exported.adapters,
+            *(e.record.model_copy(update={"file": adapter_file(e.record.name)}) for e in exported.switched),
+        ),
     )
+
+
+def _with_answers(exported: Exported, work: Work, manifest: Manifest) -> Manifest:
+    """The manifest with the known answer that was saved, and one for every adapter beside the weights."""
+    names = [KNOWN_ANSWER]
+    for each in exported.switched:
+        names.append(answer_file(each.record.name))
+        known_answer.save(each.answer(), work.folder, names[-1])
+    adapters = tuple(
+        record if record.merged else record.model_copy(update={"known_answer": answer_file(record.name)})
+        for record in manifest.adapters
+    )
+    files = (*manifest.files, *(record_file(work.folder, name) for name in names))
+    return manifest.model_copy(update={"files": files, "adapters": adapters})
 
 
 def _toolchain() -> dict[str, str]:
@@ -259,7 +282,7 @@ def _verify(exported: Exported, work: Work, manifest: Manifest, replay: Replay) 
     with stage(work.progress, "known answer", work.seconds):
         answer = exported.answer()
         known_answer.save(answer, work.folder)
-        manifest = manifest.model_copy(update={"files": (*manifest.files, record_file(work.folder, KNOWN_ANSWER))})
+        manifest = _with_answers(exported, work, manifest)
     with stage(work.progress, "verify", work.seconds), opened_and_run(CPU, work.folder):
         if work.options.computing.twin is not None:
             result = bf16_twin.replay(work.folder, manifest, replay)

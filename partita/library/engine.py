@@ -46,6 +46,8 @@ class GenerateRequest:
     stop_ids: tuple[int, ...] = ()
     prefill_chunk: int | None = None
     """None: the default."""
+    adapter: str | None = None
+    """Name of an adapter of the package; None: none."""
     one_sampler: bool = True
     """All rows have the same options, and draw from one sequence of random numbers; else each has its own."""
 

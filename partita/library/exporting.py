@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from partita.demo import heldout_path
 from partita.errors import UsageError
@@ -20,6 +20,8 @@ from partita.package_records import SmokeRecord, Verification
 from partita.spelling import spelled
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from partita.export.companions import Reader
     from partita.export.options import ExportOptions
     from partita.export.progress import Progress
@@ -90,6 +92,8 @@ def export(
     without_pass: Sequence[str] = (),
     prefill_precision: str | None = None,
     requantise: bool = False,
+    adapter: str | os.PathLike[str] | None = None,
+    with_adapters: Mapping[str, str | os.PathLike[str]] | None = None,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -127,6 +131,8 @@ def export(
             without_pass=tuple(without_pass),
             prefill_precision=prefill_precision,
             requantise=requantise,
+            adapter=None if adapter is None else Path(adapter),
+            with_adapters=tuple((name, Path(folder)) for name, folder in (with_adapters or {}).items()),
         )
         if target_options and target is None:
             raise UsageError(
@@ -178,6 +184,7 @@ def run_export(
         scorer=scorer,
         target=target,
         takes=taken_by_cpu,
+        write_adapter=write_adapter,
         progress=shown,
         quality_text=heldout_path(),
     )
@@ -239,6 +246,13 @@ def scorer(folder: Path, manifest: Manifest) -> AbstractContextManager[Scorer]:
     from partita.runtime.scoring import open_scorer
 
     return open_scorer(folder, parse_chain("cpu"), manifest=manifest)
+
+
+def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write an adapter file of ONNX Runtime."""
+    from partita.runtime.ort import adapters
+
+    adapters.write_adapter(path, values)
 
 
 def _reader() -> Reader:

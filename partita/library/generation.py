@@ -233,19 +233,21 @@ def begin(
     stop: Sequence[str] = (),
     stop_ids: Collection[int] = (),
     prefill_chunk: int | None = None,
+    adapter: str | None = None,
     one_sampler: bool = True,
     guard: Guard = nullcontext,
 ) -> Generation:
     """Begin a generation: a prompt of token ids for each row of the batch, and completed options for each or for all.
 
     `text`: the tokenizer, None for a generation without text. `stop`: texts to stop at. `guard` is entered around every
-    step. Raises GenerationError for prompts that cannot be taken, UsageError.
+    step. `adapter`: one of the package's, by name. Raises GenerationError for prompts that cannot be taken, UsageError.
     """
     each = samplings if len(samplings) == len(prompts) else [*samplings] * len(prompts)
     request = GenerateRequest(
         tuple(RowRequest(prompt, one) for prompt, one in zip(prompts, each, strict=True)),
         tuple(sorted(stop_ids)),
         prefill_chunk,
+        adapter,
         one_sampler,
     )
     rows = [Row(prompt, text.stream(prompt, stop) if text else None) for prompt in prompts]

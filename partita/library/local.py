@@ -90,6 +90,7 @@ class LocalEngine:
             executor = self.runner.executor
             check_requests(executor, requests, wanted)
             self._end()
+            self.runner.use_adapter(request.adapter)
             self._number += 1
             self._request = request
             self._loop = serve(executor, requests, prefill_chunk=wanted, observers=(self.runner,))
@@ -126,7 +127,7 @@ class LocalEngine:
                 path=self.folder,
                 chain=tuple(resolution.provider.ort_name for resolution in runner.resolutions),
                 chain_source=self.target.source,
-                options={**request.options, **_where_options(self.target)},
+                options={**request.options, **_adapter_option(last), **_where_options(self.target)},
                 threads=self.threads,
                 prompt_tokens=last.longest,
                 max_new_tokens=last.max_new_tokens,
@@ -195,6 +196,11 @@ def verify(
         )
     except (ChainError, NoKernelError) as error:
         raise package_refused(error, audience=audience) from error
+
+
+def _adapter_option(request: GenerateRequest) -> dict[str, str]:
+    """The adapter of a generation, as a report repeats it."""
+    return {} if request.adapter is None else {"adapter": request.adapter}
 
 
 def _where_options(target: Target) -> dict[str, str]:

@@ -30,6 +30,7 @@ from partita.library.sampling import Sampling
 from partita.observations.records import ChainEntry
 from partita.package import Manifest
 from partita.package_records import Verification
+from partita.runtime.adapter_names import check_adapter
 from partita.runtime.evaluation import Evaluation
 from partita.runtime.placeholders import placeholder_note
 from partita.runtime.text import Text, load_text, stop_token_ids
@@ -87,6 +88,11 @@ class Model:
         return self.manifest.graph.vocab_size
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that `generate` can be asked to use."""
+        return tuple(record.name for record in self.manifest.switchable)
+
+    @property
     def load_seconds(self) -> float:
         """Time that opening the sessions took."""
         return self._engine.opened.load_seconds
@@ -119,18 +125,19 @@ class Model:
         stop: str | Sequence[str] = (),
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Generate after a prompt, or after one for each row of the batch: an iterator of steps.
 
         `prompts`: texts or token ids. Greedy unless told otherwise. `sampling`: one set of options for all rows or one
         for each, or "checkpoint" for what the checkpoint suggests; options given by name hold where it says nothing.
         `stop`: texts to stop at. `stop_token_ids`: None for those of the package. `prefill_chunk`: prompt tokens per
-        run. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without the
+        run. `adapter`: the name of an adapter of the package, for all rows. Raises ArgumentError, GenerationError for prompts that the package cannot take, PackageError without the
         tokenizer that a text needs; the iterator raises GenerationError, ProviderError and ResourceError.
         """
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         text, ids = self._encode(prompts)
-        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk)
+        return self._begin(text, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
 
     @public
     def chat(
@@ -148,6 +155,7 @@ class Model:
         stop: str | Sequence[str] = (),
         stop_token_ids: TokenIds | None = None,
         prefill_chunk: int | None = None,
+        adapter: str | None = None,
     ) -> Generation:
         """Generate the assistant's next message: as `generate`, with the package's chat template.
 
@@ -157,7 +165,7 @@ class Model:
         asked = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed, max_new_tokens)
         tokenizer = self._tokenizer()
         ids = [tuple(tokenizer.encode_messages(each)) for each in conversations(messages)]
-        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk)
+        return self._begin(tokenizer, ids, asked, sampling, stop, stop_token_ids, prefill_chunk, adapter)
 
     @public
     def verify(self) -> Verification:
@@ -264,9 +272,11 @@ class Model:
         stop: str | Sequence[str],
         stop_ids: TokenIds | None,
         prefill_chunk: int | None,
+        adapter: str | None,
     ) -> Generation:
         engine = self._open()
         in_range("prefill_chunk", prefill_chunk)
+        check_adapter(self.folder, self.manifest, adapter)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and tokenizer is None:
             raise UsageError("stop is a string, and the package has no tokenizer; give stop_token_ids")
@@ -279,6 +289,7 @@ class Model:
             stop=stops,
             stop_ids=stop_token_ids(self.folder) if stop_ids is None else stops_in(stop_ids, self.vocab_size),
             prefill_chunk=prefill_chunk,
+            adapter=adapter,
             one_sampler=not isinstance(sampling, Sequence) or isinstance(sampling, str),
             guard=one_tree,
         )

@@ -116,6 +116,7 @@ def _port_facts(entry: LoadedGraph, feed: BoundGraph, wanted: dict[str, str]) ->
             bytes_per_decode_step=buffer.size_bytes,
         )
         for name, buffer in feed.binding.buffers.items()
+        if name in wanted  # what an adapter has is no input of a run: it is brought to the device when it is bound
     )
 
 

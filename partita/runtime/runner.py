@@ -18,6 +18,7 @@ from partita.process import anonymous_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
 from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.adapters import Adapters
 from partita.runtime.chain import open_session
 from partita.runtime.cpu.attention import within
 from partita.runtime.engine.cache.cache import Cache
@@ -51,6 +52,16 @@ class Runner:
         self.anonymous_growth_bytes = anonymous
         self.executor = Executor(contract, graphs)
         self.recorder = Recorder()
+        self.adapters: Adapters | None = None
+        """Those beside the weights of a package; `load_runner` completes it."""
+
+    def use_adapter(self, name: str | None) -> None:
+        """Generate with an adapter of the package, or with none, from the next generation on.
+
+        Raises UsageError for a name that is not there, PackageError for a damaged file.
+        """
+        if self.adapters is not None:
+            self.executor.switch(self.adapters.named(name))
 
     def on_prompts(self, lengths: tuple[int, ...]) -> None:
         """A generation begins: what is kept is of it alone."""
@@ -124,7 +135,7 @@ def load_runner(
     manifest = manifest or read_manifest(folder)
     check_files(folder, manifest, hashes=False)
     models = [_listed_model(folder, manifest, graph) for graph in manifest.graph.files]
-    return open_runner(
+    runner = open_runner(
         folder,
         manifest.graph,
         chain,
@@ -136,6 +147,8 @@ def load_runner(
         crashed=crashed,
         rss_before=rss_before,
     )
+    runner.adapters = Adapters(folder, manifest)
+    return runner
 
 
 def open_runner(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partita.errors import PackageError
-from partita.package import KNOWN_ANSWER, Manifest, read_manifest
+from partita.package import KNOWN_ANSWER, Manifest, inside, read_manifest
 from partita.package_records import Verification
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution
@@ -79,14 +79,17 @@ def replay(
     with the first difference as its detail, when something differs.
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = _read_known_answer(answers or folder)
+    answer = _read_known_answer(answers or folder, KNOWN_ANSWER)
     manifest = manifest or read_manifest(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         told(runner.resolutions)
         _check_answer(folder, answer, runner)
         limit = manifest.tolerance if tolerance is None else tolerance
         replaying = _Replay(runner, answer, limit)
-        compared = [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
+        compared = _compare(replaying)
+        for record in manifest.switchable:
+            if record.known_answer is not None:
+                compared += _compare_adapter(folder, replaying, record.name, record.known_answer)
         if tolerance is None and manifest.rounds and _chooses(runner):
             set_aside(compared)
         not_run = tuple(file.file for file in runner.contract.files if file.file not in replaying.ran)
@@ -111,6 +114,26 @@ def replay(
     if difference is None:
         return verification
     return verification.model_copy(update={"status": "unverified", "detail": difference})
+
+
+def _compare(replaying: _Replay) -> list[Comparison]:
+    """Everything that a known answer is compared in."""
+    return [*_compare_prompt(replaying), *_compare_generation(replaying), *_compare_rows(replaying)]
+
+
+def _compare_adapter(folder: Path, replaying: _Replay, name: str, file: str) -> list[Comparison]:
+    """The same with an adapter switched on, against what the original computes with it."""
+    runner = replaying.runner
+    answer = _read_known_answer(folder, file)
+    _check_answer(folder, answer, runner, file)
+    runner.use_adapter(name)
+    try:
+        compared = _compare(_Replay(runner, answer, replaying.tolerance, replaying.ran))
+    finally:
+        runner.use_adapter(None)
+    for entry in compared:
+        entry.step, entry.kind = f"{name}: {entry.step}", f"{name}: {entry.kind}"
+    return compared
 
 
 def _chooses(runner: Runner) -> bool:
@@ -281,14 +304,14 @@ def _output_name(runner: Runner) -> str:
     return next(port.name for port in runner.loaded("decode").graph.outputs if port.role == "logits")
 
 
-def _read_known_answer(folder: Path) -> KnownAnswer:
-    """Read known_answer.safetensors. Raises PackageError when the package has none or it is damaged."""
+def _read_known_answer(folder: Path, name: str) -> KnownAnswer:
+    """Read known_answer.safetensors, or that of an adapter. Raises PackageError when the package has none or it is damaged."""
     from safetensors import SafetensorError, safe_open
 
-    path = folder / KNOWN_ANSWER
+    path = inside(folder, name)
     if not path.is_file():
         raise PackageError(
-            f"{folder}: the package has no {KNOWN_ANSWER}; export the checkpoint without {spelled('verify', False)}"
+            f"{folder}: the package has no {name}; export the checkpoint without {spelled('verify', False)}"
         )
     try:
         with safe_open(path, framework="numpy") as file:
@@ -303,11 +326,11 @@ def _read_known_answer(folder: Path) -> KnownAnswer:
         raise PackageError(f"{path}: damaged ({error})", remedy=FROM_CHECKPOINT) from error
 
 
-def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner) -> None:
+def _check_answer(folder: Path, answer: KnownAnswer, runner: Runner, name: str = KNOWN_ANSWER) -> None:
     """Raise PackageError when the known answer does not belong to this package."""
     count, steps, vocab = len(answer.prompt), len(answer.tokens), runner.contract.vocab_size
     shapes = answer.prefill_logits.shape == (count, vocab) and answer.decode_logits.shape == (steps, vocab)
     if not shapes or not count or count + steps > runner.contract.max_length:
         raise PackageError(
-            f"{folder / KNOWN_ANSWER}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
+            f"{folder / name}: does not belong to this package, its shapes do not fit", remedy=FROM_CHECKPOINT
         )

@@ -42,7 +42,7 @@ def word(folder: Path) -> str:
 
 def export(out: Path, text: str, meanwhile: Callable[[], object] = lambda: None, *, force: bool = False) -> list[str]:
     """An export with nothing in it but its place; `meanwhile` happens before it is published."""
-    with reserve(out, NOWHERE, force=force) as place:
+    with reserve(out, [NOWHERE], force=force) as place:
         fill(place.folder, text)
         meanwhile()
         place.publish()
@@ -197,7 +197,7 @@ HANGS = """
     import sys, time
     from pathlib import Path
     from partita.export.publish import reserve
-    with reserve(Path(sys.argv[1]), "nowhere", force=True) as place:
+    with reserve(Path(sys.argv[1]), ["nowhere"], force=True) as place:
         (place.folder / "model.onnx.data").write_bytes(bytes(1000))
         print("ready", flush=True)
         time.sleep(600)
@@ -264,7 +264,7 @@ def test_the_checkpoints_own_files_are_not_in_what_force_replaces(tmp_path: Path
     (checkpoint / "config.json").symlink_to(out / "model.onnx")
     with (
         pytest.raises(PackageError, match="config.json of the checkpoint links to"),
-        reserve(out, str(checkpoint), force=True),
+        reserve(out, [str(checkpoint)], force=True),
     ):
         pass
     assert word(out) == "old"

@@ -13,9 +13,11 @@ from partita.commands.arguments import (
     ProviderOptionsOption,
     complete,
     not_empty,
+    read_pair,
     read_pairs,
     read_path,
     read_size,
+    split_pair,
 )
 from partita.export.attention import names as attention_names
 from partita.export.exporters import names as exporter_names
@@ -183,6 +185,18 @@ def export(
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing package.")] = False,
+    adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", parser=read_path, help="PEFT adapter, LoRA or DoRA, to merge into the weights."),
+    ] = None,
+    with_adapters: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            parser=read_pair,
+            help="PEFT adapter, LoRA, to put beside the weights, for `generate --adapter NAME`; repeatable.",
+        ),
+    ] = None,
     opset: Annotated[
         int | None, typer.Option(help="ONNX opset. Default: the one that the attention lowering needs.")
     ] = None,
@@ -240,6 +254,8 @@ def export(
             without_pass=tuple(without_pass or ()),
             prefill_precision=prefill_precision,
             requantise=requantise,
+            adapter=adapter,
+            with_adapters=tuple((name, Path(folder)) for name, _, folder in map(split_pair, with_adapters or ())),
         ),
         TargetOptions(
             target,

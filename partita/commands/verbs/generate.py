@@ -101,6 +101,10 @@ def generate(
         bool, typer.Option("--token-ids", help="Prompts and output are token ids, e.g. '1,45,7'; needs no tokenizer.")
     ] = False,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens per run. Default: 512.")] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Adapter of the package to switch on, of `export --with-adapters`."),
+    ] = None,
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     pin: PinOption = None,
@@ -144,6 +148,7 @@ def generate(
                 token_ids=token_ids,
                 prefill_chunk=prefill_chunk,
                 report=report,
+                adapter=adapter,
                 probe_seconds=probe_seconds,
                 as_json=as_json,
                 choice=folder_choice(variant, contract, max_length),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import onnx_ir as ir
 
     from partita.contract import Contract
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from partita.export.progress import Stage
     from partita.export.target import Target
     from partita.export.work import Work
+    from partita.package import AdapterRecord
     from partita.package_records import (
         Calibration,
         NarrowWeights,
@@ -24,6 +26,17 @@ if TYPE_CHECKING:
         TargetRecord,
         Verification,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchedAdapter:
+    """An adapter beside the weights."""
+
+    record: AdapterRecord
+    parameters: Callable[[], Mapping[str, npt.NDArray[Any]]]
+    """What it has for the inputs of the graphs, by name; read when this is called."""
+    answer: Callable[[], KnownAnswer]
+    """What the original computes with it; it is run when this is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,10 @@ class Exported:
     """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
     prefill: PrefillChoice | None = None
     """Whether prompts have a graph in another precision, where one was asked for."""
+    adapters: tuple[AdapterRecord, ...] = ()
+    """Those that are in its weights."""
+    switched: tuple[SwitchedAdapter, ...] = ()
+    """Those that are beside them, for runs to switch on."""
     narrow: NarrowWeights | None = None
     """What is kept in 16 bits and computed with in float32, where anything is."""
 
@@ -100,3 +117,5 @@ class Exporter:
     """Looks at the model, as long as its cache is to be, and says how it can be written. Raises a PartitaError."""
     packs: bool = False
     """It packs weights where the precision asks for that; another is not asked for int8 or int4."""
+    adapts: bool = False
+    """It takes adapters."""

@@ -10,12 +10,16 @@ from partita.contract import Contract, GraphFile
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError
 from partita.export import weights
+from partita.export.adapters.branches import Switched, parameters, switched
+from partita.export.adapters.files import Adapter, read_adapter
+from partita.export.adapters.merge import merged
+from partita.export.adapters.record import adapter_record
 from partita.export.checkpoint import Checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.config_values import named
-from partita.export.drafts import Draft, Graphs
-from partita.export.exporters.base import Exported, Exporter
-from partita.export.fake_model import build_fake_model
+from partita.export.drafts import Adapters, Draft, Graphs
+from partita.export.exporters.base import Exported, Exporter, SwitchedAdapter
+from partita.export.fake_model import FakeModel, build_fake_model
 from partita.export.mixes import Mixes
 from partita.export.narrow_weights import kept_narrow, narrow, settled
 from partita.export.options import max_length
@@ -103,12 +107,18 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
     options = work.options
     length = max_length(options, checkpoint)
     text = None if options.calibrate is None else calibration.read_text(options.calibrate, checkpoint, length)
+    adapter = None if options.adapter is None else read_adapter(options.adapter)
+    beside_weights = [(name, read_adapter(folder)) for name, folder in options.with_adapters]
     with stage(work.progress, "build model", work.seconds):
         try:
             fake = build_fake_model(checkpoint.config, options.computing.dtype, options.batch_size, length)
         except UnsupportedModelError as error:
             raise named(error, checkpoint.folder, checkpoint.config) from error
+        if adapter is not None:
+            checkpoint, notes = merged(checkpoint, fake.module, adapter)
+            work.notes += notes
         work.notes += untie(fake, checkpoint)
+    adapters = _adapters(checkpoint, fake, adapter, beside_weights)
     plan = beside = None
     if options.computing.bits is not None:
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
@@ -118,7 +128,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
             plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             beside = make_beside(options, target, plan)
     takes = work.takes if target is None else target.takes
-    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, narrow(options.computing, takes))
+    draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, narrow(options.computing, takes), adapters)
     return Traces(
         draft, Unasked(draft, options.attention) if target is None else Choosing(draft, target, options.attention)
     )
@@ -151,8 +161,29 @@ def _exported(graphs: Graphs) -> Exported:
         packed=None if draft.plan is None else summary(draft.plan, graphs.packing),
         calibrate=None if draft.text is None else partial(draft.calibrate, graphs),
         prefill=_prefill(graphs),
+        adapters=draft.adapters.merged,
+        switched=tuple(_switched(graphs, each) for each in draft.adapters.switched),
         narrow=None if draft.narrow is None else kept_narrow(draft.narrow, models),
         caution=_caution(graphs),
+    )
+
+
+def _adapters(
+    checkpoint: Checkpoint, fake: FakeModel, merged: Adapter | None, beside: Sequence[tuple[str, Adapter]]
+) -> Adapters:
+    """The adapters of a package: one that is merged into the weights, or those beside them."""
+    return Adapters(
+        merged=() if merged is None else (adapter_record(merged, merged.folder.resolve().name, merged=True),),
+        switched=tuple(switched(checkpoint, fake.module, name, each) for name, each in beside),
+    )
+
+
+def _switched(graphs: Graphs, each: Switched) -> SwitchedAdapter:
+    """An adapter beside the weights as it is handed over."""
+    return SwitchedAdapter(
+        record=adapter_record(each.adapter, each.name, merged=False),
+        parameters=lambda: parameters(each, graphs.branches.values()),
+        answer=lambda: graphs.draft.known_answer(graphs, each),
     )
 
 
@@ -174,6 +205,7 @@ def _graph_files(graphs: Graphs) -> tuple[GraphFile, ...]:
             nodes=len(list(item.model.graph)),
             inputs=item.inputs,
             outputs=item.outputs,
+            adapter_inputs=tuple(port for branch in graphs.branches.values() for port in branch.inputs),
         )
         for (file, phase, length), item in zip(graphs.phases, graphs.traced, strict=True)
     )
@@ -191,4 +223,4 @@ def _caution(graphs: Graphs) -> str:
     return REPORT
 
 
-EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts, packs=True)
+EXPORTER = Exporter("native", "transformers' own modelling code, traced", _attempts, packs=True, adapts=True)

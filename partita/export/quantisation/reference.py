@@ -32,7 +32,7 @@ def movable(sources: Sources) -> Callable[[Plain], bool]:
     stacked = [_names_of(origin) for origin in sources.found.values() if _rearranged(origin)]
 
     def fits(plain: Plain) -> bool:
-        if not _moves(plain.origin):
+        if not moves(plain.origin):
             return False
         inside = single.union(*(names for names in stacked if names <= plain.tensors))
         return plain.tensors <= single or (_is_whole(plain.origin) and plain.tensors <= inside)
@@ -49,7 +49,7 @@ def _rearranged(origin: Origin) -> bool:
     """Whether a parameter is several tensors, or parts of one, and has every number of theirs once: a stack of experts,
     mostly.
     """
-    return not isinstance(origin, Stored) and _moves(origin) and _is_whole(origin)
+    return not isinstance(origin, Stored) and moves(origin) and _is_whole(origin)
 
 
 def _is_whole(origin: Origin) -> bool:
@@ -57,14 +57,14 @@ def _is_whole(origin: Origin) -> bool:
     return math.prod(origin.shape) == sum(math.prod(info.shape) for info in set(origin.tensors()))
 
 
-def _moves(origin: Origin) -> bool:
+def moves(origin: Origin) -> bool:
     """Whether an origin only brings numbers to other places."""
     if isinstance(origin, Computed | Rescaled):
         return False
     if isinstance(origin, Joined):
-        return all(_moves(part) for part in origin.parts)
+        return all(moves(part) for part in origin.parts)
     whole = getattr(origin, "whole", None)
-    return whole is None or _moves(whole)
+    return whole is None or moves(whole)
 
 
 def round_weights(model: Any, placed: Iterable[Placed], sources: Sources) -> None:

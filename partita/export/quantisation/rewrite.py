@@ -150,7 +150,7 @@ class _Rewriter:
         for node in list(self.graph):
             with over(node):
                 count += self._experts(node)
-                plain = _weight_of_product(node)
+                plain = weight_of_product(node)
                 if plain is not None and not _routes(node) and not self._is_left(node, plain):
                     found = self._packing(node, plain)
                     if found is not None:
@@ -340,7 +340,7 @@ def _tensor(plain: Plain) -> str:
     return " ".join(sorted(plain.tensors))
 
 
-def _weight_of_product(node: ir.Node) -> Plain | None:
+def weight_of_product(node: ir.Node) -> Plain | None:
     """The weight [N, K] of a product x W^T; None for any other node."""
     if node.domain not in ("", "ai.onnx") or node.op_type not in ("MatMul", "Gemm"):
         return None

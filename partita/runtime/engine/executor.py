@@ -8,7 +8,7 @@ nothing of prompts, sampling or when to stop.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +69,24 @@ class BoundGraph:
     """
 
     def __init__(
-        self, loaded: LoadedGraph, cache: Cache, contract: Contract, *, phase: PhaseName, new_tokens: int, rows: int
+        self,
+        loaded: LoadedGraph,
+        cache: Cache,
+        contract: Contract,
+        *,
+        phase: PhaseName,
+        new_tokens: int,
+        rows: int,
+        given: Mapping[str, Buffer],
     ) -> None:
         graph, session = loaded.graph, loaded.session
         self.phase, self.file, self.new_tokens = phase, graph.file, new_tokens
         self._cache, self._window = cache, loaded.window
         self.binding = session.binding()
         cache.bind(self.binding)
+        for port in graph.adapter_inputs:
+            if port.name in given:
+                self.binding.bind_input(port.name, given[port.name])
         self.rows = rows
         shapes = port_shapes(contract.batch_size, new_tokens, rows, contract.vocab_size, contract.max_length)
         mask = port_by_role(graph, "mask")
@@ -173,6 +184,19 @@ class Executor:
         self.takes_rope_length = roped or contract.rereads_at is not None
         self._bound: dict[tuple[GraphName, bool], BoundGraph] = {}
         """By the graph, and whether it is the one of single tokens that reads several all the same."""
+        self._adapter: Mapping[str, Buffer] = {}
+
+    def switch(self, given: Mapping[str, Buffer]) -> None:
+        """Have every run from now on read what an adapter has for inputs with defaults, and those where it has none.
+
+        Not to be called between the steps of a generation: what is in the cache was computed with another one.
+        """
+        if given is self._adapter or not (given or self._adapter):
+            return
+        for graph in self._bound.values():
+            graph.binding.release()
+        self._bound.clear()  # what is bound once stays bound
+        self._adapter = given
 
     def _reads_past(self, prefill: GraphFile) -> bool:
         """Whether the graph for prompts is given what is cached; optimum writes some that are not."""
@@ -198,7 +222,13 @@ class Executor:
         if kept is None or (kept.new_tokens, kept.rows) != (new_tokens, rows):
             self._bound.pop(place, None)  # let go of the old buffers before the new ones are made
             kept = self._bound[place] = BoundGraph(
-                entry, self.cache, self.contract, phase=name, new_tokens=new_tokens, rows=rows
+                entry,
+                self.cache,
+                self.contract,
+                phase=name,
+                new_tokens=new_tokens,
+                rows=rows,
+                given=self._adapter,
             )
         return kept
 

@@ -1,0 +1,24 @@
+"""Which adapters a package has, by name; loads no ONNX Runtime."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partita.errors import UsageError
+from partita.package import Manifest
+from partita.spelling import spelled
+
+
+def check_adapter(folder: Path, manifest: Manifest, name: str | None) -> None:
+    """Raise UsageError, which lists the names, where the package has no adapter called `name`."""
+    names = [record.name for record in manifest.switchable]
+    if name is None or name in names:
+        return
+    merged = [record.name for record in manifest.adapters if record.merged]
+    if names:
+        told = f"choose one of {', '.join(names)}, or leave it out"
+    elif merged:
+        told = f"{', '.join(merged)} is merged into its weights; leave it out"
+    else:
+        told = f"it has none; export it with {spelled('with_adapters')}"
+    raise UsageError(f"{spelled('adapter', name)}: {folder} has no adapter of this name; {told}")

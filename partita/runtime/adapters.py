@@ -1,0 +1,67 @@
+"""The adapters beside the weights of a package: found by name, held against the inputs that they are for, switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partita.contract import AdapterInput, GraphFile
+from partita.errors import PackageError
+from partita.package import Manifest, inside
+from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.adapter_names import check_adapter
+from partita.runtime.ort.adapters import read_adapter
+from partita.runtime.ort.buffers import Buffer
+
+Given = Mapping[str, Buffer]
+"""Values of inputs that have defaults, by name."""
+
+
+@dataclass(slots=True)
+class Adapters:
+    """The adapters of a package; each is read when it is first asked for, and kept."""
+
+    folder: Path
+    manifest: Manifest
+    kept: dict[str, Given] = field(default_factory=dict)
+
+    def named(self, name: str | None) -> Given:
+        """What an adapter has for the graphs' inputs; nothing of None.
+
+        Raises UsageError for a name that is not there, PackageError for a file that is damaged or of other graphs.
+        """
+        check_adapter(self.folder, self.manifest, name)
+        if name is None:
+            return {}
+        if name not in self.kept:
+            record = next(record for record in self.manifest.switchable if record.name == name)
+            if record.file is None:
+                raise PackageError(f"{self.folder}: the manifest names no file of adapter {name}", remedy=FROM_CHECKPOINT)
+            self.kept[name] = _checked(inside(self.folder, record.file), self.manifest.graph.files)
+        return self.kept[name]
+
+
+def _checked(path: Path, graphs: Sequence[GraphFile]) -> Given:
+    """The values of an adapter file, which fit the inputs of the graphs."""
+    ports = {port.name: port for graph in graphs for port in graph.adapter_inputs}
+    found: dict[str, Buffer] = {}
+    ranks: dict[str, int] = {}
+    for name, (buffer, shape) in read_adapter(path).items():
+        port = ports.get(name)
+        if port is None or buffer.dtype != port.dtype or not _fits(shape, port, ranks):
+            asked = "no graph has it" if port is None else f"the graphs ask for {port.dtype} {list(port.shape)}"
+            raise PackageError(
+                f"{path}: not an adapter of this package: {name[:120]} is {buffer.dtype} {list(shape)}, {asked}",
+                remedy=FROM_CHECKPOINT,
+            )
+        found[name] = buffer
+    return found
+
+
+def _fits(shape: tuple[int, ...], port: AdapterInput, ranks: dict[str, int]) -> bool:
+    """Whether a shape is that of an input; a symbolic size is the same wherever it has the same name."""
+    return len(shape) == len(port.shape) and all(
+        size == (wanted if isinstance(wanted, int) else ranks.setdefault(wanted, size))
+        for size, wanted in zip(shape, port.shape, strict=True)
+    )

@@ -1,0 +1,48 @@
+"""ONNX Runtime's adapter files: values for inputs of a graph that have defaults, by name.
+
+They are bound like other inputs: what RunOptions.add_active_adapter names has no effect on runs with bound inputs
+(onnxruntime_pybind_iobinding.cc, ONNX Runtime 1.31).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from partita import dtypes
+from partita.errors import PackageError
+from partita.remedies import FROM_CHECKPOINT
+from partita.runtime.ort.buffers import HOST_MEMORY, NATIVE_ERRORS, Buffer
+
+VERSION = 1
+TYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+
+
+def write_adapter(path: Path, values: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write `values`, by the name of the input, float32 or float16."""
+    adapter = ort.AdapterFormat()
+    adapter.set_adapter_version(VERSION)
+    adapter.set_model_version(VERSION)
+    arrays = {name: np.ascontiguousarray(value) for name, value in values.items()}
+    adapter.set_parameters({name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()})
+    adapter.export_adapter(str(path))
+
+
+def read_adapter(path: Path) -> dict[str, tuple[Buffer, tuple[int, ...]]]:
+    """The values of an adapter file with their shapes, in host memory. Raises PackageError when it is damaged."""
+    try:
+        adapter = ort.AdapterFormat.read_adapter(str(path))
+        return {name: _buffer(value, adapter) for name, value in adapter.get_parameters().items()}
+    except (*NATIVE_ERRORS, KeyError) as error:
+        raise PackageError(f"{path}: damaged ({str(error).splitlines()[0][:200]})", remedy=FROM_CHECKPOINT) from error
+
+
+def _buffer(value: Any, adapter: Any) -> tuple[Buffer, tuple[int, ...]]:
+    """One value, which lives in the memory of `adapter`."""
+    dtype, shape = TYPES[value.data_type()], tuple(value.shape())
+    return Buffer(value, None, dtype, HOST_MEMORY, dtypes.size_bytes(dtype, shape), keeps=adapter), shape
