@@ -17,7 +17,7 @@ from partita.export import cache_rounding
 from partita.export.checkpoint import open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, exporter
-from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length
+from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import MissedRatioError, OpenScorer
@@ -53,6 +53,7 @@ def export(
     check_options(options)
     if options.computing.bits is not None and options.activations is None:
         options = replace(options, activations="fp32" if target is None else target.kernels.activations)
+    options = with_layout(options)
     if options.cache_precision is not None:
         options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:

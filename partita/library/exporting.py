@@ -89,6 +89,7 @@ def export(
     cache_precision: str | None = None,
     without_pass: Sequence[str] = (),
     prefill_precision: str | None = None,
+    cache: str = "fixed",
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -125,6 +126,7 @@ def export(
             cache_precision=cache_precision,
             without_pass=tuple(without_pass),
             prefill_precision=prefill_precision,
+            cache=cache,
         )
         if target_options and target is None:
             raise UsageError(
@@ -154,6 +156,7 @@ def run_export(
 ) -> Summary:
     """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
     from partita.export.exporters import check_name
+    from partita.export.options import with_layout
     from partita.export.pipeline import check_options
     from partita.export.pipeline import export as write
     from partita.export.progress import Silent, stage
@@ -162,6 +165,7 @@ def run_export(
     shown = progress or Silent()
     check_options(options)
     check_name(options.exporter)
+    options = with_layout(options)
     if options.measures and options.quality_text is None:
         options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):

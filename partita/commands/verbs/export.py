@@ -127,6 +127,14 @@ def export(
             "up to 2048."
         ),
     ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete("caches"),
+            help="Layout of the cache: fixed, one buffer that is written in place; growing, as optimum has it, for its "
+            "ORTModelForCausalLM.",
+        ),
+    ] = "fixed",
     cache_precision: Annotated[
         str | None,
         typer.Option(
@@ -231,6 +239,7 @@ def export(
             cache_precision=cache_precision,
             without_pass=tuple(without_pass or ()),
             prefill_precision=prefill_precision,
+            cache=cache,
         ),
         TargetOptions(
             target,

@@ -10,6 +10,7 @@ from partita.contract import Contract, GraphFile
 from partita.dtypes import EXACT
 from partita.errors import UnsupportedModelError
 from partita.export import weights
+from partita.export.attention import GROWING
 from partita.export.checkpoint import Checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.config_values import named
@@ -89,7 +90,7 @@ class Traces:
     def others(self) -> Sequence[Traces]:
         """The other lowerings, where one was asked for."""
         wanted = self.choosing.wanted
-        ways = [] if wanted == AUTO else [way for way in every_way() if way.attention != wanted]
+        ways = [] if wanted in (AUTO, GROWING) else [way for way in every_way() if way.attention != wanted]
         return [Traces(self.draft, self.choosing.instead(way)) for way in ways]
 
 
@@ -126,7 +127,7 @@ def _exported(graphs: Graphs) -> Exported:
     draft, first = graphs.draft, graphs.traced[0]
     models = tuple(item.model for item in graphs.traced)
     return Exported(
-        label=spelled("attention", str(graphs.way)),
+        label=spelled("cache", GROWING) if graphs.chosen.grows else spelled("attention", str(graphs.way)),
         attention=graphs.chosen.name,
         checkpoint=draft.checkpoint,
         models=models,
