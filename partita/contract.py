@@ -23,7 +23,7 @@ Role = Literal[
     "valid_length",  # [B] start[b] + S: cache rows that are valid after this step
     "logits_rows",  # [K] which of the S positions the logits are wanted for
     "rope_length",  # [] the length of the text that this step's rotary frequencies are for; see Contract.rereads_at
-    "mask",  # [B, T] 1 for each valid row of the cache and of this step, else 0; T = max start[b] + S unless it is fixed
+    "mask",  # [B, T] 1 for each valid row of cache and step, else 0; T = max start[b] + S unless it is fixed
     "cache_branch",  # [1] whether past is to be read: false in the first step of a row
     "logits_kept",  # [] of how many positions, the last ones, logits are wanted
     "logits",  # output [B, K, vocab]

@@ -15,6 +15,7 @@ from typer.exceptions import Exit
 from partita.partition_reports.render.view import view_names
 
 if TYPE_CHECKING:
+    from partita.foreign.folder import Choice
     from partita.library.chain import ChainOptions
 
 HELP = {"help_option_names": ["-h", "--help"]}
@@ -99,7 +100,31 @@ def view_option(folder: str) -> Any:
 PackageArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="PACKAGE", help="Package folder written by `partita export`.", show_default=False, parser=read_path
+        metavar="PACKAGE",
+        help="Package folder written by `partita export`, or the folder of an ONNX decoder of another exporter.",
+        show_default=False,
+        parser=read_path,
+    ),
+]
+VariantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--variant", metavar="NAME", help="Model of a folder that Partita did not write: q4, fp16 or a file name."
+    ),
+]
+ContractOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--contract",
+        metavar="FILE.toml",
+        parser=read_path,
+        help="What inputs and outputs of such a folder mean, where that cannot be inferred.",
+    ),
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-length", help="Most tokens of prompt and answer in such a folder. Default: what it says, up to 4096."
     ),
 ]
 ProviderOption = Annotated[
@@ -163,6 +188,13 @@ def help_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise Exit(USAGE)
+
+
+def folder_choice(variant: str | None, contract: Path | None, max_length: int | None) -> Choice:
+    """What a verb was told of a folder that Partita did not write."""
+    from partita.foreign.folder import Choice
+
+    return Choice(variant, contract, max_length)
 
 
 def chain_options(

@@ -11,8 +11,9 @@ from partita.commands.audience import TERMINAL, say_chain
 from partita.commands.results import EvaluateResult
 from partita.commands.supervise import supervised
 from partita.commands.terminal import Bars, finite, print_record, stdout_console
+from partita.foreign.folder import open_folder
 from partita.library.chain import ChainOptions, Target, read_chain_options
-from partita.package import Manifest, check_files, read_manifest
+from partita.package import Manifest, check_files
 from partita.package_records import Quality
 from partita.partition_reports.render.terminal import Page
 from partita.partition_reports.sections.model import Column, words
@@ -22,7 +23,7 @@ from partita.runtime.evaluation import Evaluation
 def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
     """Check the package's hashes, read its text, print the result."""
     target = read_chain_options(where)
-    manifest = read_manifest(package)
+    manifest = open_folder(package)
     check_files(package, manifest, hashes=True)
     return supervised(lambda: _measure(package, manifest, target, where.threads, as_json=as_json), target)
 

@@ -9,8 +9,9 @@ from partita.check.limits import check_limits
 from partita.commands.generate_options import GenerateOptions, argument_text, check_options, read_prompts, resolved
 from partita.commands.outputs import Sink, claim_output, refuse_two_on_stdout
 from partita.commands.supervise import supervised
+from partita.foreign.folder import open_folder
 from partita.library.chain import Target, read_by, read_chain_options
-from partita.package import Manifest, read_manifest
+from partita.package import Manifest
 
 
 def run(options: GenerateOptions) -> int:
@@ -19,7 +20,7 @@ def run(options: GenerateOptions) -> int:
     target = read_chain_options(options.where)
     check_limits(options.limits, target.asked_names)
     prompts = read_prompts(options.prompts)
-    manifest = read_manifest(options.package)
+    manifest = open_folder(options.package, options.choice)
     sampling, notes = resolved(options.sampling, options.package)
     system = None if options.system is None else argument_text(options.system, "--system")
     stop = tuple(argument_text(text, "--stop") for text in options.stop)

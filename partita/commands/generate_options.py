@@ -11,6 +11,7 @@ from pathlib import Path
 from partita.check.limits import Limits
 from partita.commands.terminal import note
 from partita.errors import PackageError, UsageError
+from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.place_options import PROBE_SECONDS, check_probe_seconds
 from partita.library.sampling import CHECKPOINT, Sampling, completed, ignored
@@ -40,6 +41,8 @@ class GenerateOptions:
     limits: Limits = Limits()
     probe_seconds: float = PROBE_SECONDS
     """Time for experiments on nodes that fell back, after the run and for its report; 0: none."""
+    choice: Choice = AS_IT_IS
+    """What was said of a folder that Partita did not write."""
 
 
 def resolved(sampling: Sampling, folder: Path) -> tuple[Sampling, tuple[str, ...]]:

@@ -12,27 +12,55 @@ from partita.commands.results import VerifyResult
 from partita.commands.supervise import supervised
 from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.chain import ChainOptions, Target, read_chain_options
+from partita.library.reference import no_answer, verify_against
 from partita.observations.text_format import NOT_KNOWN, plural
-from partita.package import Manifest, check_files, read_manifest
+from partita.package import Manifest, check_files
 from partita.package_records import StepError, Verification
 from partita.partition_reports.render.terminal import ALARM, GOOD, Page
 from partita.partition_reports.sections.model import Column, words
 
 
-def run(package: Path, where: ChainOptions, *, as_json: bool) -> int:
-    """Check the package's hashes, replay, print the result; ParityError when it disagrees."""
+def run(
+    package: Path,
+    where: ChainOptions,
+    *,
+    as_json: bool,
+    choice: Choice = AS_IT_IS,
+    reference: str | None = None,
+) -> int:
+    """Check the package's hashes, replay, print the result; ParityError when it disagrees.
+
+    A folder that Partita did not write is compared with its original model, `reference`. Raises PackageError without.
+    """
     target = read_chain_options(where)
-    manifest = read_manifest(package)
+    manifest = open_folder(package, choice)
+    if manifest.foreign is not None and reference is None:
+        raise no_answer(package)
     check_files(package, manifest, hashes=True)
-    return supervised(lambda: check(package, manifest, target, where.threads, as_json=as_json), target)
+    return supervised(
+        lambda: check(package, manifest, target, where.threads, as_json=as_json, reference=reference), target
+    )
 
 
-def check(package: Path, manifest: Manifest, target: Target, threads: int | None, *, as_json: bool) -> int:
+def check(
+    package: Path,
+    manifest: Manifest,
+    target: Target,
+    threads: int | None,
+    *,
+    as_json: bool,
+    reference: str | None = None,
+) -> int:
     """Replay and print."""
-    from partita.library.local import verify
+    told = partial(say_chain, target)
+    if reference is None:
+        from partita.library.local import verify
 
-    result = verify(package, manifest, target, threads, told=partial(say_chain, target), audience=TERMINAL)
+        result = verify(package, manifest, target, threads, told=told, audience=TERMINAL)
+    else:
+        result = verify_against(package, manifest, reference, target, threads, told=told, audience=TERMINAL)
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:

@@ -22,9 +22,7 @@ def check_agreement(
         raise PackageError(f"{where}: {evidence.source} contradicts the graph: {said}", remedy=BELONGS)
 
 
-def _contradiction(
-    evidence: Evidence, file: str, pairs: Sequence[Pair], states: Sequence[State], vocab: int
-) -> str:
+def _contradiction(evidence: Evidence, file: str, pairs: Sequence[Pair], states: Sequence[State], vocab: int) -> str:
     """What is said differently; empty when nothing is."""
     layers = len({pair.layer for pair in pairs})
     more, fewer = layers > evidence.layers, layers < evidence.layers and evidence.even

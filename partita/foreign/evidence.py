@@ -131,8 +131,8 @@ def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     others = [name for name in OTHERS if isinstance(model.get(name), dict)]
     if others:
         raise PackageError(
-            f"{path}: the model {str(model.get('type', ''))!r} has a part {others[0]!r} beside its decoder, which Partita "
-            "does not generate from",
+            f"{path}: the model {str(model.get('type', ''))!r} has a part {others[0]!r} beside its decoder, which "
+            "Partita does not generate from",
             remedy=DECODERS_ONLY,
         )
     decoder = _section(path, model, "decoder")
@@ -144,6 +144,12 @@ def genai_evidence(path: Path, raw: Mapping[str, Any]) -> Evidence:
     size = _whole(decoder.get("head_size"))
     window = decoder.get("sliding_window")
     window = window if isinstance(window, dict) else {}
+    sliding = [key for key in ("slide_key_value_cache", "slide_inputs") if window.get(key) is True]
+    if sliding:
+        raise PackageError(
+            f"{path}: {sliding[0]}: the runtime is to move a window over the cache, which Partita does not do",
+            remedy=DECODERS_ONLY,
+        )
     layers = window.get("layers")
     lengths = [_whole(model.get("context_length"))]
     lengths += [_whole(search.get("max_length"))] if isinstance(search, dict) else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,7 +87,9 @@ def open_folder(folder: Path, choice: Choice = AS_IT_IS) -> Manifest:
     """
     if not is_foreign(folder):
         if choice.given and (folder / MANIFEST).is_file():
-            raise UsageError(f"{spelled(choice.given[0])} is for folders that Partita did not write; {folder} is a package")
+            raise UsageError(
+                f"{spelled(choice.given[0])} is for folders that Partita did not write; {folder} is a package"
+            )
         return read_manifest(folder)
     written = NOTHING if choice.contract is None else read_written(choice.contract)
     if choice.max_length is not None and choice.max_length < 1:
@@ -140,7 +141,7 @@ def _manifest(
     precision = precision_of(main)
     names = dict.fromkeys(name for graph in graphs for name in (graph.file, *graph.data_files))
     files = tuple(FileRecord(name=name, size_bytes=(folder / name).stat().st_size, sha256="") for name in names)
-    written = max(os.path.getmtime(folder / name) for name in names)
+    written = max((folder / name).stat().st_mtime for name in names)
     return Manifest(
         created=datetime.datetime.fromtimestamp(written, datetime.UTC).isoformat(timespec="seconds"),
         source=Source(

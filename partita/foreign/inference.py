@@ -120,7 +120,9 @@ class Inference:
         for name, meaning in found.items():
             if meaning.role in roles:
                 raise self.wrong(
-                    graph, f"inputs {roles[meaning.role]!r} and {name!r} could both be for {meaning.role}", WRITE_CONTRACT
+                    graph,
+                    f"inputs {roles[meaning.role]!r} and {name!r} could both be for {meaning.role}",
+                    WRITE_CONTRACT,
                 )
             roles[meaning.role] = name
             self.sources[name] = PortSource(name=name, meaning=meaning.role, source=meaning.source)
@@ -196,7 +198,9 @@ class Inference:
             what = f"the cache input {first.declared} cannot be understood: no output can be told to continue it"
         return self.wrong(graph, f"{what}{others}", WRITE_CONTRACT)
 
-    def check_states(self, graph: GraphFacts, phase: Phase, meant: Mapping[str, Meaning], pairs: Sequence[Pair]) -> None:
+    def check_states(
+        self, graph: GraphFacts, phase: Phase, meant: Mapping[str, Meaning], pairs: Sequence[Pair]
+    ) -> None:
         """Raise PackageError when a graph of a pair does not give, or take, the states of the other."""
         pasts = {pair.past.name for pair in pairs}
         given = {port.name for port in graph.outputs}
@@ -205,7 +209,9 @@ class Inference:
             raise self.not_understood(graph, odd)
         lacking = [pair.present.name for pair in pairs if pair.present.name not in given]
         if lacking:
-            raise self.wrong(graph, f"has no output {lacking[0]!r}, which the other graph's cache continues", OTHER_FILE)
+            raise self.wrong(
+                graph, f"has no output {lacking[0]!r}, which the other graph's cache continues", OTHER_FILE
+            )
         if phase != "prefill" and pasts - {port.name for port in graph.inputs}:
             raise self.wrong(graph, "lacks cache inputs that the other graph has", OTHER_FILE)
 
@@ -240,7 +246,9 @@ class Inference:
 
     def batch_axis(self, port: PortFact, graph: GraphFacts) -> int | None:
         """The axis that is the batch: the first, unless another is called as that of the tokens."""
-        tokens = next((graph.input(n) for n, s in self.sources.items() if s.meaning == "tokens" and graph.input(n)), None)
+        tokens = next(
+            (graph.input(n) for n, s in self.sources.items() if s.meaning == "tokens" and graph.input(n)), None
+        )
         symbol = tokens.shape[0] if tokens is not None and tokens.shape else None
         shape = port.shape or ()
         if isinstance(symbol, str) and symbol in shape:
@@ -319,7 +327,9 @@ class Inference:
 
     def fixed_length(self, pairs: Sequence[Pair], graph: GraphFacts) -> int | None:
         """Rows of keys [B, KV heads, N, head size] that are one buffer of fixed length."""
-        sizes = [pair.past.shape[2] for pair in pairs if pair.kind == "key" and pair.past.shape and len(pair.past.shape) == 4]
+        sizes = [
+            pair.past.shape[2] for pair in pairs if pair.kind == "key" and pair.past.shape and len(pair.past.shape) == 4
+        ]
         fixed = [size for size in sizes if isinstance(size, int)]
         return min(fixed) if fixed and len(fixed) == len(sizes) else None
 
@@ -376,7 +386,9 @@ class Inference:
 
 def _port(port: PortFact, role: Role, last: int | None = None) -> Port:
     """A port of the contract; sizes without a name are called after their axis."""
-    shape: list[Dimension] = [f"{port.name}_{axis}" if size is None else size for axis, size in enumerate(port.shape or ())]
+    shape: list[Dimension] = [
+        f"{port.name}_{axis}" if size is None else size for axis, size in enumerate(port.shape or ())
+    ]
     if last is not None and shape:
         shape[-1] = last
     return Port(name=port.name, role=role, shape=tuple(shape), dtype=port.dtype)

@@ -13,7 +13,6 @@ INTEGERS = frozenset({"int64", "int32"})
 FLAGS = INTEGERS | {"bool"}
 FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 GATHERS = frozenset({"Gather", "GatherBlockQuantized"})
-EMBEDDINGS = re.compile(r"embed", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +55,17 @@ def by_name(port: PortFact, roles: Mapping[str, Role]) -> Meaning | None:
     if port.name in roles:
         return Meaning(roles[port.name], "configuration")
     for sign in INPUTS:
-        if sign.name.fullmatch(port.name) and port.dtype in sign.dtypes and (
-            port.shape is None or len(port.shape) in sign.ranks
+        if (
+            sign.name.fullmatch(port.name)
+            and port.dtype in sign.dtypes
+            and (port.shape is None or len(port.shape) in sign.ranks)
         ):
             return Meaning(sign.role, "name, type and shape")
     return None
 
 
 def tokens_by_use(graph: GraphFacts, left: Mapping[str, PortFact]) -> str | None:
-    """The input of integers [B, S] that rows of a table of weights are looked up by, directly; None for none or several.
+    """The input of integers [B, S] by which rows of a table of weights are looked up; None for none or several.
 
     Absolute positions are looked up, too, in a table that some exporters name after them.
     """
@@ -87,10 +88,12 @@ def _looks_up(graph: GraphFacts, name: str) -> bool:
 
 
 def logits_of(graph: GraphFacts, wanted: str | None, vocab_size: int) -> PortFact | None:
-    """The output [B, S, vocab] of logits: the one with that name, or that is called so, or has the vocabulary's size."""
+    """The output [B, S, vocab] of logits: the one with that name, or called so, or of the vocabulary's size."""
     if wanted is not None:
         return graph.output(wanted)
-    ranked = [port for port in graph.outputs if port.dtype in FLOATS and port.shape is not None and len(port.shape) == 3]
+    ranked = [
+        port for port in graph.outputs if port.dtype in FLOATS and port.shape is not None and len(port.shape) == 3
+    ]
     called = [port for port in ranked if re.fullmatch(r"(.*[./_])?logits", port.name)]
     sized = [port for port in ranked if vocab_size and port.shape is not None and port.shape[-1] == vocab_size]
     for found in (called, sized, ranked):

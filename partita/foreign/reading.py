@@ -71,7 +71,12 @@ def _size(size: onnx.TensorShapeProto.Dimension) -> Size:
 def _node(node: onnx.NodeProto) -> NodeFact:
     inner = frozenset(reads(node)) - set(node.input) if any(True for _ in bodies(node)) else frozenset()
     return NodeFact(
-        node.op_type, node.domain, tuple(node.input), tuple(node.output), dict(filter(None, map(_plain, node.attribute))), inner
+        node.op_type,
+        node.domain,
+        tuple(node.input),
+        tuple(node.output),
+        dict(filter(None, map(_plain, node.attribute))),
+        inner,
     )
 
 

@@ -15,11 +15,16 @@ from partita.foreign.facts import GraphFacts, NodeFact, PortFact
 
 Kind = Literal["key", "value", "conv", "recurrent"]
 PARTS = re.compile(r"\d+|[a-zA-Z]+")
-CONTAINERS = re.compile(r"past_?key_?values?|present_?key_?values?|key_?values|kv_?cache|past_?kv|present_?kv", re.IGNORECASE)
+CONTAINERS = re.compile(
+    r"past_?key_?values?|present_?key_?values?|key_?values|kv_?cache|past_?kv|present_?kv", re.IGNORECASE
+)
 """Words for all that is cached; what a state is of them follows the number."""
 DIRECTIONS = frozenset(
-    "past present in out input output new old updated cache cached state states model decoder self attn attention layer "
-    "layers block blocks h transformer prev next last".split()
+    (
+        *("past", "present", "in", "out", "input", "output", "new", "old", "updated", "prev", "next", "last"),
+        *("cache", "cached", "state", "states", "model", "decoder", "transformer", "h"),
+        *("self", "attn", "attention", "layer", "layers", "block", "blocks"),
+    )
 )
 KINDS: Mapping[str, Kind] = {
     "key": "key", "keys": "key", "k": "key",
@@ -72,8 +77,9 @@ def mark_of(name: str) -> Mark:
 def pair_up(
     inputs: Sequence[PortFact], outputs: Sequence[PortFact], graph: GraphFacts, templates: Mapping[str, str]
 ) -> tuple[list[Pair], list[PortFact]]:
-    """Pairs of past and present, and the inputs that no output continues. `templates`: names by kind and direction, from
-    a configuration: past_key, present_key, ..., with %d for the layer.
+    """Pairs of past and present, and the inputs that no output continues.
+
+    `templates`: names that a configuration gives, by kind and direction (past_key_names), with %d for the layer.
     """
     pairs: list[Pair] = []
     left: list[PortFact] = []
@@ -98,7 +104,7 @@ def _by_template(port: PortFact, outputs: Iterable[PortFact], templates: Mapping
             name = present.replace("%d", str(layer))
             found = next((output for output in outputs if output.name == name), None)
             if found is not None:
-                return Pair(port, found, layer, kind, "configuration")  # type: ignore[arg-type]
+                return Pair(port, found, layer, kind, "configuration")
     return None
 
 
@@ -143,17 +149,21 @@ def _alike(past: PortFact, present: PortFact) -> bool:
 def shares_buffer(pair: Pair, graph: GraphFacts) -> bool:
     """Whether a step may write present into the very buffer of past, which is then longer than what is valid in it.
 
-    Only GroupQueryAttention does that: it writes the new rows behind the old ones, and is told by its inputs how many are
-    valid. Whoever else reads past, its shape included, would take the length of the buffer for the length of the text.
+    Only GroupQueryAttention does that: it writes the new rows behind the old ones, and is told by its inputs how many
+    are valid. Whoever else reads past, its shape included, would take the length of the buffer for that of the text.
     """
     node = graph.producer_of(pair.present.name)
     readers = graph.readers_of(pair.past.name)
     if node is None or node.op_type != GQA or node.domain != CONTRIB or readers != [node]:
         return False
-    return any(
-        node.inputs[place : place + 1] == (pair.past.name,) and node.outputs[made : made + 1] == (pair.present.name,)
-        for place, made in PAST_OF.items()
-    ) and node.inputs.count(pair.past.name) == 1
+    return (
+        any(
+            node.inputs[place : place + 1] == (pair.past.name,)
+            and node.outputs[made : made + 1] == (pair.present.name,)
+            for place, made in PAST_OF.items()
+        )
+        and node.inputs.count(pair.past.name) == 1
+    )
 
 
 def window_of(pair: Pair, graph: GraphFacts) -> int | None:

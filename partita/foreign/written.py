@@ -1,16 +1,16 @@
 """A contract that the user wrote down: what the inference cannot know, or got wrong. See docs/foreign.md.
 
-    max_length = 2048
+max_length = 2048
 
-    [ports]
-    ids = "tokens"
-    out = "logits"
+[ports]
+ids = "tokens"
+out = "logits"
 
-    [[states]]
-    past = "cache_k_{layer}"
-    present = "new_k_{layer}"
-    kind = "key"
-    grows = 2
+[[states]]
+past = "cache_k_{layer}"
+present = "new_k_{layer}"
+kind = "key"
+grows = 2
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ class Task:
     """Token ids, a row each."""
     max_new_tokens: int
     prefill_chunk: int | None
+    choice: dict[str, Any]
+    """What was said of a folder that Partita did not write, as `Choice.to_json` has it."""
 
 
 def main() -> None:
@@ -74,13 +76,13 @@ class Worker:
 
     def prepare(self, where: dict[str, Any], task: dict[str, Any]) -> None:
         """Read what was asked."""
+        from partita.foreign.folder import choice_of, open_folder
         from partita.library.chain import ChainOptions, read_chain_options
-        from partita.package import read_manifest
 
         self.where = ChainOptions(**{name: _frozen(value) for name, value in where.items()})
         self.task = Task(**{name: _frozen(value) for name, value in task.items()})
         self.target = read_chain_options(self.where)
-        self.manifest = read_manifest(Path(self.task.package))
+        self.manifest = open_folder(Path(self.task.package), choice_of(self.task.choice))
 
     def load(self, *, where: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         """Open the package."""

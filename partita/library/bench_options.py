@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import UsageError
+from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.asking import MAX_TOKENS
 from partita.library.chain import COMMAND_LINE
 from partita.spelling import spelled
@@ -41,6 +42,8 @@ class BenchOptions:
     timeout_seconds: float = TIMEOUT_SECONDS
     reports: Path | None = None
     """A folder."""
+    choice: Choice = AS_IT_IS
+    """What was said of those of the folders that Partita did not write."""
     source: str = COMMAND_LINE
     """Where the chains come from, as a report says it."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partita.errors import GenerationError, UsageError
+from partita.foreign.folder import AS_IT_IS, Choice, is_foreign, open_folder
 from partita.library.bench_options import PROMPT_TOKENS, BenchOptions
-from partita.package import Manifest, check_files, read_manifest
+from partita.package import Manifest, check_files
 from partita.spelling import either, spelled
 
 
@@ -22,13 +23,17 @@ class Subject:
     manifest: Manifest
     prompts: tuple[tuple[int, ...], ...]
     """Token ids, a row each."""
+    choice: Choice = AS_IT_IS
+    """What was said of it, where Partita did not write it."""
 
 
 def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
     """The packages, each with the prompt for its rows. Raises PackageError, UsageError and GenerationError."""
     manifests = []
-    for path in options.packages:
-        manifests.append(read_manifest(path))
+    foreign = [is_foreign(path) for path in options.packages]
+    choices = [options.choice if theirs or not any(foreign) else AS_IT_IS for theirs in foreign]
+    for path, choice in zip(options.packages, choices, strict=True):
+        manifests.append(open_folder(path, choice))
         check_files(path, manifests[-1], hashes=False)
     sizes = {manifest.graph.vocab_size for manifest in manifests}
     if len(sizes) > 1:
@@ -42,8 +47,8 @@ def read_subjects(options: BenchOptions) -> tuple[Subject, ...]:
         raise UsageError(f"{spelled('against')}: a package is listed twice; name each one once")
     prompts = _read_prompt(options, manifests)
     return tuple(
-        Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size)
-        for path, name, manifest in zip(options.packages, names, manifests, strict=True)
+        Subject(path, name, manifest, (prompts,) * manifest.graph.batch_size, choice)
+        for path, name, manifest, choice in zip(options.packages, names, manifests, choices, strict=True)
     )
 
 

@@ -16,6 +16,7 @@ from partita.bench.verdict import judge
 from partita.bench.words import sentences
 from partita.errors import PartitaError, ProviderError, UsageError
 from partita.files import check_writable, temporary_directory, write_text
+from partita.foreign.folder import Choice
 from partita.library.asking import Prompts, prompt_rows
 from partita.library.audience import LOGGER
 from partita.library.bench_child import Task
@@ -111,6 +112,9 @@ def bench(
     threads: int | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     reports: str | os.PathLike[str] | None = None,
+    variant: str | None = None,
+    contract: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
 ) -> BenchResult:
     """Generate the same on several chains, in turns, each in a process of its own: medians, ratios, equal tokens.
 
@@ -118,7 +122,7 @@ def bench(
     one for each contender; None for the best usable provider, then cpu. `against`: further packages of the same model.
     `baseline`: the chain that ratios are relative to. `max_new_tokens`: generated greedily in each of `rounds` rounds,
     after one to warm up. `timeout_seconds`: for loading and for each turn. `reports`: a folder for a partition report
-    of each contender.
+    of each contender. `variant`, `contract` and `max_length` are those of `load`.
 
     A contender that cannot run is in the result with its error, unless none can: then that is raised, as ProviderError
     for one. Raises ArgumentError, PackageError, GenerationError and ReportError before anything runs, and
@@ -141,6 +145,7 @@ def bench(
         threads=threads,
         timeout_seconds=timeout_seconds,
         reports=None if reports is None else Path(reports),
+        choice=Choice(variant, None if contract is None else Path(contract), max_length),
         source=PROGRAM,
     )
     plan = Plan(options)
@@ -210,7 +215,8 @@ class Plan:
 
 def _task_of(options: BenchOptions, subject: Subject) -> Task:
     """What is done with one package."""
-    return Task(str(subject.path.resolve()), subject.prompts, options.max_new_tokens, options.prefill_chunk)
+    folder, choice = str(subject.path.resolve()), subject.choice.to_json()
+    return Task(folder, subject.prompts, options.max_new_tokens, options.prefill_chunk, choice)
 
 
 def _race(

@@ -91,14 +91,14 @@ class Host:
 
     def load(self, given: dict[str, Any]) -> Any:
         """Open the package."""
+        from partita.foreign.folder import choice_of, open_folder
         from partita.library.chain import chain_options, read_chain_options
         from partita.library.local import LocalEngine
         from partita.library.remote import OPENED
-        from partita.package import read_manifest
 
         where, folder = chain_options(given["where"]), Path(given["package"])
         target = read_chain_options(where)
-        manifest = read_manifest(folder)
+        manifest = open_folder(folder, choice_of(given["choice"]))
         self.engine = LocalEngine(folder, manifest, target, threads=where.threads, observe=given["observe"])
         return OPENED.dump_python(self.engine.opened, mode="json")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from partita.foreign.folder import Choice, open_folder
 from partita.library.audience import LOGGER
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
@@ -14,7 +15,7 @@ from partita.library.engine import Engine
 from partita.library.model import Model
 from partita.library.notes import idle, not_used, unverified
 from partita.library.where import Libraries, ProviderOptions, Providers, where
-from partita.package import Manifest, read_manifest
+from partita.package import Manifest
 
 Process: TypeAlias = Literal["auto", "this", "child"]
 
@@ -30,8 +31,11 @@ def load(
     threads: int | None = None,
     observe: bool = True,
     process: Process = "auto",
+    variant: str | None = None,
+    contract: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
 ) -> Model:
-    """Load a package that `export` wrote, on these providers and no others.
+    """Load a package that `export` wrote, or a folder of another exporter, on these providers and no others.
 
     `providers`: the chain, in order of preference, as "webgpu,cpu" or ["webgpu", "cpu"], with options as ONNX Runtime
     has them, ("cuda", {"device_id": 1}), or in `provider_options`, by name; None for the best usable one, then cpu.
@@ -41,16 +45,20 @@ def load(
     "auto" gives it a process of its own, "this" runs it in the calling process, "child" also gives the CPU provider
     its own.
 
+    Of a folder that Partita did not write: `variant` is which of its models is meant, "q4"; `contract` a file that says
+    what its inputs and outputs mean where that cannot be inferred; `max_length` the most tokens of prompt and answer.
+
     Raises ArgumentError, PackageError, ResourceError, InstallationError; ProviderError when the chain cannot be
     honoured, before anything runs elsewhere.
     """
     folder = Path(package)
     given = where(providers, provider_options, provider_libraries, pins, threads)
     target = read_chain_options(given)
-    manifest = read_manifest(folder)
+    choice = Choice(variant, None if contract is None else Path(contract), max_length)
+    manifest = open_folder(folder, choice)
     # Released builds of ONNX Runtime send usage data (its docs/Privacy.md); whoever agrees to that sets it to 0.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    engine = _engine(folder, manifest, given, target, observe=observe, process=process)
+    engine = _engine(folder, manifest, given, target, choice, observe=observe, process=process)
     _log_chain(target, engine, manifest)
     return Model(folder, manifest, engine)
 
@@ -62,12 +70,19 @@ def in_child(target: Target, process: Process) -> bool:
 
 
 def _engine(
-    folder: Path, manifest: Manifest, given: ChainOptions, target: Target, *, observe: bool, process: Process
+    folder: Path,
+    manifest: Manifest,
+    given: ChainOptions,
+    target: Target,
+    choice: Choice,
+    *,
+    observe: bool,
+    process: Process,
 ) -> Engine:
     if in_child(target, process):
         from partita.library.remote import RemoteEngine
 
-        return RemoteEngine(folder, given.resolved(target), observe=observe)
+        return RemoteEngine(folder, given.resolved(target), observe=observe, choice=choice)
     from partita.library.local import LocalEngine
 
     return LocalEngine(folder, manifest, target, threads=given.threads, observe=observe)

@@ -176,8 +176,11 @@ def verify(
     *,
     told: Callable[[Sequence[Resolution]], object] = len,
     audience: Audience = QUIET,
+    answers: Path | None = None,
 ) -> Verification:
-    """Replay the known answer of a package whose files have been checked. `told` hears what became of the chain."""
+    """Replay the known answer of a package whose files have been checked. `told` hears what became of the chain;
+    `answers`: the folder of the known answer, where it is not in the package.
+    """
     pins = parse_pins(target.pins, target.chain)
     try:
         return replay(
@@ -188,6 +191,7 @@ def verify(
             options=target.options,
             pins=pins,
             told=told,
+            answers=answers,
         )
     except (ChainError, NoKernelError) as error:
         raise package_refused(error, audience=audience) from error

@@ -9,6 +9,7 @@ from typing import Any
 
 from partita.check.limits import Limits
 from partita.errors import UsageError
+from partita.foreign.folder import AS_IT_IS, Choice, choice_of
 from partita.library.chain import ChainOptions, chain_options
 from partita.providers.cuda import PROVIDER as CUDA
 from partita.spelling import spelled
@@ -42,6 +43,8 @@ class PlaceOptions:
     """Time for experiments on nodes that fell back; 0: none."""
     run_seconds: float = RUN_SECONDS
     """Time for the runs of an ONNX file; one that takes longer is given up."""
+    choice: Choice = AS_IT_IS
+    """What was said of a folder that Partita did not write."""
 
     @property
     def is_package(self) -> bool:
@@ -58,7 +61,7 @@ class PlaceOptions:
 
     def to_json(self) -> dict[str, Any]:
         """The options as JSON values, for a child process."""
-        return {**asdict(self), "model": str(self.model.resolve())}
+        return {**asdict(self), "model": str(self.model.resolve()), "choice": self.choice.to_json()}
 
 
 def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
@@ -70,6 +73,7 @@ def from_json(raw: Mapping[str, Any]) -> PlaceOptions:
         "shapes": tuple(raw["shapes"]),
         "values": tuple(raw["values"]),
         "limits": Limits(**raw["limits"]),
+        "choice": choice_of(raw["choice"]),
     }
     return PlaceOptions(**{field.name: given[field.name] for field in fields(PlaceOptions)})
 
@@ -88,6 +92,10 @@ def check_options(options: PlaceOptions) -> None:
         raise UsageError(f"{spelled('shapes')} is for ONNX files; the sizes of a package are in its manifest")
     if options.is_package and options.values:
         raise UsageError(f"{spelled('inputs')} is for ONNX files; a package is run on dummy tokens")
+    if options.choice.given and not options.is_package:
+        raise UsageError(
+            f"{spelled(options.choice.given[0])} is for folders that Partita did not write, not for a file"
+        )
     for name, given in (("device", options.device is not None), ("graph_capture", options.graph_capture)):
         if given and not options.dry_run:
             raise UsageError(f"{spelled(name)} is part of a dry run; add {spelled('dry_run', True)}")

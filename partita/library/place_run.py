@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from partita.check.measures import repeated_phase
 from partita.errors import PartitaError
+from partita.foreign.folder import open_folder
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
 from partita.library.crashes import Crashed
@@ -16,7 +17,7 @@ from partita.library.run_report import Asked, join
 from partita.observations.names import EXPERIMENTS
 from partita.observations.records import PackageFacts
 from partita.observations.text_format import listing, plural
-from partita.package import read_manifest, sha256_of
+from partita.package import sha256_of
 from partita.partition_reports.graph_capture import blocking_nodes
 from partita.partition_reports.records import Report
 from partita.partition_reports.request_records import DryRunFacts, GraphCapture, ModelFacts, ModelInput
@@ -71,9 +72,9 @@ def place(
     models: dict[str, OnnxModel] = {}
     shapes: dict[str, dict[str, Shape]] = {}
     if options.is_package:
-        manifest = read_manifest(options.model)
+        manifest = open_folder(options.model, options.choice)
         try:
-            placed = place_package(options.model, where)
+            placed = place_package(options.model, where, manifest)
         except (ChainError, NoKernelError) as error:
             refused = read_onnx(error.path)
             raise why_refused(error, refused, decode_sizes(refused), options.probe_seconds, audience) from error

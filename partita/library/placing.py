@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from partita.errors import PartitaError
+from partita.foreign.folder import Choice
 from partita.library.chain import ChainOptions, Target, read_chain_options
 from partita.library.edge import public
 from partita.library.loading import Process, in_child
@@ -47,14 +48,18 @@ def place(
     probe_seconds: float = PROBE_SECONDS,
     run_seconds: float = RUN_SECONDS,
     process: Process = "auto",
+    variant: str | None = None,
+    contract: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
 ) -> Report:
-    """The partition report of any ONNX model or package, without a generation.
+    """The partition report of any ONNX model, package or folder of another exporter, without a generation.
 
     `providers`, `provider_options`, `provider_libraries`, `pins`, `threads` and `process` are those of `load`.
     `shapes`: sizes of inputs or of symbolic dimensions. `inputs`: .npy files with values of inputs; others are made up.
     `runs`: session runs per phase. `dry_run`: CUDA without a GPU, over stub libraries, simulating the GPU
     `device`; `graph_capture`: whether CUDA graphs could be captured there. `probe_seconds`: longest time for
     experiments on nodes that fell back; 0: none. `run_seconds`: longest time for the runs of an ONNX file.
+    `variant`, `contract` and `max_length` are those of `load`.
 
     Raises ArgumentError, PackageError, ResourceError, InstallationError, ProviderError when the chain cannot be
     honoured, and PlacementError, which has the report, when a run failed.
@@ -71,6 +76,7 @@ def place(
         graph_capture=graph_capture,
         probe_seconds=probe_seconds,
         run_seconds=run_seconds,
+        choice=Choice(variant, None if contract is None else Path(contract), max_length),
     )
     check_options(options)
     target = read_chain_options(given)

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 
 from partita.errors import ProviderError
 from partita.files import temporary_directory
+from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.chain import ChainOptions
 from partita.library.crashes import CRASHES
 from partita.library.crossing import FAREWELL, raise_told
@@ -52,7 +53,7 @@ WITHOUT = Remedy("leave {provider} out of the chain")
 class RemoteEngine:
     """A loaded package in a process of its own. See `engine.Engine`."""
 
-    def __init__(self, folder: Path, where: ChainOptions, *, observe: bool) -> None:
+    def __init__(self, folder: Path, where: ChainOptions, *, observe: bool, choice: Choice = AS_IT_IS) -> None:
         """Start the child and open the package there. Raises what `LocalEngine` does, and ProviderError for a crash, as
         everything here does.
         """
@@ -72,7 +73,12 @@ class RemoteEngine:
             self._folder.cleanup()
             raise
         try:
-            given = {"package": str(folder), "where": asdict(where), "observe": observe}
+            given = {
+                "package": str(folder),
+                "where": asdict(where),
+                "observe": observe,
+                "choice": choice.to_json(),
+            }
             self.opened = OPENED.validate_python(self._ask("load", given))
         except BaseException:
             self.close()

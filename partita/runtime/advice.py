@@ -5,6 +5,7 @@ A model that is no package can only be changed where it came from, so there is n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
     graph, verification = manifest.graph, manifest.verification
     return PackageFacts(
         name=folder.resolve().name,
-        manifest_sha256=sha256_of(folder / MANIFEST),
+        manifest_sha256=_identity(folder, manifest),
         model_type=manifest.source.model_type,
         attention=graph.attention,
         precision=graph.precision,
@@ -35,6 +36,13 @@ def package_facts(folder: Path, manifest: Manifest) -> PackageFacts:
         checkpoint=manifest.source.checkpoint,
         target=manifest.target.provider if manifest.target is not None else "",
     )
+
+
+def _identity(folder: Path, manifest: Manifest) -> str:
+    """The hash of a package's manifest; of a folder that has none, of what was inferred in its place."""
+    if manifest.foreign is None:
+        return sha256_of(folder / MANIFEST)
+    return hashlib.sha256(manifest.model_dump_json(by_alias=True).encode()).hexdigest()
 
 
 def _of_package(graph: Path) -> PackageFacts | None:

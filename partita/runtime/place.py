@@ -24,6 +24,7 @@ from partita.observations.facts import PortFact, RunFacts, SessionFacts, StepFac
 from partita.observations.names import RUN
 from partita.observations.records import Memory
 from partita.observations.text_format import listing
+from partita.package import Manifest
 from partita.process import peak_rss_bytes, rss_bytes
 from partita.providers.base import Provider
 from partita.providers.resolve import Resolution, resolve
@@ -282,9 +283,10 @@ def output_bytes(type_text: str, shape: tuple[int, ...] | None) -> int | None:
     return None if shape is None or dtypes.bits_of(element) is None else dtypes.size_bytes(element, shape)
 
 
-def place_package(folder: Path, where: Where) -> Placed:
+def place_package(folder: Path, where: Where, manifest: Manifest | None = None) -> Placed:
     """Open a package on the chain and run its prefill and decode graphs on dummy tokens; no logits are looked at.
 
+    `manifest`: that of a folder that has none on disk.
     Raises PackageError, ProviderError, ResourceError.
     """
     with load_runner(
@@ -292,6 +294,7 @@ def place_package(folder: Path, where: Where) -> Placed:
         where.chain,
         threads=where.threads,
         observe=True,
+        manifest=manifest,
         options=where.options,
         pins=where.pins,
         crashed=where.crashed,

@@ -245,16 +245,18 @@ def _loaded(reader: type[Loaded], folder: Path) -> Loaded:
 
 
 def stop_token_ids(folder: Path) -> frozenset[int]:
-    """Ids of the tokens that end a text: of generation_config.json, else of config.json; none when neither says.
+    """Ids of the tokens that end a text: of generation_config.json, else of config.json or onnxruntime-genai's own;
+    none when none of them says.
 
     Raises PackageError when the file is damaged.
     """
-    for name in ("generation_config.json", "config.json"):
+    for name in ("generation_config.json", "config.json", "genai_config.json"):
         path = folder / name
         if not path.is_file():
             continue
         try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            said = json.loads(path.read_text(encoding="utf-8"))
+            ids = said.get("eos_token_id", said.get("model", {}).get("eos_token_id"))
             if ids is not None:
                 listed = ids if isinstance(ids, list) else [ids]
                 if not all(isinstance(token, int) and not isinstance(token, bool) for token in listed):

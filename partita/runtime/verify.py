@@ -67,17 +67,19 @@ def replay(
     options: Mapping[str, Mapping[str, str]] | None = None,
     pins: Sequence[Pin] = (),
     told: Callable[[Sequence[Resolution]], object] = len,
+    answers: Path | None = None,
 ) -> Verification:
     """Replay the known answer of the package in `folder` on the providers of `chain`.
 
     Every row of the batch gets the same prompt and every row is compared: the prompt as a whole, the prompt in chunks
     into a fresh cache, then one token at a time. `tolerance`: largest relative error that passes, None for that of the
     package's precision; `manifest`: that of a package whose manifest is not written yet; `options`: those of each
-    provider, by its name; `told` hears what became of the chain. The result is `unverified`,
+    provider, by its name; `told` hears what became of the chain; `answers`: where the known answer is, if not in the
+    package. The result is `unverified`,
     with the first difference as its detail, when something differs.
     Raises PackageError, ProviderError, ResourceError, or GenerationError when a run fails.
     """
-    answer = _read_known_answer(folder)
+    answer = _read_known_answer(answers or folder)
     manifest = manifest or read_manifest(folder)
     with load_runner(folder, chain, threads=threads, manifest=manifest, options=options, pins=pins) as runner:
         told(runner.resolutions)

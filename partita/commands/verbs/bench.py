@@ -9,12 +9,16 @@ import typer
 from typer.exceptions import Exit
 
 from partita.commands.arguments import (
+    ContractOption,
     JsonOption,
+    LengthOption,
     PackageArgument,
     ProviderLibraryOption,
     ProviderOptionsOption,
     ThreadsOption,
+    VariantOption,
     complete,
+    folder_choice,
     read_path,
 )
 
@@ -73,6 +77,9 @@ def bench(
     provider_option: ProviderOptionsOption = None,
     provider_library: ProviderLibraryOption = None,
     threads: ThreadsOption = None,
+    variant: VariantOption = None,
+    contract: ContractOption = None,
+    max_length: LengthOption = None,
     timeout: Annotated[
         float,
         typer.Option(
@@ -125,6 +132,7 @@ def bench(
                 threads=threads,
                 timeout_seconds=timeout,
                 reports=report,
+                choice=folder_choice(variant, contract, max_length),
             ),
             out=out,
             as_json=as_json,

@@ -9,7 +9,9 @@ import typer
 from typer.exceptions import Exit
 
 from partita.commands.arguments import (
+    ContractOption,
     JsonOption,
+    LengthOption,
     MaxCopiesOption,
     MaxCopyBytesOption,
     MaxCpuNodesOption,
@@ -20,8 +22,10 @@ from partita.commands.arguments import (
     ProviderOption,
     ProviderOptionsOption,
     ThreadsOption,
+    VariantOption,
     chain_options,
     complete,
+    folder_choice,
     read_path,
 )
 
@@ -104,6 +108,9 @@ def generate(
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
     threads: ThreadsOption = None,
+    variant: VariantOption = None,
+    contract: ContractOption = None,
+    max_length: LengthOption = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -113,7 +120,9 @@ def generate(
     probe_seconds: ProbeSecondsOption = 120.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Generate text from a package. Text goes to stdout as it comes, timings to stderr."""
+    """Generate text from a package, or from another exporter's folder. Text goes to stdout as it comes, timings to
+    stderr.
+    """
     from partita.check.limits import Limits
     from partita.commands import generate as verb
     from partita.commands.generate_options import GenerateOptions
@@ -137,6 +146,7 @@ def generate(
                 report=report,
                 probe_seconds=probe_seconds,
                 as_json=as_json,
+                choice=folder_choice(variant, contract, max_length),
             )
         )
     )

@@ -9,7 +9,9 @@ import typer
 from typer.exceptions import Exit
 
 from partita.commands.arguments import (
+    ContractOption,
     JsonOption,
+    LengthOption,
     MaxCopiesOption,
     MaxCopyBytesOption,
     MaxCpuNodesOption,
@@ -19,8 +21,10 @@ from partita.commands.arguments import (
     ProviderOption,
     ProviderOptionsOption,
     ThreadsOption,
+    VariantOption,
     chain_options,
     complete,
+    folder_choice,
     read_pair,
     read_path,
 )
@@ -35,7 +39,8 @@ def place(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="An ONNX file, or a package folder written by `partita export`.",
+            help="An ONNX file, a package folder written by `partita export`, or the folder of an ONNX decoder that "
+            "another exporter wrote.",
             show_default=False,
             parser=read_path,
         ),
@@ -77,6 +82,9 @@ def place(
     max_copies: MaxCopiesOption = None,
     max_copy_bytes_per_token: MaxCopyBytesOption = None,
     threads: ThreadsOption = None,
+    variant: VariantOption = None,
+    contract: ContractOption = None,
+    max_length: LengthOption = None,
     report: Annotated[
         Path | None,
         typer.Option("--report", "-r", metavar="FILE", parser=read_path, help="Write the partition report to a file."),
@@ -102,6 +110,7 @@ def place(
                 graph_capture=graph_capture,
                 probe_seconds=probe_seconds,
                 run_seconds=run_seconds,
+                choice=folder_choice(variant, contract, max_length),
             ),
             verb.Shown(report, as_json),
         )

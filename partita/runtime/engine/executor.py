@@ -1,8 +1,8 @@
 """Runs plans: writes tokens and cursors into the buffers of one graph, runs it, hands out logits.
 
 Feeds strictly by role: what a port means comes from the contract, its name is only handed on. Every buffer is allocated
-and bound once, but those whose length is another in each step; a step writes into the buffers and runs. Knows nothing of
-prompts, sampling or when to stop.
+and bound once, but for those whose length is another in each step; a step writes into the buffers and runs. Knows
+nothing of prompts, sampling or when to stop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from partita.errors import PackageError, PartitaError
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.cpu.settings import will_repeat
 from partita.runtime.engine.cache.cache import Cache, Stores, by_contract
-from partita.runtime.engine.feeds import Feed, Mask, Starts, bound, cursor_writer, logits_given, port_by_role, port_shapes
+from partita.runtime.engine.feeds import (
+    Feed,
+    Mask,
+    Starts,
+    bound,
+    cursor_writer,
+    logits_given,
+    port_by_role,
+    port_shapes,
+)
 from partita.runtime.engine.planner import GraphName, Graphs, StepPlan
 from partita.runtime.model_file import ModelFile
 from partita.runtime.observe import Window

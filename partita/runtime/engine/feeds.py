@@ -1,4 +1,4 @@
-"""What a graph is fed besides tokens and states, and where its logits go: buffers by role, and what is written into them.
+"""What a graph is fed besides tokens and states, and where its logits go: buffers by role, and who writes them.
 
 A port has the shape of its role, or the same sizes in more or fewer dimensions: one row's [B] may be declared as [].
 """
@@ -20,8 +20,8 @@ Starts = npt.NDArray[np.int64]
 Cursor = Callable[[Starts, npt.NDArray[Any]], object]
 """Writes one cursor input, given the starts."""
 LogitsGiven = Literal["chosen", "kept", "last", "all"]
-"""Which positions a graph computes logits for: those that it is told, as many of the last ones as it is told, the last one,
-or all.
+"""Which positions a graph computes logits for: those that it is told, as many of the last ones as it is told, the last
+one, or all.
 """
 
 

@@ -1,9 +1,9 @@
 """States that no step may write where it reads: every step makes them anew, longer where they grow.
 
 Graphs of other exporters append keys and values to what they are given: past [B, KV, T, D] becomes present
-[B, KV, T + S, D], or a state of fixed shape is handed over in another buffer. ONNX Runtime allocates what a step writes,
-in the memory where the session wants it as past, out of its arena; the next step reads it there. Nothing is copied
-around the graph. In it, whatever was there before is copied into the longer tensor, which the report counts.
+[B, KV, T + S, D], or a state of fixed shape is handed over in another buffer. ONNX Runtime allocates what a step
+writes, in the memory where the session wants it as past, out of its arena; the next step reads it there. Nothing is
+copied around the graph. In it, all that was there before is copied into the longer tensor, which the report counts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""A folder that Partita did not write beside its original model: the known answer is made on the spot, and replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partita.dtypes import PRECISIONS
+from partita.errors import PackageError, UsageError
+from partita.extras import explain
+from partita.files import temporary_directory
+from partita.library.audience import QUIET, Audience
+from partita.library.chain import Target
+from partita.library.local import verify
+from partita.package import Manifest
+from partita.package_records import Verification
+from partita.providers.resolve import Resolution
+from partita.remedies import Remedy
+from partita.spelling import spelled
+
+if TYPE_CHECKING:
+    from partita.export.checkpoint import Checkpoint
+
+COMPARE = Remedy(
+    "compare it with the model that it was made from", ("partita", "verify", "{folder}", "--reference", "CHECKPOINT")
+)
+LEAST_LENGTH = 2
+
+
+def no_answer(folder: Path) -> PackageError:
+    """The error for a folder that has nothing to be verified with."""
+    return PackageError(
+        f"{folder}: Partita did not write it, so it has no known answer", remedy=COMPARE.filled(folder=folder)
+    )
+
+
+def verify_against(
+    folder: Path,
+    manifest: Manifest,
+    reference: str,
+    target: Target,
+    threads: int | None,
+    *,
+    told: Callable[[Sequence[Resolution]], object] = len,
+    audience: Audience = QUIET,
+) -> Verification:
+    """Run the original model `reference`, a folder or a hub id, on a fixed prompt; replay that on the folder's graph.
+
+    Weights that are rounded to integers make another model, for which no tolerance says right or wrong: then how far it
+    is off is told, and the status is unverified. Raises UsageError for a package, which has its own answer,
+    CheckpointError, InstallationError without torch, and what `local.verify` does.
+    """
+    if manifest.foreign is None:
+        raise UsageError(
+            f"{spelled('reference')} is for folders that Partita did not write; {folder} has its own known answer"
+        )
+    try:
+        from partita.export import known_answer
+        from partita.export.checkpoint import open_checkpoint
+    except ImportError as error:
+        lacking = explain(error)
+        raise lacking if lacking is not None else error from error
+    checkpoint = open_checkpoint(reference)
+    _check_model(folder, manifest, checkpoint)
+    graph = manifest.graph
+    with temporary_directory() as made, audience.busy("running the original model"):
+        known_answer.check_memory(manifest.source.parameters, graph.cache_bytes)
+        answer = known_answer.compute(checkpoint, graph.vocab_size, graph.max_length)
+        known_answer.save(answer, Path(made))
+        found = verify(folder, manifest, target, threads, told=told, audience=audience, answers=Path(made))
+    bits = PRECISIONS[graph.precision].bits
+    return found if bits is None else _told(found, bits)
+
+
+def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> None:
+    """Raise UsageError where the checkpoint is plainly of another model."""
+    theirs, ours = checkpoint.model_type, manifest.source.model_type
+    vocab = getattr(checkpoint.config.get_text_config(), "vocab_size", None)
+    if vocab is not None and vocab != manifest.graph.vocab_size:
+        raise UsageError(
+            f"{spelled('reference', str(checkpoint.folder))}: a {theirs} with a vocabulary of {vocab:,}, and {folder} "
+            f"is a {ours} with {manifest.graph.vocab_size:,}"
+        )
+
+
+def _told(found: Verification, bits: int) -> Verification:
+    """What a comparison with rounded weights says."""
+    steps = [step for step in found.steps if step.step != "chunked prefill"]
+    equal = sum(step.tokens_equal for step in steps)
+    largest = max((step.max_rel_error for step in steps), default=0.0)
+    detail = (
+        f"not judged: its weights are rounded to {bits} bits, so it is another model than its reference; largest "
+        f"relative error {largest:.2e}, greedy tokens equal in {equal} of {len(steps)} steps"
+    )
+    return found.model_copy(update={"status": "unverified", "detail": detail, "tolerance": None})
