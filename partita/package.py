@@ -39,8 +39,7 @@ EXPORT_LIKE = replace(
     EXPORT_AGAIN,
     command=(
         *EXPORT_AGAIN.command,
-        "--attention",
-        "{attention}",
+        "{how}",
         "--precision",
         "{precision}",
         "--max-length",
@@ -50,6 +49,8 @@ EXPORT_LIKE = replace(
     ),
 )
 GET_AGAIN = Remedy("get the folder again")
+HOW = {"growing": ("--cache", "growing"), "optimum": ("--exporter", "optimum")}
+"""What asks an export for attention that is written so; of others it is --attention with their name."""
 KNOWN_ANSWER = "known_answer.safetensors"
 QUALITY = "quality.safetensors"
 HASH_CHUNK_BYTES = 1 << 20
@@ -300,7 +301,7 @@ def again(folder: Path, manifest: Manifest | None = None) -> Remedy:
     return EXPORT_LIKE.filled(
         checkpoint=known,
         out=folder,
-        attention=graph.attention,
+        how=HOW.get(graph.attention, ("--attention", graph.attention)),
         precision=graph.precision,
         max_length=graph.max_length,
         batch_size=graph.batch_size,

@@ -57,6 +57,7 @@ BLANKS: dict[str, Any] = {
     "others": "gpu, webgpu",
     "extras": "export,cpu",
     "attention": "gqa",
+    "how": ("--attention", "gqa"),
     "precision": "fp32",
     "max_length": 512,
     "batch_size": 1,

@@ -124,6 +124,11 @@ def cache_precisions(typed: str) -> list[str]:
     return _beginning(typed, CACHE_PRECISIONS)
 
 
+def caches(typed: str) -> list[str]:
+    """Values of `--cache`."""
+    return _beginning(typed, ("fixed", "growing"))
+
+
 def prefill_precisions(typed: str) -> list[str]:
     """Values of `--prefill-precision`."""
     return _beginning(typed, ("auto", "int8"))

@@ -7,16 +7,22 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-AXES = {"input_ids": (1, "sequence_length"), "logits_indices": (0, "logits_rows")}
+AXES = {
+    "input_ids": (1, "sequence_length"),
+    "logits_indices": (0, "logits_rows"),
+    "attention_mask": (1, "total_sequence_length"),
+}
 """Input whose axis a size is, and the name that the manifest has for it."""
+PAST = 2, "past_sequence_length"
+"""The same of every state that grows."""
 
 
 def name_axes(model: ir.Model) -> None:
     """Rename every symbolic size of `model`, also where others are computed from it (`2*s70`)."""
     names = {}
     for value in model.graph.inputs:
-        if value.name in AXES and value.shape is not None:
-            axis, name = AXES[value.name]
+        if value.shape is not None and (value.name in AXES or len(value.shape) == 4):
+            axis, name = AXES.get(value.name or "", PAST)
             size = value.shape[axis]
             if isinstance(size, ir.SymbolicDim) and size.value is not None:
                 names[str(size.value)] = name

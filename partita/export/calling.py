@@ -18,10 +18,10 @@ def call(
     ids: torch.Tensor,
     positions: torch.Tensor,
     cache: Any,
-    rows: torch.Tensor,
+    rows: torch.Tensor | None,
     keys: int | None = None,
 ) -> torch.Tensor:
-    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: which of the S are wanted.
+    """Logits [B, K, vocab] for the tokens `ids` [B, S] at `positions` [B, S]; `rows` [K]: which of the S; None: all.
 
     `keys`: the model gets a padding mask of ones over so many, for want of which it would make one of its own.
     Raises UnsupportedModelError for a model without a cache, and for one that does not answer to text alone.
@@ -40,7 +40,7 @@ def call(
     arguments: dict[str, Any] = {name: cache, "use_cache": True}
     mask = None if keys is None else torch.ones(ids.shape[0], keys, dtype=torch.long)
     for key, value in {"position_ids": positions, "attention_mask": mask, "logits_to_keep": rows}.items():
-        if key in known:
+        if key in known and not (key == "logits_to_keep" and rows is None):
             arguments[key] = value
     logits: torch.Tensor = model(input_ids=ids, **arguments).logits
-    return logits if "logits_to_keep" in known else logits.index_select(1, rows)
+    return logits if rows is None or "logits_to_keep" in known else logits.index_select(1, rows)

@@ -48,6 +48,7 @@ class Emitter:
     probed: Probed
     lowering: Lowering
     max_length: int
+    """Rows of the cache; a symbolic size where it grows."""
     count: int
     positions: torch.Tensor
     cursors: tuple[torch.Tensor, ...]
@@ -142,6 +143,9 @@ class Emitter:
 
     def length(self) -> Any:
         """Tokens cached before, as a scalar tensor; the graph is settled later."""
+        if self.lowering.grows:  # the same in all rows: padding has its places, too
+            before = self.max_length - self.positions.shape[1]
+            return self.positions[0, 0].to(torch.int64) if self.probed.length_as_tensor else before
         if not self.probed.length_as_tensor:
             return 0
         return torch.onnx.ops.symbolic(

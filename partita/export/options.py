@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from partita.dtypes import ACTIVATIONS, CACHE_PRECISIONS, EXACT, PRECISIONS, Precision, multiplied_with
 from partita.errors import UsageError
 from partita.export import quantisers
-from partita.export.attention import lowering
+from partita.export.attention import GROWING, lowering
 from partita.export.checkpoint import Checkpoint
 from partita.export.passes import check_left_out
 from partita.export.quantisation.keep import read_keep
@@ -27,6 +27,9 @@ OF_ANY_ROUNDING = ("quality_text", "calibrate")
 """Options that are about packed weights and a rounded cache alike."""
 CACHE_LOWERING = "gqa"
 """The lowering of attention that keeps such a cache."""
+FIXED = "fixed"
+CACHES = (FIXED, GROWING)
+"""Layouts of the cache."""
 BLOCK_SIZES = (32, 64, 128)
 """Weights that may share a scale."""
 MOST_RATIO = 10
@@ -90,6 +93,8 @@ class ExportOptions:
     """A second graph is written for prompts: one of PREFILL_PRECISIONS. None: one graph reads them and goes on."""
     requantise: bool = False
     """Weights of a quantised checkpoint are rounded a second time. False: they are taken as they are stored."""
+    cache: str = FIXED
+    """A name of CACHES: past and present in one buffer of fixed size, or with as many rows as there are tokens."""
 
     @property
     def named(self) -> str:
@@ -144,6 +149,7 @@ def check_options(options: ExportOptions) -> None:
             f"{spelled('prefill_chunk')} fixes the shape of prefill.onnx: it needs {spelled('static_shapes', True)}"
         )
     _check_adapters(options)
+    _check_layout(options)
     _check_cache(options)
     _check_packing(options)
     check_left_out(options.without_pass)
@@ -174,6 +180,31 @@ def _check_adapters(options: ExportOptions) -> None:
             raise UsageError(f"{said}: {name[:80]!r} is no name of an adapter: letters, digits, - and _, at most 64")
         if names.count(name) > 1:
             raise UsageError(f"{said}: {name} is given more than once")
+
+
+def with_layout(options: ExportOptions) -> ExportOptions:
+    """The options with the lowering of attention that the layout of the cache asks for."""
+    return options if options.cache == FIXED else replace(options, attention=GROWING)
+
+
+def _check_layout(options: ExportOptions) -> None:
+    """Check what is said of the layout of the cache. Raises UsageError."""
+    said = spelled("cache", options.cache)
+    if options.cache not in CACHES:
+        raise UsageError(f"{said}: choose one of {', '.join(CACHES)}")
+    if options.cache == FIXED:
+        if options.attention == GROWING:
+            raise UsageError(f"{spelled('attention', GROWING)}: ask for it with {spelled('cache', GROWING)}")
+        return
+    others = {
+        spelled("attention", options.attention): options.attention not in ("auto", GROWING),
+        spelled("static_shapes", True): options.static_shapes,
+        spelled("cache_precision", options.cache_precision): options.cache_precision is not None,
+        spelled("prefill_precision", options.prefill_precision): options.prefill_precision is not None,
+    }
+    for other, given in others.items():
+        if given:
+            raise UsageError(f"{said}: that layout is written in one way, without {other}; leave one of the two out")
 
 
 def _check_cache(options: ExportOptions) -> None:

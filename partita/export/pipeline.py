@@ -18,7 +18,7 @@ from partita.export import cache_rounding, stored_precision
 from partita.export.checkpoint import open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
 from partita.export.exporters import Attempts, Exporter, exporter
-from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length
+from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
 from partita.export.quality import MissedRatioError, OpenScorer
@@ -62,6 +62,7 @@ def export(
     behind.
     """
     check_options(options)
+    options = with_layout(options)
     if options.cache_precision is not None:
         options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:

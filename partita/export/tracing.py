@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from partita.contract import Port, State
 from partita.errors import UnsupportedModelError
 from partita.export.attention import Lowering
+from partita.export.attention.base import Cursor
 from partita.export.axis_names import name_axes
 from partita.export.calling import call
 from partita.export.causal_buffers import rows_by_position
@@ -41,7 +42,7 @@ from partita.export.state import LayerState, layer_count
 from partita.export.translations import TABLE
 from partita.spelling import spelled
 
-EXAMPLE_TOKENS, EXAMPLE_ROWS = 3, 2
+EXAMPLE_TOKENS, EXAMPLE_ROWS, EXAMPLE_PAST = 3, 2, 5
 SMALL_SIZES = 130
 """Sizes below are all tried on what a trace takes for granted: more than any usual chunk."""
 POSITIONS, TORCH_POSITIONS = "int32", torch.int32
@@ -83,7 +84,7 @@ class Granted:
 
 class _Wrapper(torch.nn.Module):
     """The model with flat inputs and outputs: tokens, positions, rows, cursors, past states -> logits, present
-    states.
+    states. Without rows there are logits of all tokens.
     """
 
     def __init__(self, fake: FakeModel, lowering: Lowering, keys: tuple[Key, ...], spec: TraceSpec) -> None:
@@ -96,7 +97,7 @@ class _Wrapper(torch.nn.Module):
         self,
         input_ids: torch.Tensor,
         position_ids: torch.Tensor,
-        logits_indices: torch.Tensor,
+        rows: tuple[torch.Tensor, ...],
         cursors: tuple[torch.Tensor, ...],
         past: tuple[torch.Tensor, ...],
         lengths: tuple[torch.Tensor, ...],
@@ -105,12 +106,17 @@ class _Wrapper(torch.nn.Module):
         size: Any = input_ids.shape[1]
         if isinstance(size, torch.SymInt):
             self.granted.shapes.append(size.node.shape_env)
+        keys: Any = self.spec.max_length
+        places = position_ids
+        if self.lowering.grows:
+            keys = cursors[0].shape[1]
+            places = _last_of(keys, size, self.spec.batch)
         plug = Emitter(
             self.fake.probed,
             self.lowering,
-            self.spec.max_length,
+            keys,
             layer_count(model),
-            position_ids,
+            places,
             cursors,
             dict(zip(self.keys, past, strict=True)),
         )
@@ -120,13 +126,19 @@ class _Wrapper(torch.nn.Module):
             complex_as_pairs(),
             rope_by_length(model, length),
             replaced(model, self.spec.form),
-            rows_by_position(model, position_ids, self.spec.max_length),
+            rows_by_position(model, places, keys),
         ):
             cache = PlugCache(plug, hides_recurrent=read_states(model))
-            keys = self.spec.max_length if self.fake.probed.takes_ones else None
-            logits = call(model, input_ids, position_ids, cache, logits_indices, keys)
+            wanted = rows[0] if rows else None
+            logits = call(model, input_ids, position_ids, cache, wanted, keys if self.fake.probed.takes_ones else None)
         plug.check()
         return (logits, *(plug.present(key) for key in self.keys))
+
+
+def _last_of(keys: Any, tokens: Any, batch: int) -> torch.Tensor:
+    """Places [B, S] of the tokens of a step in a cache that has `keys` rows with them: the last ones."""
+    places = torch.arange(keys - tokens, keys, dtype=TORCH_POSITIONS)[None]
+    return places if batch == 1 else places + torch.zeros(batch, 1, dtype=TORCH_POSITIONS)
 
 
 def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
@@ -134,6 +146,8 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
 
     Raises UnsupportedModelError when a layer does not fit the lowering or the model code cannot be traced.
     """
+    if lowering.grows:
+        _check_grows(fake, spec)
     table = _state_table(fake, lowering, spec)
     states = tuple(table.values())
     arguments = _examples(fake, lowering, spec, states)
@@ -152,7 +166,7 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
             input_names=[
                 "input_ids",
                 "position_ids",
-                "logits_indices",
+                *("logits_indices" for _ in arguments["rows"]),
                 *(c.name for c in lowering.cursors),
                 *(s.past for s in states),
                 *("rope_length" for _ in arguments["lengths"]),
@@ -178,21 +192,52 @@ def trace(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> Traced:
     return Traced(model, *_ports(model, lowering, spec, fake), states, spec, bool(forms.decided), tuple(forms.notes))
 
 
+def _check_grows(fake: FakeModel, spec: TraceSpec) -> None:
+    """Raise UnsupportedModelError for a model whose states or inputs have no place in the layout that grows."""
+    said = spelled("cache", "growing")
+    if fake.probed.extras:
+        kind = fake.probed.extras[0].kind
+        raise UnsupportedModelError(f"{said}: the model keeps {kind} states, which do not grow; leave it out")
+    if fake.rope_by_length:
+        raise UnsupportedModelError(
+            f"{said}: its rotary frequencies depend on the length of the text, an input that this layout lacks; leave "
+            "it out"
+        )
+    if spec.sequence_length is not None:
+        raise UnsupportedModelError(
+            f"{said}: the model can only be traced for a fixed number of tokens, and this layout has any; leave it out"
+        )
+
+
 def _examples(fake: FakeModel, lowering: Lowering, spec: TraceSpec, states: tuple[State, ...]) -> dict[str, Any]:
     """What the wrapper is traced with, on fake tensors, by the names of its arguments."""
     length = spec.sequence_length or min(EXAMPLE_TOKENS, spec.max_length)
     rows = 1 if spec.sequence_length else min(EXAMPLE_ROWS, length)
+    positions = torch.long if lowering.grows else TORCH_POSITIONS
     with fake.mode:
         return {
             "input_ids": torch.zeros(spec.batch, length, dtype=torch.long),
-            "position_ids": torch.zeros(spec.batch, length, dtype=TORCH_POSITIONS),
-            "logits_indices": torch.zeros(rows, dtype=torch.long),
+            "position_ids": torch.zeros(spec.batch, length, dtype=positions),
+            "rows": () if lowering.grows else (torch.zeros(rows, dtype=torch.long),),
             "cursors": tuple(
-                torch.zeros(spec.batch if c.per_row else (), dtype=getattr(torch, c.dtype)) for c in lowering.cursors
+                torch.zeros(_cursor_shape(c, spec, EXAMPLE_PAST + length), dtype=getattr(torch, c.dtype))
+                for c in lowering.cursors
             ),
-            "past": tuple(torch.zeros(s.shape, dtype=to_torch(s.dtype)) for s in states),
+            "past": tuple(torch.zeros(_past_shape(s, EXAMPLE_PAST), dtype=to_torch(s.dtype)) for s in states),
             "lengths": (torch.zeros((), dtype=TORCH_POSITIONS),) if fake.rope_by_length else (),
         }
+
+
+def _cursor_shape(cursor: Cursor, spec: TraceSpec, total: Any) -> tuple[Any, ...]:
+    """The shape of a cursor; `total`: T, the rows of a cache that grows."""
+    if cursor.per_key:
+        return spec.batch, total
+    return (spec.batch,) if cursor.per_row else ()
+
+
+def _past_shape(state: State, past: int) -> tuple[int, ...]:
+    """The shape of a state before a step; `past`: P, the rows that a state that grows has then."""
+    return tuple(past if axis == state.grows else size for axis, size in enumerate(state.shape))
 
 
 def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> torch.export.ExportedProgram:
@@ -201,8 +246,16 @@ def _exported(wrapper: _Wrapper, arguments: dict[str, Any], spec: TraceSpec) -> 
     if spec.sequence_length is None:
         tokens = torch.export.Dim("sequence_length", min=1, max=spec.max_length)
         wanted = torch.export.Dim("logits_rows", min=1, max=spec.max_length)
-        shapes = {"input_ids": {1: tokens}, "position_ids": {1: tokens}, "logits_indices": {0: wanted}}
+        shapes = {"input_ids": {1: tokens}, "position_ids": {1: tokens}}
+        shapes["rows"] = tuple({0: wanted} for _ in arguments["rows"])
         shapes |= {name: tuple({} for _ in arguments[name]) for name in ("cursors", "past", "lengths")}
+        if wrapper.lowering.grows:
+            # That T is P + S is not said: torch has no such sizes. Nothing that it sees joins the two.
+            longest = max(spec.max_length, 2 * (EXAMPLE_PAST + EXAMPLE_TOKENS))
+            total = torch.export.Dim("total_sequence_length", min=1, max=longest)
+            past = torch.export.Dim("past_sequence_length", min=1, max=longest)
+            shapes["cursors"] = tuple({1: total} for _ in arguments["cursors"])
+            shapes["past"] = tuple({2: past} for _ in arguments["past"])
     try:
         # Guards are looked at below: torch itself rejects some that hold for every size, and cannot tell.
         program = torch.export.export(
@@ -252,6 +305,8 @@ def _state_table(fake: FakeModel, lowering: Lowering, spec: TraceSpec) -> dict[K
                 shape=(spec.batch, layer.kv_heads, spec.max_length, width),
                 dtype=fake.dtype,
                 window=layer.window,
+                grows=2 if lowering.grows else None,
+                in_place=not lowering.grows,
             )
     for extra in fake.probed.extras:
         name = f"{extra.layer}.{extra.kind}" + (f".{extra.index}" if extra.index else "")
@@ -374,15 +429,16 @@ def _ports(
 ) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
     """Ports of the graph that are not states, by role."""
     tokens: tuple[int | str, ...] = (spec.batch, spec.sequence_length or "sequence_length")
-    rows: int | str = 1 if spec.sequence_length else "logits_rows"
+    rows: int | str = 1 if spec.sequence_length else "sequence_length" if lowering.grows else "logits_rows"
+    positions = "int64" if lowering.grows else POSITIONS
     known = {
         "input_ids": Port(name="input_ids", role="tokens", shape=tokens, dtype="int64"),
-        "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype=POSITIONS),
+        "position_ids": Port(name="position_ids", role="positions", shape=tokens, dtype=positions),
         "logits_indices": Port(name="logits_indices", role="logits_rows", shape=(rows,), dtype="int64"),
         "rope_length": Port(name="rope_length", role="rope_length", shape=(), dtype=POSITIONS),
     }
     for cursor in lowering.cursors:
-        shape: tuple[int | str, ...] = (spec.batch,) if cursor.per_row else ()
+        shape: tuple[int | str, ...] = _cursor_shape(cursor, spec, "total_sequence_length")
         known[cursor.name] = Port(name=cursor.name, role=cursor.role, shape=shape, dtype=cursor.dtype)
     inputs = tuple(known[v.name] for v in model.graph.inputs if v.name in known)
     logits = model.graph.outputs[0]

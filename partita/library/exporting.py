@@ -94,6 +94,7 @@ def export(
     requantise: bool = False,
     adapter: str | os.PathLike[str] | None = None,
     with_adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+    cache: str = "fixed",
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -133,6 +134,7 @@ def export(
             requantise=requantise,
             adapter=None if adapter is None else Path(adapter),
             with_adapters=tuple((name, Path(folder)) for name, folder in (with_adapters or {}).items()),
+            cache=cache,
         )
         if target_options and target is None:
             raise UsageError(
@@ -162,6 +164,7 @@ def run_export(
 ) -> Summary:
     """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
     from partita.export.exporters import check_name
+    from partita.export.options import with_layout
     from partita.export.pipeline import check_options
     from partita.export.pipeline import export as write
     from partita.export.progress import Silent, stage
@@ -170,6 +173,7 @@ def run_export(
     shown = progress or Silent()
     check_options(options)
     check_name(options.exporter)
+    options = with_layout(options)
     if options.measures and options.quality_text is None:
         options = replace(options, quality_text=heldout_path())
     with stage(shown, "find target", {}):

@@ -10,7 +10,7 @@ from partita.errors import PackageError
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.edge import public
-from partita.package import MANIFEST, Manifest, read_manifest, refuse_absent, unreadable
+from partita.package import Manifest, refuse_absent, unreadable
 from partita.strangers import recognise
 
 ONNX_SUFFIX = ".onnx"
@@ -59,7 +59,7 @@ def read(path: Path) -> Inspection:
         manifest, wrong = _manifest(path)
         if manifest is None and not graphs_in(path):
             raise wrong[0]
-        return look(path, manifest, () if manifest is None and not (path / MANIFEST).is_file() else wrong)
+        return look(path, manifest, wrong)
     except PermissionError as error:
         raise unreadable(path) from error
 
@@ -69,8 +69,10 @@ def _manifest(path: Path) -> tuple[Manifest | None, tuple[PackageError, ...]]:
     if not path.is_dir():
         stranger = recognise(path)
         raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
+    from partita.foreign.folder import open_folder
+
     try:
-        return read_manifest(path), ()
+        return open_folder(path), ()
     except PackageError as error:
         return None, (error,)
 

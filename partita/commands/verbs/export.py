@@ -137,6 +137,14 @@ def export(
             "up to 2048."
         ),
     ] = None,
+    cache: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete("caches"),
+            help="Layout of the cache: fixed, one buffer that is written in place; growing, as optimum has it, for its "
+            "ORTModelForCausalLM.",
+        ),
+    ] = "fixed",
     cache_precision: Annotated[
         str | None,
         typer.Option(
@@ -256,6 +264,7 @@ def export(
             requantise=requantise,
             adapter=adapter,
             with_adapters=tuple((name, Path(folder)) for name, _, folder in map(split_pair, with_adapters or ())),
+            cache=cache,
         ),
         TargetOptions(
             target,

@@ -29,6 +29,8 @@ class Cursor:
     dtype: str
     per_row: bool
     """[B] when True, a scalar otherwise."""
+    per_key: bool = False
+    """[B, T]: an entry for each row of a cache that grows, those of this step included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +129,7 @@ class Lowering:
     """Operators that graph passes may write in the place of several others, beside this lowering."""
     appends_in_batches: bool
     """True when several new tokens may follow past ones in every row of a batch, False when in a batch of one only."""
+    grows: bool = False
+    """Past has as many rows as there are tokens so far, present those of the step, too; a cursor is T long. It is taken
+    only where it is asked for. False: both have N rows.
+    """

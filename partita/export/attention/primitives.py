@@ -42,7 +42,7 @@ def _split(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return reshaped(tensor, (*shape[:2], -1, shape[3]), shape)
 
 
-def _allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
+def allowed(positions: torch.Tensor, window: int | None, max_length: int) -> torch.Tensor:
     """True where a query may see a key: positions [B, S] -> [B, 1, S, N]."""
     import torch
 
@@ -68,15 +68,15 @@ def attend(reading: Reading) -> torch.Tensor:
     if reading.mask is not None:
         scores = scores + reading.mask
     else:
-        seen = _allowed(reading.positions, reading.window, max_length)
+        seen = allowed(reading.positions, reading.window, max_length)
         scores = torch.where(seen, scores, torch.full((), LOWEST, dtype=scores.dtype))
-    weights = _with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
+    weights = with_sink(scores, reading.sink) if reading.sink is not None else torch.softmax(scores, dim=-1)
     weights = _split(weights, (batch, kv_heads, rows, max_length))
     output = _split(product(weights, reading.values), (batch, heads, length, reading.values.shape[-1]))
     return output.transpose(1, 2)
 
 
-def _with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+def with_sink(scores: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
     """Softmax of [B, H, S, N] in which one more key of score `sink` [H] takes its share."""
     import torch
 

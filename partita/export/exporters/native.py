@@ -14,6 +14,7 @@ from partita.export.adapters.branches import Switched, parameters, switched
 from partita.export.adapters.files import Adapter, read_adapter
 from partita.export.adapters.merge import merged
 from partita.export.adapters.record import adapter_record
+from partita.export.attention import GROWING
 from partita.export.checkpoint import Checkpoint
 from partita.export.choosing import Choices, Choosing, Unasked
 from partita.export.config_values import named
@@ -95,7 +96,7 @@ class Traces:
     def others(self) -> Sequence[Traces]:
         """The other lowerings, where one was asked for."""
         wanted = self.choosing.wanted
-        ways = [] if wanted == AUTO else [way for way in every_way() if way.attention != wanted]
+        ways = [] if wanted in (AUTO, GROWING) else [way for way in every_way() if way.attention != wanted]
         return [Traces(self.draft, self.choosing.instead(way)) for way in ways]
 
 
@@ -139,7 +140,7 @@ def _exported(graphs: Graphs) -> Exported:
     draft, first = graphs.draft, graphs.traced[0]
     models = tuple(item.model for item in graphs.traced)
     return Exported(
-        label=spelled("attention", str(graphs.way)),
+        label=spelled("cache", GROWING) if graphs.chosen.grows else spelled("attention", str(graphs.way)),
         attention=graphs.chosen.name,
         checkpoint=draft.checkpoint,
         models=models,

@@ -124,7 +124,6 @@ def _wrong_record(folder: Path, record: FileRecord, said: set[str]) -> PackageEr
 
 def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
     """Files with weights that are missing, outside of the folder, or shorter than what they are said to hold."""
-    place = (folder / graph.facts.file).parent
     ends: dict[str, int] = {}
     for tensor in graph.tensors:
         if tensor.file != graph.facts.file:
@@ -134,12 +133,12 @@ def _wrong_data(folder: Path, graph: ReadGraph) -> list[PackageError]:
     found = []
     for name, end in ends.items():
         try:
-            path = inside(place, name)
+            path = inside(folder, name)
         except PackageError as error:
             found.append(error)
             continue
         if not path.is_file():
-            found.append(PackageError(f"{place / graph.facts.file}: its weights file {name!r} is missing"))
+            found.append(PackageError(f"{folder / graph.facts.file}: its weights file {name!r} is missing"))
         elif path.stat().st_size < end:
             told = f"{path.stat().st_size:,} bytes, its graph reads up to byte {end:,}: it is cut off"
             found.append(PackageError(f"{path}: {told}"))
@@ -153,7 +152,7 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
         return ModelFacts(
             model_type=source.model_type or None,
             architecture=source.architecture or None,
-            parameters=source.parameters or None,
+            parameters=(source.parameters or None) if manifest.foreign is None else None,
             precision=graph.precision or None,
             attention=graph.attention or None,
             layout="partita" if manifest.foreign is None else manifest.foreign.layout,

@@ -16,7 +16,7 @@ from partita.package import inside, refuse_absent, unreadable
 from partita.remedies import FROM_CHECKPOINT
 from partita.runtime.contents.light import read_light
 from partita.runtime.contents.modules import Weight, weights_in
-from partita.runtime.contents.tensors import Stored, initializers
+from partita.runtime.contents.tensors import Stored, beside, initializers
 from partita.runtime.model_file import all_nodes, data_files
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def _facts(path: Path, name: str, proto: onnx.ModelProto, contract: Contract | N
         operators=_operators(proto),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        data_files=tuple(sorted(data_files(proto))),
+        data_files=tuple(sorted(beside(name, location) for location in data_files(proto))),
         metadata={entry.key: entry.value for entry in proto.metadata_props},
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from partita import dtypes
@@ -48,8 +49,13 @@ def stored(tensor: onnx.TensorProto, file: str) -> Stored:
     outside = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in outside:
         return Stored(tensor.name, dtype, shape, size, file, (file, tensor.name))
-    place = (outside["location"], outside.get("offset", "0"), size)
-    return Stored(tensor.name, dtype, shape, size, outside["location"], place)
+    data = beside(file, outside["location"])
+    return Stored(tensor.name, dtype, shape, size, data, (data, outside.get("offset", "0"), size))
+
+
+def beside(file: str, location: str) -> str:
+    """A file that the ONNX file `file` names, relative to the folder that `file` is relative to."""
+    return str(PurePosixPath(file).parent / location)
 
 
 def _is_known(number: int) -> bool:

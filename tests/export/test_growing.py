@@ -1,0 +1,125 @@
+"""`--cache growing`: the layout of optimum. Past has a row for each token so far, and a mask says which of them count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import pytest
+
+import partita
+from partita import cli
+from partita.errors import UnsupportedModelError, UsageError
+from partita.export.pipeline import ExportOptions, check_options
+from partita.package import again, read_manifest
+from tests.conftest import Exported, TinyCheckpoint
+
+VARIED = ("llama", "gemma2", "bloom", "gpt_oss")
+"""Grouped heads; windows and softcap; position biases of the model's own; sinks and experts."""
+Array = npt.NDArray[Any]
+
+
+@pytest.mark.parametrize("kind", VARIED)
+def test_it_computes_what_the_model_computes(tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str) -> None:
+    manifest = read_manifest(exported(tiny_checkpoint(kind), cache="growing"))
+    assert manifest.verification.status == "verified" and manifest.graph.attention == "growing"
+    assert max(step.max_rel_error for step in manifest.verification.steps) < 1e-5
+    assert {state.grows for state in manifest.graph.states} == {2}
+
+
+def test_inputs_and_outputs_are_those_of_optimum(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    folder = exported(tiny_checkpoint("llama"), cache="growing")
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    found = {port.name: (port.type, port.shape) for port in session.get_inputs()}
+    assert list(found)[:3] == ["input_ids", "position_ids", "attention_mask"]
+    assert found["input_ids"] == found["position_ids"] == ("tensor(int64)", [1, "sequence_length"])
+    assert found["attention_mask"] == ("tensor(int64)", [1, "total_sequence_length"])
+    kind, shape = found["past_key_values.0.key"]
+    assert (kind, shape[2]) == ("tensor(float)", "past_sequence_length")
+    outputs = {port.name: port.shape for port in session.get_outputs()}
+    assert outputs["logits"][:2] == [1, "sequence_length"]
+    assert outputs["present.1.value"] == [*shape[:2], "total_sequence_length", shape[3]]
+    (graph,) = read_manifest(folder).graph.files
+    assert {port.role for port in graph.inputs} == {"tokens", "positions", "mask"}
+
+
+def run(session: ort.InferenceSession, ids: Array, mask: Array, past: dict[str, Array] | None = None) -> dict[str, Array]:
+    """One step as optimum makes it: positions count what the mask lets through."""
+    rows, length = ids.shape
+    positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -length:]
+    feeds: dict[str, Any] = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+    for port in session.get_inputs():
+        if port.name.startswith("past"):
+            heads, width = port.shape[1], port.shape[3]
+            feeds[port.name] = (past or {}).get(port.name, np.zeros((rows, heads, 0, width), np.float32))
+    wanted = {port.name for port in session.get_inputs()}
+    names = [port.name for port in session.get_outputs()]
+    given = {name: value for name, value in feeds.items() if name in wanted}
+    return dict(zip(names, session.run(None, given), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "bloom"])
+def test_padding_at_the_left_of_a_row_changes_nothing(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, kind: str
+) -> None:
+    """As transformers' generate pads prompts of unequal length. Positions of bloom follow from the places."""
+    checkpoint = tiny_checkpoint(kind)
+    folder = exported(checkpoint, cache="growing", batch_size=2, verify=False)
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    ids = np.array([[5, 9, 12, 40, 7, 3], [0, 0, 12, 40, 7, 3]])
+    mask = np.array([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    alone = np.array([[12, 40, 7, 3]] * 2)
+    step, longer = np.array([[8], [8]]), np.concatenate([mask, [[1], [1]]], axis=1)
+
+    def both(tokens: Array, seen: Array, next_mask: Array) -> tuple[Array, Array]:
+        first = run(session, tokens, seen)
+        past = {name.replace("present", "past_key_values"): value for name, value in first.items()}
+        return first["logits"][1, -1], run(session, step, next_mask, past)["logits"][1, -1]
+
+    padded, plain = both(ids, mask, longer), both(alone, np.ones((2, 4), int), np.ones((2, 5), int))
+    for ours, expected in zip(padded, plain, strict=True):
+        assert np.abs(ours - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+def test_generate_gives_the_tokens_of_the_fixed_cache(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    checkpoint = tiny_checkpoint("gemma2")
+    tokens = []
+    for cache in ("fixed", "growing"):
+        with partita.load(exported(checkpoint, cache=cache), "cpu") as model:
+            tokens.append(list(model.generate([[5, 9, 12, 40]], max_new_tokens=24).answers[0].tokens))
+    assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "round"}, "--cache round: choose one of fixed, growing"),
+        ({"cache": "growing", "attention": "gqa"}, "without --attention gqa; leave one of the two out"),
+        ({"cache": "growing", "static_shapes": True}, "without --static-shapes"),
+        ({"cache": "growing", "cache_precision": "int8"}, "without --cache-precision int8"),
+        ({"attention": "growing"}, "ask for it with --cache growing"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_options(ExportOptions("checkpoint", Path("out"), **options))
+
+
+def test_states_that_do_not_grow_are_refused(tiny_checkpoint: TinyCheckpoint, exported: Exported) -> None:
+    with pytest.raises(UnsupportedModelError, match="--cache growing: the model keeps conv states, which do not grow"):
+        exported(tiny_checkpoint("mamba"), cache="growing")
+
+
+def test_it_is_asked_for_on_the_command_line(
+    tiny_checkpoint: TinyCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["export", str(tiny_checkpoint("llama")), str(out), "--max-length", "32", "--cache", "growing"]
+    assert cli.run(words) == 0, capsys.readouterr().err
+    manifest = read_manifest(out)
+    assert manifest.graph.attention == "growing"
+    remedy = again(out, manifest).command
+    assert remedy[remedy.index("--cache") + 1] == "growing" and "--attention" not in remedy
