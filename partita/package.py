@@ -69,6 +69,17 @@ class FileRecord(Record):
     sha256: str
 
 
+class QuantisedSource(Record):
+    """How the weights of a checkpoint were quantised before it was exported."""
+
+    method: str
+    """What quantised them: GPTQ, AWQ, fp8, …"""
+    weights: int
+    """How many weights of the checkpoint it quantised."""
+    taken: Literal["as stored", "requantised", "dequantised"]
+    """Their integers are the package's; or their numbers were rounded a second time, or are floats in the package."""
+
+
 class Source(Record):
     """The checkpoint that the package was exported from."""
 
@@ -83,6 +94,8 @@ class Source(Record):
     files: tuple[FileRecord, ...]
     unused: tuple[str, ...] = ()
     """What the weight files hold and no graph uses, by module, with the number of tensors and their size."""
+    quantised: QuantisedSource | None = None
+    """Null: the weights of the checkpoint are floats."""
 
 
 class AdapterRecord(Record):

@@ -282,8 +282,6 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
         from partita.library.target import taken_by_cpu
 
         options = {"max_length": 64, **options}
-        if options.get("precision") in ("int8", "int4"):
-            options.setdefault("quality_text", heldout_path())
         key = json.dumps([str(checkpoint), options], sort_keys=True, default=str)
         if key not in made:
             out = tmp_path_factory.mktemp("package-") / "package"
@@ -293,6 +291,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
                 scorer=scorer,
                 takes=taken_by_cpu,
                 write_adapter=write_adapter,
+                quality_text=heldout_path(),
             )
             made[key] = out
         return made[key]

@@ -111,7 +111,7 @@ def devices(typed: str) -> list[tuple[str, str]]:
 
 def precisions(typed: str) -> list[str]:
     """Values of `--precision`."""
-    return _beginning(typed, PRECISIONS)
+    return _beginning(typed, ("auto", *PRECISIONS))
 
 
 def activations(typed: str) -> list[str]:

@@ -83,6 +83,7 @@ def describe(summary: Summary) -> list[str]:
     return [
         f"{summary.out}: {source.architecture} exported, {manifest.verification.status}{_by_twin(manifest)}",
         f"  model       {source.model_type}, {source.parameters:,} parameters, {source.dtype} -> {graph.precision}",
+        *_quantised(manifest),
         *(f"  graph       {file.file}: {file.nodes:,} nodes" for file in graph.files),
         f"  attention   {graph.attention} ({summary.attention_reason}); opset {opsets}",
         f"  weights     {human_bytes(graph.weight_bytes)}",
@@ -135,6 +136,17 @@ def _target(manifest: Manifest) -> list[str]:
         return []
     told = {"verified": "verified there", "unverified": "NOT verified there", "not_run": "not run there"}
     return [f"  target      {target.provider} ({target.source}), queried {target.how}; {told[target.verification]}"]
+
+
+def _quantised(manifest: Manifest) -> list[str]:
+    """A line on a checkpoint that was quantised already; none for one of floats."""
+    found = manifest.source.quantised
+    if found is None:
+        return []
+    return [
+        f"  quantised   {plural(found.weights, 'weight')} of the checkpoint, with {found.method}: {found.taken}; the "
+        "model before that is not known"
+    ]
 
 
 def _packed(manifest: Manifest) -> list[str]:

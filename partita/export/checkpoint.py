@@ -18,9 +18,10 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
-from partita.export import config_values, rope_settings
+from partita.export import config_values, rope_settings, stored_formats
 from partita.export.original import classes, of_text
-from partita.export.quantised import BESIDE, refuse_by_config, refuse_by_tensors, refuse_gguf
+from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors, refuse_gguf
+from partita.export.stored_formats import Quantised
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
 
 COMPANIONS = (
@@ -68,6 +69,10 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     files: tuple[str, ...]
     """Weight files, sorted."""
+    quantised: Quantised | None = None
+    """How its weights are quantised; None when they are floats."""
+    unmerged: Mapping[str, TensorInfo] | None = None
+    """Its tensors without the adapter that is merged into `tensors`; None where none is."""
 
     @property
     def model_type(self) -> str:
@@ -78,7 +83,7 @@ class Checkpoint:
     def dtype(self) -> str:
         """dtype of most weights, by element count."""
         counts: dict[str, int] = {}
-        for info in (stored for each in self.tensors.values() for stored in each.stored()):
+        for info in (self.tensors if self.unmerged is None else self.unmerged).values():
             counts[info.dtype] = counts.get(info.dtype, 0) + _elements(info.shape)
         return max(counts, key=lambda name: counts[name])
 
@@ -94,16 +99,18 @@ def open_checkpoint(given: str) -> Checkpoint:
     """
     folder = _locate(given)
     try:
-        config = _read_config(folder)
+        config, found = _read_config(folder)
         _refuse_by_config(folder, config)
         rope_settings.check_known(folder, config)
         tensors, files = find_tensors(folder)
-        refuse_by_tensors(folder, tensors)
+        found = found or by_tensors(tensors)
+        quantised = None if found is None else stored_formats.read(folder, found, tensors)
+        tensors = tensors if quantised is None else dict(quantised.tensors)
         _check_sizes(folder, config, tensors)
     except OSError as error:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
     name = Path(given).name if Path(given).is_dir() else given
-    return Checkpoint(folder, name, config, _architecture(config), tensors, files)
+    return Checkpoint(folder, name, config, _architecture(config), tensors, files, quantised)
 
 
 def _elements(shape: tuple[int, ...]) -> int:
@@ -135,13 +142,14 @@ def _locate(given: str) -> Path:
         ) from error
 
 
-def _read_config(folder: Path) -> PreTrainedConfig:
+def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
+    """The config, and what it says that the weights are quantised with."""
     path = folder / "config.json"
     refuse_gguf(folder)
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
     raw = read_json(path)
-    refuse_by_config(folder, raw)
+    found = by_config(folder, raw)
     rope_settings.check_written(folder, raw)
     config_values.check_values(folder, raw)
     model_type = raw.get("model_type")
@@ -159,7 +167,7 @@ def _read_config(folder: Path) -> PreTrainedConfig:
             f"{folder}: the installed transformers cannot read config.json of model type {model_type!r} "
             f"({first_line(error)}); a newer transformers may support it"
         ) from error
-    return config
+    return config, found
 
 
 def _remote_code(folder: Path, auto_map: Any, why: str) -> UnsupportedModelError:

@@ -37,6 +37,10 @@ HOW_TO_RUN = frozenset(
         "experts_implementation",
         "_experts_implementation",
         "_experts_implementation_internal",
+        # Weights are dequantised here, and no library of a format is needed.
+        "quantization_config",
+        "compression_config",
+        "quantization",
     }
 )
 DTYPES = ("dtype", "torch_dtype")

@@ -48,7 +48,7 @@ def settled(options: ExportOptions, target: Target | None, told: Callable[[str],
 
     It is asked only where the CPU provider could not run the package either (`Precision.twin`).
     """
-    computing = PRECISIONS[options.precision]
+    computing = PRECISIONS[options.named]
     if options.activations is not None or computing.twin is None or target is None or target.takes is None:
         return options
     if target.takes([_question("MatMul", computing.dtype)])[0]:

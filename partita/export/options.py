@@ -46,7 +46,8 @@ class ExportOptions:
 
     checkpoint: str
     out: Path
-    precision: str = "fp32"
+    precision: str = AUTO
+    """A name of PRECISIONS, or `auto`: fp32, and of a quantised checkpoint its own."""
     max_length: int | None = None
     batch_size: int = 1
     attention: str = "auto"
@@ -87,6 +88,13 @@ class ExportOptions:
     """Names of adapters that a run can switch on, and their folders."""
     prefill_precision: str | None = None
     """A second graph is written for prompts: one of PREFILL_PRECISIONS. None: one graph reads them and goes on."""
+    requantise: bool = False
+    """Weights of a quantised checkpoint are rounded a second time. False: they are taken as they are stored."""
+
+    @property
+    def named(self) -> str:
+        """The name of the precision; before a checkpoint has settled `auto`, that of one of floats."""
+        return EXACT.name if self.precision == AUTO else self.precision
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -97,7 +105,7 @@ class ExportOptions:
     @property
     def computing(self) -> Precision:
         """What the package computes in. Raises KeyError for a name that `check_options` refuses."""
-        found = PRECISIONS[self.precision]
+        found = PRECISIONS[self.named]
         if found.bits is None and found is not EXACT and self.activations == "fp32":
             return replace(found, dtype=EXACT.dtype, twin=None, stored=found.dtype)
         return found if found.bits is None else replace(found, dtype=ACTIVATIONS[self.activations or "fp32"])
@@ -120,8 +128,9 @@ class ExportOptions:
 
 def check_options(options: ExportOptions) -> None:
     """Check what needs no checkpoint. Raises UsageError."""
-    if options.precision not in PRECISIONS:
-        raise UsageError(f"{spelled('precision', options.precision)}: choose one of {', '.join(PRECISIONS)}")
+    if options.named not in PRECISIONS:
+        names = ", ".join((AUTO, *PRECISIONS))
+        raise UsageError(f"{spelled('precision', options.precision)}: choose one of {names}")
     for name, value in (
         ("max_length", options.max_length),
         ("batch_size", options.batch_size),
@@ -192,14 +201,14 @@ def _check_cache(options: ExportOptions) -> None:
 
 def _check_packing(options: ExportOptions) -> None:
     """Check what is said of packed weights. Raises UsageError."""
-    allowed = multiplied_with(PRECISIONS[options.precision])
+    allowed = multiplied_with(PRECISIONS[options.named])
     if options.activations is not None and options.activations not in allowed:
         raise UsageError(
-            f"{spelled('activations', options.activations)}: with {spelled('precision', options.precision)} choose "
+            f"{spelled('activations', options.activations)}: with {spelled('precision', options.named)} choose "
             f"{' or '.join(allowed)}"
         )
     quantisers.check_name(options.rounding)
-    read_keep(options.keep, options.precision)
+    read_keep(options.keep, options.named)
     if options.computing.bits is None:
         for name, value in (
             ("block_size", options.block_size),

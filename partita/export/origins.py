@@ -203,6 +203,23 @@ class Widened(_Of):
 
 
 @dataclass(frozen=True)
+class Reordered(_Of):
+    """The value at `order[i]` of `axis` is at i."""
+
+    axis: int
+    order: tuple[int, ...]
+
+    def _shape(self) -> tuple[int, ...]:
+        return self.whole.shape
+
+    def _read(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        start, stop = region[self.axis]
+        everything = (*region[: self.axis], (0, self.shape[self.axis]), *region[self.axis + 1 :])
+        index = torch.tensor(self.order[start:stop], dtype=torch.int64)
+        return self.whole.read(everything, files).index_select(self.axis, index)
+
+
+@dataclass(frozen=True)
 class Flattened(_Of):
     """A stack [E, N, K] as its matrices one below the other, [E * N, K]."""
 

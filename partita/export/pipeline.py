@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from partita.dtypes import EXACT
 from partita.errors import ParityError, PartitaError, ResourceError, UsageError
-from partita.export import cache_rounding
+from partita.export import cache_rounding, stored_precision
 from partita.export.checkpoint import open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
-from partita.export.exporters import Attempts, exporter
+from partita.export.exporters import Attempts, Exporter, exporter
 from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
@@ -29,6 +30,7 @@ from partita.export.running import (
     WriteAdapter,
     nothing_runs,
 )
+from partita.export.stored_formats import Quantised
 from partita.export.target import Smoke, TakesEach, Target
 from partita.export.weights import translate_space
 from partita.export.work import Work, tell
@@ -50,17 +52,16 @@ def export(
     takes: TakesEach | None = None,
     write_adapter: WriteAdapter | None = None,
     progress: Progress | None = None,
+    quality_text: Path | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
-    `options.quality_text`. Raises a PartitaError that names what is wrong; nothing that looks like a package is left
-    behind.
+    `options.quality_text`, else on `quality_text`. Raises a PartitaError that names what is wrong; nothing that looks
+    like a package is left behind.
     """
     check_options(options)
-    if options.computing.bits is not None and options.activations is None:
-        options = replace(options, activations="fp32" if target is None else target.kernels.activations)
     if options.cache_precision is not None:
         options = replace(options, attention=CACHE_LOWERING)
     with ExitStack() as cleanup:
@@ -70,7 +71,8 @@ def export(
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
-            summary = _run(work, Runtime(replay, smoke, reader, scorer, write_adapter), target)
+            runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
+            summary = _run(work, runtime, target, quality_text)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -82,23 +84,49 @@ def export(
     return summary
 
 
-def _run(work: Work, runtime: Runtime, target: Target | None) -> Summary:
-    options, chosen = work.options, exporter(work.options.exporter)
-    if options.computing.bits is not None and not chosen.packs:
-        raise UsageError(
-            f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
-            f"{spelled('precision')}, or leave {spelled('exporter', chosen.name)} out"
-        )
-    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
-        said = spelled("with_adapters" if options.adapter is None else "adapter")
-        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
+def _run(work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None) -> Summary:
+    chosen = exporter(work.options.exporter)
+    _refuse_exporter(work.options, chosen)
     with stage(work.progress, "read checkpoint", work.seconds):
-        checkpoint = open_checkpoint(options.checkpoint)
-        max_length(options, checkpoint)
+        checkpoint = open_checkpoint(work.options.checkpoint)
+        max_length(work.options, checkpoint)
         stops = stop_tokens(runtime.reader, checkpoint.folder)
+    work.options = options = _settled(stored_precision.settled(work.options, checkpoint), target, quality_text)
+    _refuse_exporter(options, chosen, checkpoint.quantised)
+    for note in stored_precision.notes(options, checkpoint):
+        tell(work, note)
     cache_rounding.ask(options, target)
     attempts = chosen.attempts(checkpoint, work, target)
     return _first_that_runs(attempts, work, runtime, stops)
+
+
+def _settled(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
+    """The options with what follows from the precision and the target."""
+    if options.computing.bits is not None and options.activations is None:
+        options = replace(options, activations="fp32" if target is None else target.kernels.activations)
+    if options.measures and options.quality_text is None:
+        options = replace(options, quality_text=quality_text)
+    return options
+
+
+def _refuse_exporter(options: ExportOptions, chosen: Exporter, quantised: Quantised | None = None) -> None:
+    """Raise UsageError for an exporter that has nothing to do with adapters or packed weights where there are some."""
+    if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
+        said = spelled("with_adapters" if options.adapter is None else "adapter")
+        raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")
+    if chosen.packs:
+        return
+    left_out = f"leave {spelled('exporter', chosen.name)} out"
+    if quantised is not None:
+        raise UsageError(
+            f"{options.checkpoint}: the checkpoint is quantised ({quantised.method}), and exporter {chosen.name} does "
+            f"not read such weights; {left_out}"
+        )
+    if options.computing.bits is not None:
+        raise UsageError(
+            f"{spelled('precision', options.precision)}: exporter {chosen.name} packs no weights; choose another "
+            f"{spelled('precision')}, or {left_out}"
+        )
 
 
 def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: frozenset[int]) -> Summary:

@@ -1,14 +1,14 @@
-"""Checkpoints that are already quantised: recognised by their config or by their tensors, and refused by name.
+"""Checkpoints that are already quantised: recognised by their config or by their tensors.
 
-`METHODS` is all that is known about them. What fits none of them is refused all the same, with the name that the
-checkpoint gives it: packed integers must not be taken for weights.
+`METHODS` is all that is known about them. Those that `stored_formats/` has a file for are read; the others, and what fits
+none of them, are refused with the name that the checkpoint gives it: packed integers must not be taken for weights.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,32 +109,55 @@ def refuse_gguf(folder: Path, given: str = "") -> None:
     files = [given] if given else sorted(path.name for path in folder.glob("*.gguf"))
     if files and (given or not any((folder / name).is_file() for layout in LAYOUTS for name in layout)):
         how = f"from_pretrained(..., gguf_file={files[0]!r})"
-        raise _refusal(folder, Method("GGUF", advice=IN_TRANSFORMERS.format(how)), files[0])
+        raise refusal(folder, Method("GGUF", advice=IN_TRANSFORMERS.format(how)), files[0])
 
 
-def refuse_by_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Raise UnsupportedModelError when config.json, or a file beside it, says that the weights are quantised."""
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What a checkpoint is quantised with."""
+
+    method: Method
+    where: str
+    """What says so, in words."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of its config; empty where only the tensors say so."""
+
+
+def by_config(folder: Path, config: Mapping[str, Any]) -> Recognised | None:
+    """What config.json, or a file beside it, says that the weights are quantised with; None when nothing does.
+
+    Settings of a file beside it complete those of config.json: older tools write some into the one and some into the
+    other.
+    """
+    found: Recognised | None = None
     for where, settings in (*_sections(config, "config.json"), *_files(folder)):
-        found = _told(settings)
-        if found is not None:
-            raise _refusal(folder, found, where)
+        method = _told(settings)
+        if method is None:
+            continue
+        if found is None:
+            found = Recognised(method, where, settings if isinstance(settings, Mapping) else {})
+        elif method is found.method and isinstance(settings, Mapping):
+            found = replace(found, settings={**settings, **found.settings})
+    return found
 
 
-def refuse_by_tensors(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    """Raise UnsupportedModelError when the tensors are those of a quantised checkpoint, whatever its config says."""
+def by_tensors(tensors: Mapping[str, TensorInfo]) -> Recognised | None:
+    """What the tensors say that they are quantised with, whatever the config says; None when they are floats."""
     for method in METHODS:
         example = _stored(method, tensors)
         if example is not None:
-            raise _refusal(folder, method, f"by its tensor {example.name}, {example.dtype}")
+            return Recognised(method, f"by its tensor {example.name}, {example.dtype}")
     for info in tensors.values():
         if len(info.shape) > 1 and info.name.endswith(".weight") and re.fullmatch(INTEGER, info.dtype):
-            raise _refusal(folder, UNKNOWN, f"by its tensor {info.name}, {info.dtype}")
+            return Recognised(UNKNOWN, f"by its tensor {info.name}, {info.dtype}")
+    return None
 
 
-def _refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
+def refusal(folder: Path, method: Method, where: str) -> UnsupportedModelError:
+    """The refusal of a checkpoint whose method nothing here reads."""
     return UnsupportedModelError(
-        f"{folder}: the checkpoint is quantised: {method.name} ({where}); quantised checkpoints cannot be exported "
-        f"yet, {method.advice}"
+        f"{folder}: the checkpoint is quantised: {method.name} ({where}); checkpoints quantised in this way cannot be "
+        f"exported yet, {method.advice}"
     )
 
 

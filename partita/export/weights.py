@@ -106,7 +106,7 @@ def _misfit(origin: Origin, shape: tuple[int, ...], dtype: ir.DataType) -> str |
     if dtype in COMPUTED_IN:
         for info in tensors:
             if info.dtype not in CHECKPOINT:
-                return f"{info.name} is {info.dtype}, not a float type; quantised checkpoints cannot be exported yet"
+                return f"{info.name} is {info.dtype}, not a float type"
     return None
 
 

@@ -19,7 +19,7 @@ import partita
 from partita import dtypes
 from partita.contract import Contract
 from partita.errors import ParityError, ResourceError, UnsupportedModelError
-from partita.export import bf16_twin, cache_rounding, known_answer, quality, self_check, weights
+from partita.export import bf16_twin, cache_rounding, known_answer, quality, self_check, stored_precision, weights
 from partita.export.checkpoint import Checkpoint, source_files
 from partita.export.companions import chat_notes
 from partita.export.exporters.base import Attempts, Exported
@@ -90,7 +90,7 @@ def write(exported: Exported, work: Work, runtime: Runtime, attempts: Attempts) 
         for name in checkpoint.companions():
             refuse_pointer(checkpoint.folder / name)
             shutil.copyfile(checkpoint.folder / name, work.folder / name)
-        source = _source(checkpoint, exported.parameters, exported.unused)
+        source = _source(checkpoint, options, exported)
         for each in exported.switched:
             assert runtime.write_adapter is not None
             runtime.write_adapter(work.folder / adapter_file(each.record.name), each.parameters())
@@ -198,7 +198,7 @@ def _check_space(parent: Path, needed: int) -> None:
         )
 
 
-def _source(checkpoint: Checkpoint, parameters: int, unused: tuple[str, ...]) -> Source:
+def _source(checkpoint: Checkpoint, options: ExportOptions, exported: Exported) -> Source:
     files = tuple(
         FileRecord(name=name, size_bytes=size, sha256=sha256_of(checkpoint.folder / name))
         for name, size in source_files(checkpoint)
@@ -208,9 +208,10 @@ def _source(checkpoint: Checkpoint, parameters: int, unused: tuple[str, ...]) ->
         model_type=checkpoint.model_type,
         architecture=checkpoint.architecture,
         dtype=checkpoint.dtype,
-        parameters=parameters,
+        parameters=exported.parameters,
         files=files,
-        unused=unused,
+        unused=exported.unused,
+        quantised=stored_precision.source_of(options, checkpoint),
     )
 
 

@@ -66,7 +66,7 @@ def export(
     checkpoint: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    precision: str = "fp32",
+    precision: str = "auto",
     max_length: int | None = None,
     batch_size: int = 1,
     attention: str = "auto",
@@ -93,6 +93,7 @@ def export(
     prefill_precision: str | None = None,
     adapter: str | os.PathLike[str] | None = None,
     with_adapters: Mapping[str, str | os.PathLike[str]] | None = None,
+    requantise: bool = False,
 ) -> Exported:
     """Export a checkpoint, a folder or a hub id, to a package in the folder `out`, and check it against the original.
 
@@ -131,6 +132,7 @@ def export(
             prefill_precision=prefill_precision,
             adapter=None if adapter is None else Path(adapter),
             with_adapters=tuple((name, Path(folder)) for name, folder in (with_adapters or {}).items()),
+            requantise=requantise,
         )
         if target_options and target is None:
             raise UsageError(
@@ -184,6 +186,7 @@ def run_export(
         takes=taken_by_cpu,
         write_adapter=write_adapter,
         progress=shown,
+        quality_text=heldout_path(),
     )
 
 

@@ -50,9 +50,9 @@ def export(
         typer.Option(
             autocompletion=complete("precisions"),
             help="Data type of weights, cache and arithmetic: fp32, fp16 or bf16; int8 or int4 for weights packed in "
-            "blocks, computed in fp32.",
+            "blocks, computed in fp32. auto is fp32, and of a quantised checkpoint the integers that it stores.",
         ),
-    ] = "fp32",
+    ] = "auto",
     block_size: Annotated[
         int | None,
         typer.Option(
@@ -75,6 +75,14 @@ def export(
             "token, for processors that multiply integers fast; auto writes it where its products are faster here.",
         ),
     ] = None,
+    requantise: Annotated[
+        bool,
+        typer.Option(
+            "--requantise",
+            help="int8, int4: round the weights of a checkpoint that is quantised already a second time, where they "
+            "cannot be taken as they are stored.",
+        ),
+    ] = False,
     keep: Annotated[
         str | None,
         typer.Option(
@@ -249,6 +257,7 @@ def export(
             prefill_precision=prefill_precision,
             adapter=adapter,
             with_adapters=tuple((name, Path(folder)) for name, _, folder in map(split_pair, with_adapters or ())),
+            requantise=requantise,
         ),
         TargetOptions(
             target,

@@ -25,9 +25,11 @@ from partita.export.narrow_weights import kept_narrow, narrow, settled
 from partita.export.options import max_length
 from partita.export.progress import stage
 from partita.export.quantisation import calibration
+from partita.export.quantisation.as_stored import AsStored
 from partita.export.quantisation.plan import make_plan
 from partita.export.quantisation.prefill import make_beside
 from partita.export.quantisation.summary import summary
+from partita.export.stored_precision import takes_stored
 from partita.export.target import Target
 from partita.export.ties import untie
 from partita.export.ways import AUTO, Way, every_way
@@ -122,7 +124,8 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> Trac
         with stage(work.progress, "ask target", work.seconds, of=options.precision):
             modules = [name for name, _ in fake.module.named_modules() if name]
             has_experts = any(hasattr(module, "is_concatenated") for module in fake.module.modules())
-            plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts)
+            stored = AsStored(checkpoint) if takes_stored(options, checkpoint) else None
+            plan = make_plan(options, target, modules, work.notes.append, has_experts=has_experts, stored=stored)
             beside = make_beside(options, target, plan)
     takes = work.takes if target is None else target.takes
     draft = Draft(work, checkpoint, fake, length, target, plan, text, beside, narrow(options.computing, takes), adapters)

@@ -134,8 +134,10 @@ def _told(answer: Answer) -> str:
 
 
 def _looks_up(target: Target, form: Form, kernels: Kernels, packings: Sequence[Packing], dtype: str) -> bool:
-    """Whether `target` looks up rows of packed weights."""
+    """Whether `target` looks up rows of packed weights; its record decides where there is nothing to ask about."""
     assert target.ask is not None
+    if not packings:
+        return kernels.gather
     answer = target.ask(_asked_look_ups(form, kernels, packings, dtype), SIZES)
     return not answer.fails and not answer.left
 

@@ -18,12 +18,14 @@ from partita.errors import CheckpointError
 from partita.export.checkpoint import Checkpoint
 from partita.export.element_types import of_ir, to_torch
 from partita.export.origins import Origin, blocks
+from partita.export.quantisation import as_stored
 from partita.export.quantisation.layouts import InRows, Layout
 from partita.export.quantisation.packing import Packing
 from partita.export.quantisation.rounded import Rounded
 from partita.export.quantisers import Grid, Quantised, quantiser
 from partita.export.weight_files import OpenFiles
 from partita.export.weight_sources import SLICE_BYTES, Part, Plain, WeightSource
+from partita.spelling import spelled
 
 __all__ = ["Packed", "Packing"]
 WORKING_ELEMENTS = 1 << 16
@@ -108,6 +110,9 @@ class Packed:
 
     def rows_quantised(self) -> Iterator[tuple[int, Quantised]]:
         """The number of the first row and some rows from there on, all rows in order."""
+        if self.packing.quantiser == as_stored.QUANTISER:
+            yield from as_stored.rows(self.checkpoint, self.origin, self.packing)
+            return
         if self.rounded is not None and self.rounded.has(self.origin, *self._form):
             yield from self.rounded.rows(self.origin, *self._form)
             return
@@ -141,6 +146,11 @@ class Packed:
         cast = scales.to(to_torch(of_ir(self.dtype)))
         if not torch.isfinite(cast).all():
             raise CheckpointError(f"tensor {self.name}: a scale of its blocks does not fit {of_ir(self.dtype)}")
+        if self.packing.quantiser == as_stored.QUANTISER and not torch.equal(cast.float(), scales.float()):
+            raise CheckpointError(
+                f"tensor {self.name}: its stored scales are not exactly {of_ir(self.dtype)}; export with "
+                f"{spelled('activations', 'fp32')}"
+            )
         return cast
 
 

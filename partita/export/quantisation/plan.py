@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from partita.errors import UsageError
 from partita.export.attention import lowering
 from partita.export.options import BLOCK_SIZES, INTEGERS, ExportOptions
-from partita.export.quantisation.asking import ASKED_WIDTH, settled, smaller_blocks, takes_experts
+from partita.export.quantisation.as_stored import AsStored
+from partita.export.quantisation.asking import ASKED_WIDTH, refused, settled, smaller_blocks, takes_experts
 from partita.export.quantisation.forms import Form, candidates
 from partita.export.quantisation.keep import Keep, check_modules, read_keep
 from partita.export.quantisation.kernels import Kernels
@@ -35,6 +36,10 @@ class Plan:
     """What packed weights are multiplied with, as --activations has it."""
     rounded: Rounded | None = None
     """What a calibration finds; None without one."""
+    stored: AsStored | None = None
+    """Quantised weights are taken as they are stored, and others stay floats where nothing was said of them; None:
+    every weight is rounded.
+    """
 
     def packing(self, modules: Iterable[str], width: int, *, embedding: bool = False) -> Packing | None:
         """How a weight of `modules`, with rows of `width`, is packed; None when it is not. What was said last counts.
@@ -42,7 +47,8 @@ class Plan:
         `embedding`: it is only ever looked up, which reads a row of it: eight bits cost no time and hardly any quality.
         """
         said = self._said(modules)
-        bits = said[-1].bits if said else 8 if embedding else self.bits
+        left = None if self.stored is not None else 8 if embedding else self.bits
+        bits = said[-1].bits if said else left
         if bits is None:
             return None
         return self.looked_up(bits, width) if embedding else self.packed(bits, width)
@@ -52,11 +58,16 @@ class Plan:
         None when they are not.
         """
         said = self._said(modules)
-        bits = said[-1].bits if said else self.bits
+        bits = said[-1].bits if said else None if self.stored is not None else self.bits
         if bits is None or self.form.experts is None or not self.kernels.experts:
             return None
         size = next(self._dividing(bits, *widths), None)
         return None if size is None else Packing(Grid(bits, self.kernels.symmetric), size, self.quantiser)
+
+    def bits_said(self, modules: Iterable[str]) -> int | None:
+        """The bits that were said of one of `modules`; None where nothing was, or that they stay floats."""
+        said = self._said(modules)
+        return said[-1].bits if said else None
 
     def asked_to_stay(self, modules: Iterable[str]) -> bool:
         """Whether it was said of one of `modules` that its weights are not packed."""
@@ -91,9 +102,12 @@ class Plan:
         return (size for size in (wanted, *smaller) if not any(width % size for width in widths))
 
     @property
-    def all_bits(self) -> tuple[int, ...]:
-        """Every width that may be needed: that of the package, those that were asked for, and that of embeddings."""
-        return tuple(dict.fromkeys([self.bits, *(keep.bits for keep in self.keep if keep.bits is not None), 8]))
+    def rounded_bits(self) -> tuple[int, ...]:
+        """Every width that weights may be rounded to: that of the package, those that were asked for, and that of
+        embeddings; where integers are taken as they are stored, those that were asked for alone.
+        """
+        asked = [keep.bits for keep in self.keep if keep.bits is not None]
+        return tuple(dict.fromkeys(asked if self.stored is not None else [self.bits, *asked, 8]))
 
 
 def make_plan(
@@ -103,8 +117,10 @@ def make_plan(
     told: Callable[[str], object] = len,
     *,
     has_experts: bool = False,
+    stored: AsStored | None = None,
 ) -> Plan | None:
     """The plan of an export; None when its precision packs nothing. `has_experts`: the model is a mixture of them.
+    `stored`: the integers of a checkpoint that are to be taken as they are.
 
     Asks the target which form it takes. Raises UsageError for a module that is not there, ProviderError for a form that
     there is no kernel for.
@@ -122,18 +138,22 @@ def make_plan(
     forms = _fitting(forms, options, keep)
     rounded = None if options.calibrate is None else Rounded()
     multiplied = options.activations or "fp32"
-    plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, multiplied, rounded)
+    plan = Plan(bits, options.block_size, options.rounding, kernels, forms[0], keep, multiplied, rounded, stored)
     if target is None:
         return plan
+    taken = [] if stored is None else stored.packings()
 
     def packings(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
-        return [found for each in plan.all_bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
+        as_they_are = [replace(each, block_size=ASKED_WIDTH) if form.one_scale else each for each in taken]
+        rounded = [found for each in plan.rounded_bits if (found := tried.packed(each, ASKED_WIDTH)) is not None]
+        return [*as_they_are, *rounded]
 
     def looked_up(form: Form, kernels: Kernels) -> list[Packing]:
         tried = replace(plan, form=form, kernels=kernels)
-        found = (tried.looked_up(each, ASKED_WIDTH) for each in plan.all_bits)
-        return list(dict.fromkeys(each for each in found if each is not None))
+        found = [tried.looked_up(each, ASKED_WIDTH) for each in plan.rounded_bits]
+        as_they_are = [each for each in taken if looks_up_stored(form, each)]
+        return list(dict.fromkeys([*as_they_are, *(each for each in found if each is not None)]))
 
     dtype = options.computing.dtype
     form, found = settled(target, forms, packings, looked_up, dtype)
@@ -141,19 +161,40 @@ def make_plan(
         told(f"{target.provider} takes packed weights {'without' if found.symmetric else 'with'} zero points only")
     if form is not forms[0]:
         told(f"{target.provider} does not take {forms[0].summary}; packed weights are written as {form.summary}")
+    if stored is not None:
+        stored = _taken_by(target, form, found, stored, dtype)
+        plan = replace(plan, stored=stored)
     if has_experts and found.experts:
         found = replace(found, experts=takes_experts(target, form, found, packings(form, found), dtype))
     plan = replace(plan, form=form, kernels=found)
     if form.one_scale:
         return plan
-    most = max(plan.block_size or found.block_sizes[each] for each in plan.all_bits)
+    most = max((plan.block_size or found.block_sizes[each] for each in plan.rounded_bits), default=0)
 
     def in_blocks(size: int) -> list[Packing]:
         tried = replace(plan, block_size=size)
-        return [packing for each in plan.all_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
+        return [packing for each in plan.rounded_bits if (packing := tried.packed(each, ASKED_WIDTH)) is not None]
 
     sizes = tuple(size for size in found.smaller if size < most)
     return replace(plan, kernels=replace(found, smaller=smaller_blocks(target, form, found, sizes, in_blocks, dtype)))
+
+
+def looks_up_stored(form: Form, packing: Packing) -> bool:
+    """Whether an embedding that is packed so can be looked up in a form."""
+    return not form.look_up.symmetric or (packing.grid.symmetric and packing.grid.bits == 8)
+
+
+def _taken_by(target: Target, form: Form, kernels: Kernels, stored: AsStored, dtype: str) -> AsStored:
+    """Stored integers in the blocks that `target` takes."""
+    if target.ask is None or form.one_scale:
+        return stored
+    packings = stored.packings()
+    sizes = tuple(
+        size
+        for size in stored.blocks()
+        if not refused(target, form, kernels, [replace(each, block_size=size) for each in packings], dtype)
+    )
+    return replace(stored, sizes=sizes)
 
 
 def _fitting(forms: tuple[Form, ...], options: ExportOptions, keep: tuple[Keep, ...]) -> tuple[Form, ...]:

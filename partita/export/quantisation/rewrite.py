@@ -13,7 +13,7 @@ reads; what stays is counted, and told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 
@@ -21,13 +21,17 @@ import onnx_ir as ir
 
 from partita.errors import UsageError
 from partita.export.node_names import MODULE
+from partita.export.origins import Reordered
 from partita.export.passes.base import Pass, PassContext, over
 from partita.export.passes.manager import run as run_passes
 from partita.export.passes.rewriting import drop_unused_initializers, replace
 from partita.export.quantisation import experts
+from partita.export.quantisation.as_stored import Taken, is_stored
 from partita.export.quantisation.forms import Place, Weight
+from partita.export.quantisation.layouts import Layout
 from partita.export.quantisation.packed import Packed, Packing
 from partita.export.quantisation.plan import Plan
+from partita.export.quantisation.taking import reordered, taken_by_experts, taken_by_look_up, taken_by_product
 from partita.export.weight_sources import Plain, StoredPart, initializers, stored
 from partita.spelling import spelled
 
@@ -136,11 +140,11 @@ class _Rewriter:
                 count += self._experts(node)
                 plain = weight_of_product(node)
                 if plain is not None and not _routes(node) and not self._is_left(node, plain):
-                    packing = self._packing(node, plain)
-                    if packing is not None:
-                        heads[_tensor(plain)] = packing
+                    found = self._packing(node, plain)
+                    if found is not None:
+                        heads[_tensor(plain)] = found.packing
                         layout = self.plan.form.product.layout
-                        self._product(node, Packed.of(plain, packing, layout, self.plan.rounded))
+                        self._product(node, self._packed(plain, found, layout))
                         count += 1
         for node in list(self.graph) if self.rest is None else ():
             with over(node):
@@ -171,15 +175,27 @@ class _Rewriter:
             near = [use.node for value in values for use in value.uses() if use.node.op_type in AFTER]
         return False
 
-    def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Packing | None:
-        """How the weight of `node` is packed; None where it stays."""
+    def _packing(self, node: ir.Node, plain: Plain, *, embedding: bool = False) -> Taken | None:
+        """How the weight of `node` is packed; None where it stays. Raises UnsupportedModelError, UsageError."""
         if not self._may_be_packed(plain):
             return None
         where = _where(node, plain)
-        packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay[plain.name] = plain.elements
-        return packing
+        elif self._is_taken(where, plain):
+            return taken_by_product(self.plan, where, plain) if not embedding else taken_by_look_up(self.plan, plain)
+        packing = self.plan.packing(where, plain.origin.shape[1], embedding=embedding)
+        return None if packing is None else Taken(packing, (plain.origin,))
+
+    def _is_taken(self, where: Sequence[str], *weights: Plain) -> bool:
+        """Whether the integers of some weights are to be taken as they are stored."""
+        if self.plan.stored is None or self.plan.asked_to_stay(where):
+            return False
+        return any(is_stored(plain.origin) for plain in weights)
+
+    def _packed(self, plain: Plain, taken: Taken, layout: Layout, place: int = 0) -> Packed:
+        """The weight, packed so."""
+        return Packed.of(replace_fields(plain, origin=taken.origins[place]), taken.packing, layout, self.plan.rounded)
 
     def _may_be_packed(self, plain: Plain) -> bool:
         """Whether there will be something to check it against, and it is stored once."""
@@ -193,12 +209,16 @@ class _Rewriter:
         where = [module for plain in found for module in _where(node, plain)]
         if self.plan.asked_to_stay(where):
             self.outcome.asked_to_stay |= {plain.name: plain.elements for plain in found}
-        packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
-        if packing is None:
+        if self._is_taken(where, *found):
+            taken = taken_by_experts(self.plan, found)
+        else:
+            packing = self.plan.experts(where, [plain.origin.shape[1] for plain in found])
+            taken = None if packing is None else Taken(packing, tuple(plain.origin for plain in found))
+        if taken is None:
             return False
         up, down = (
-            self._weight(Packed.of(plain, packing, form.layout, self.plan.rounded), node, of_experts=True)
-            for plain in found
+            self._weight(self._packed(plain, taken, form.layout, place), node, of_experts=True)
+            for place, plain in enumerate(found)
         )
         self._replace(node, form.write(self._place(node), experts.call_of(node, up, down)))
         return True
@@ -207,7 +227,10 @@ class _Rewriter:
         """Put the product of the form in the place of a MatMul or Gemm."""
         hidden, bias = node.inputs[0], node.inputs[2] if len(node.inputs) > 2 else None
         assert hidden is not None
-        self._replace(node, self.plan.form.product.write(self._place(node), hidden, bias, self._weight(packed, node)))
+        place = self._place(node)
+        if isinstance(packed.origin, Reordered):
+            hidden = reordered(place, hidden, packed.origin.order)
+        self._replace(node, self.plan.form.product.write(place, hidden, bias, self._weight(packed, node)))
 
     def _looked_up(self, node: ir.Node, tokens: ir.Value | None, heads: dict[str, Packing]) -> bool:
         """Put the look-up of the form in the place of the Gather of an embedding; False where it is not one."""
@@ -217,13 +240,14 @@ class _Rewriter:
         weight = stored(node.inputs[0])
         if weight is None or weight.shape.rank() != 2 or weight.is_reshaped or not isinstance(weight.source, Plain):
             return False
-        packing = self._packing(node, weight.source, embedding=True)
+        found = self._packing(node, weight.source, embedding=True)
         ties = form.look_up.layout == form.product.layout and not _is_kept(self.plan, node)
-        if packing is not None and ties:
-            packing = heads.get(_tensor(weight.source), packing)  # tied: the bytes of the head
-        if packing is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % packing.block_size:
+        if found is not None and ties:
+            # tied: the bytes of the head
+            found = replace_fields(found, packing=heads.get(_tensor(weight.source), found.packing))
+        if found is None or not self.plan.kernels.gather or weight.source.origin.shape[1] % found.packing.block_size:
             return False
-        packed = Packed.of(weight.source, packing, form.look_up.layout, self.plan.rounded)
+        packed = self._packed(weight.source, found, form.look_up.layout)
         assert tokens is not None
         self._replace(node, form.look_up.write(self._place(node), tokens, self._weight(packed, node)))
         return True

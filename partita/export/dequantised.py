@@ -1,0 +1,43 @@
+"""The model of the numbers that the weights of a quantised checkpoint stand for, without the library of its format.
+
+transformers loads it by its own rules from tensors that are computed when it asks for them, one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from partita.export.checkpoint import Checkpoint
+from partita.export.original import auto_class
+from partita.export.weight_files import OpenFiles, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """A tensor of the checkpoint in the place of one that is read: what transformers asks of either is `tensor[...]`."""
+
+    info: TensorInfo
+    files: OpenFiles
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
+        return whole if index is Ellipsis else whole[index]
+
+
+def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:
+    """The model in float32 with eager attention, and what transformers says of loading it. Raises what it raises."""
+    with torch.device("meta"):
+        kind = type(auto_class(config).from_config(config))
+    with OpenFiles(checkpoint.folder) as files:
+        return kind.from_pretrained(
+            None,
+            config=config,
+            state_dict={name: _Unread(info, files) for name, info in checkpoint.tensors.items()},
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+        )

@@ -1,0 +1,183 @@
+"""bitsandbytes: numbers of 4 bits from a table (nf4, fp4), and integers of 8 bits with a scale for each row (LLM.int8).
+
+    4 bits   X.weight [N * K / 2, 1] uint8         two numbers in a byte, the first in the high bits
+             X.weight.absmax [blocks]              of blocks over the whole weight, row after row; float32, or uint8:
+             X.weight.nested_absmax, .nested_quant_map      absmax = map[absmax] * nested_absmax + offset
+             X.weight.quant_map [16] float32       the table
+             X.weight.quant_state.bitsandbytes__nf4 uint8   JSON: shape, block sizes, offset, dtype
+
+             W = map[x] * absmax
+
+    8 bits   X.weight [N, K] int8, X.SCB [N] float32
+
+             W = (x * SCB) * (1 / 127)
+
+(bitsandbytes, functional.py, dequantize_4bit, dequantize_blockwise and int8_vectorwise_dequant.)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita.export.origins import Region
+from partita.export.stored_formats.base import (
+    BYTE,
+    FLOAT,
+    SIGNED_BYTE,
+    AffineWeight,
+    Parts,
+    Read,
+    Sources,
+    StoredFormat,
+    StoredWeight,
+)
+from partita.export.weight_files import OpenFiles, TensorInfo
+
+STATE = ".quant_state.bitsandbytes__"
+KINDS = ("nf4", "fp4")
+LARGEST = 1 / 127
+"""What LLM.int8 multiplies by."""
+
+
+@dataclass(frozen=True)
+class _Table(StoredWeight):
+    """Numbers from a table."""
+
+    block: int
+    nested: int
+    """Blocks that share a scale of scales; 0: scales are stored as they are."""
+    offset: float
+    rounded: torch.dtype
+    """What the library rounds the numbers to."""
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        width = self.shape[-1]
+        (first, last), (begin, end) = region
+        start, stop = first * width, last * width
+        data, absmax, table, *others = self.tensors
+        low, high = start // 2, -(-stop // 2)
+        flat = ((low, high), (0, 1)) if data.shape[0] != 1 else ((0, 1), (low, high))
+        found = files.read(data, flat[: len(data.shape)] if len(data.shape) > 1 else ((low, high),)).reshape(-1)
+        places = torch.stack([found >> 4, found & 15], -1).reshape(-1)[start - 2 * low : stop - 2 * low].long()
+        numbers = files.read(table, ((0, 16),)).float()[places]
+        blocks = torch.arange(start, stop) // self.block
+        scales = self._scales(absmax, others, int(start // self.block), -(-stop // self.block), files)
+        made = (numbers * scales[blocks - start // self.block]).to(self.rounded).float()
+        return made.reshape(last - first, width)[:, begin:end]
+
+    def _scales(
+        self, absmax: TensorInfo, others: list[TensorInfo], low: int, high: int, files: OpenFiles
+    ) -> torch.Tensor:
+        """Scales of blocks `low` .. `high`, float32."""
+        found = files.read(absmax, ((low, high),))
+        if not self.nested:
+            return found.float()
+        scales, table = others[:2]
+        outer = files.read(scales, ((0, scales.shape[0]),)).float()
+        inner = files.read(table, ((0, table.shape[0]),)).float()[found.long()]
+        return inner * outer[torch.arange(low, high) // self.nested] + self.offset
+
+
+@dataclass(frozen=True)
+class _Rows(AffineWeight):
+    """[N, K] with a scale for each row."""
+
+    data: TensorInfo
+    largest: TensorInfo
+
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        integers = (files.read(self.data, region).to(torch.int16) + 128).to(torch.uint8)
+        scales = files.read(self.largest, (region[0],)).float().unsqueeze(-1) * LARGEST
+        return Parts(integers, scales, torch.full((1, 1), 128, dtype=torch.uint8))
+
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        return torch.tensor(128, dtype=torch.uint8)
+
+    def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
+        """In the order in which the library multiplies, which rounds otherwise than integers times a scale."""
+        numbers, largest = files.read(self.data, region).float(), files.read(self.largest, (region[0],)).float()
+        return numbers * largest.unsqueeze(-1) * LARGEST
+
+
+def _read(sources: Sources) -> Read:
+    weights: list[StoredWeight | None] = []
+    for stem in sources.stems(".weight.absmax"):
+        weights.append(_table(sources, f"{stem}.weight"))
+    for stem in sources.stems(".SCB"):
+        weights.append(_rows(sources, stem))
+    sources.taken.update(f"{stem}.weight_format" for stem in sources.stems(".weight_format"))
+    return Read([weight for weight in weights if weight is not None])
+
+
+def _rows(sources: Sources, stem: str) -> StoredWeight | None:
+    data, largest = sources.take(f"{stem}.weight", SIGNED_BYTE), sources.take(f"{stem}.SCB", FLOAT)
+    if data is None or largest is None:
+        return None
+    if len(data.shape) != 2 or largest.shape != data.shape[:1]:
+        raise sources.wrong(largest.name, f"is {list(largest.shape)}, and {data.name} is {list(data.shape)}")
+    return _Rows(data.name, data.shape, (data, largest), "float16", 8, 1, data.shape[1], data, largest)
+
+
+def _table(sources: Sources, name: str) -> StoredWeight | None:
+    data, absmax = sources.take(name, BYTE), sources.take(f"{name}.absmax")
+    table = sources.take(f"{name}.quant_map", FLOAT)
+    state = next((f"{name}{STATE}{kind}" for kind in KINDS if f"{name}{STATE}{kind}" in sources.tensors), None)
+    said = sources.take(state or f"{name}{STATE}nf4", BYTE)
+    if data is None or absmax is None or table is None or said is None:
+        return None
+    settings = _state(sources, said)
+    nested = settings.get("nested_blocksize") or 0
+    others = [sources.take(f"{name}.{each}", FLOAT) for each in ("nested_absmax", "nested_quant_map") if nested]
+    shape, block = settings.get("shape"), settings.get("blocksize")
+    if any(each is None for each in others):
+        return None
+    rounded = getattr(torch, str(settings.get("dtype")), None)
+    if not _is_shape(shape) or not isinstance(block, int) or block < 1 or not isinstance(rounded, torch.dtype):
+        raise sources.wrong(said.name, f"says shape {str(shape)[:40]} and blocks of {str(block)[:20]}")
+    assert isinstance(shape, list)
+    elements = shape[0] * shape[1]
+    if 2 * _count(data) != elements + elements % 2 or _count(absmax) != -(-elements // block) or table.shape != (16,):
+        raise sources.wrong(
+            name, f"is {list(data.shape)} with {_count(absmax)} scales, and {said.name} says {shape} in blocks of "
+            f"{block}"
+        )
+    tensors = (data, absmax, table, *(each for each in others if each is not None))
+    offset, dtype = float(settings.get("nested_offset") or 0.0), str(settings.get("dtype"))
+    sources.taken.add(said.name)
+    return _Table(name, (shape[0], shape[1]), tensors, dtype, block, int(nested), offset, rounded)
+
+
+def _state(sources: Sources, info: TensorInfo) -> dict[str, Any]:
+    """The JSON that lies in a tensor. Raises CheckpointError when it is none."""
+    with OpenFiles(sources.folder) as files:
+        data = files.read(info, tuple((0, size) for size in info.shape))
+    try:
+        found = json.loads(bytes(data.reshape(-1).tolist()).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise sources.wrong(info.name, "is not the JSON that bitsandbytes writes") from error
+    if not isinstance(found, dict):
+        raise sources.wrong(info.name, "is not the JSON that bitsandbytes writes")
+    return found
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) == 2 and all(isinstance(n, int) and n > 0 for n in shape)
+
+
+def _count(info: TensorInfo) -> int:
+    found = 1
+    for size in info.shape:
+        found *= size
+    return found
+
+
+FORMAT = StoredFormat(
+    "bitsandbytes",
+    ("bitsandbytes", "bitsandbytes LLM.int8"),
+    "numbers of 4 bits from a table (nf4, fp4), or integers of 8 bits with a scale for each row",
+    _read,
+)

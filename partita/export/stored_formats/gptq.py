@@ -1,0 +1,157 @@
+"""GPTQ, as AutoGPTQ and GPTQModel save it: integers of 2, 3, 4 or 8 bits with a scale and a zero point for each group.
+
+    X.qweight [K * bits / 32, N] int32     integers packed along K, the lowest bits first
+    X.qzeros  [G, N * bits / 32] int32     zero points packed along N; format "gptq" stores them less 1
+    X.scales  [G, N] float16 or bfloat16
+    X.g_idx   [K] int32                    the group of each input; with desc_act in the order of importance
+
+    W[n, k] = scales[g, n] * (q[k, n] - z[g, n]),  g = g_idx[k]
+
+(GPTQModel, nn_modules/qlinear/__init__.py, dequantize_weight; AutoGPTQ, qlinear_cuda_old.py.) A stored zero point of all
+ones is 0 less 1 to what masks it and 2^bits to what does not, so it is refused: kernels disagree on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from partita.errors import CheckpointError
+from partita.export.origins import Region
+from partita.export.stored_formats.base import (
+    FLOAT,
+    INT32,
+    WORD,
+    AffineWeight,
+    Parts,
+    Read,
+    Sources,
+    StoredFormat,
+    read_words,
+)
+from partita.export.weight_files import OpenFiles, TensorInfo
+
+BITS = (2, 3, 4, 8)
+PLAIN, SECOND = ("gptq", "", "None"), ("gptq_v2",)
+"""What `checkpoint_format` is where zero points are stored less 1, and where they are as they are."""
+
+
+@dataclass(frozen=True)
+class _Weight(AffineWeight):
+    """[N, K]."""
+
+    qweight: TensorInfo
+    qzeros: TensorInfo
+    scales: TensorInfo
+    g_idx: TensorInfo | None
+    less: int
+    """What stored zero points are less than the true ones."""
+
+    def parts(self, region: Region, files: OpenFiles) -> Parts:
+        (first, last), (begin, end) = region
+        groups = self._groups(begin, end, files)
+        low, high = (int(groups.min()), int(groups.max()) + 1) if len(groups) else (0, 0)
+        integers = read_words(self.qweight, (first, last), (begin, end), self.bits, files, along=0)
+        scales = files.read(self.scales, ((low, high), (first, last))).float()
+        zeros = self._zeros((low, high), (first, last), files)
+        inside = groups - low
+        return Parts(integers, scales[inside].T, zeros[inside].T)
+
+    def zero_points(self, files: OpenFiles) -> torch.Tensor:
+        return self._zeros((0, self.scales.shape[0]), (0, self.shape[0]), files)
+
+    def _zeros(self, groups: tuple[int, int], rows: tuple[int, int], files: OpenFiles) -> torch.Tensor:
+        """Zero points [groups, rows]."""
+        zeros = read_words(self.qzeros, groups, rows, self.bits, files, along=1)
+        top = (1 << self.bits) - 1
+        if self.less and bool((zeros == top).any()):
+            raise CheckpointError(
+                f"quantised tensor {self.qzeros.name}: a zero point is stored as {top}, which in this format is 0 to "
+                f"some kernels and {top + 1} to others; quantise the model again in the format gptq_v2"
+            )
+        return zeros + self.less
+
+    def blocks_along(self, files: OpenFiles) -> torch.Tensor:
+        return self._groups(0, self.shape[1], files)
+
+    def _groups(self, begin: int, end: int, files: OpenFiles) -> torch.Tensor:
+        """The groups of inputs `begin` .. `end`."""
+        if self.g_idx is None:
+            return torch.arange(begin, end) // self.block
+        found = files.read(self.g_idx, ((begin, end),)).to(torch.int64)
+        count = self.scales.shape[0]
+        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
+            raise CheckpointError(
+                f"quantised tensor {self.g_idx.name} names a group that is not there; {self.scales.name} has {count}"
+            )
+        return found
+
+
+def _read(sources: Sources) -> Read:
+    stored = str(sources.settings.get("checkpoint_format") or sources.settings.get("format") or "")
+    if stored not in (*PLAIN, *SECOND):
+        raise sources.refused(f"in the format {stored[:40]}", "save it in the format gptq or gptq_v2")
+    less = 0 if stored in SECOND else 1
+    weights = [_weight(sources, stem, less) for stem in sources.stems(".qweight", INT32)]
+    return Read([weight for weight in weights if weight is not None])
+
+
+def _weight(sources: Sources, stem: str, less: int) -> _Weight | None:
+    qweight, scales = sources.take(f"{stem}.qweight", INT32), sources.take(f"{stem}.scales", FLOAT)
+    qzeros, g_idx = sources.take(f"{stem}.qzeros", INT32), sources.optional(f"{stem}.g_idx", INT32)
+    if qweight is None or scales is None or qzeros is None:
+        return None
+    bits, size = _settings_of(sources, stem)
+    if bits not in BITS:
+        raise sources.wrong(qweight.name, f"has integers of {bits} bits; {', '.join(map(str, BITS))} can be read")
+    check_ranks(sources, {qweight: 2, scales: 2, qzeros: 2})
+    width, rows = qweight.shape[0] * WORD // bits, qweight.shape[1]
+    group = width if size < 0 else size
+    groups = -(-width // group)
+    wanted = {scales: (groups, rows), qzeros: (groups, rows * bits // WORD)}
+    for info, shape in wanted.items():
+        if info.shape != shape:
+            raise sources.wrong(
+                info.name,
+                f"is {list(info.shape)}; {qweight.name} {list(qweight.shape)} of {bits} bits in groups of {size} asks "
+                f"for {list(shape)}: bits or group size of the quantisation settings are wrong",
+            )
+    if g_idx is not None and g_idx.shape != (width,):
+        raise sources.wrong(g_idx.name, f"is {list(g_idx.shape)}, and {qweight.name} has {width} inputs")
+    tensors = (qweight, scales, qzeros, *([] if g_idx is None else [g_idx]))
+    name = f"{stem}.weight"
+    return _Weight(
+        name, (rows, width), tensors, scales.dtype, bits, 1, group, qweight, qzeros, scales, g_idx, less
+    )
+
+
+def check_ranks(sources: Sources, ranks: Mapping[TensorInfo, int]) -> None:
+    """Raise CheckpointError for a tensor of another number of axes."""
+    for info, rank in ranks.items():
+        if len(info.shape) != rank:
+            raise sources.wrong(info.name, f"is {list(info.shape)}, not a tensor of {rank} axes")
+
+
+def _settings_of(sources: Sources, stem: str) -> tuple[int, int]:
+    """Bits and group size of a module: GPTQModel may have others for some ("dynamic", regular expressions)."""
+    found: dict[str, Any] = {"bits": sources.number("bits", 4), "group_size": sources.number("group_size", 128, -1)}
+    dynamic = sources.settings.get("dynamic")
+    for pattern, override in (dynamic if isinstance(dynamic, Mapping) else {}).items():
+        if not isinstance(override, Mapping) or pattern.startswith("-"):
+            continue
+        try:
+            fits = re.match(pattern.removeprefix("+:"), stem)
+        except re.error as error:
+            raise sources.refused(f"(dynamic has {pattern[:60]!r}: {error})", "correct config.json") from error
+        if fits:
+            found |= {key: value for key, value in override.items() if key in found and isinstance(value, int)}
+    if found["group_size"] == 0 or found["group_size"] < -1:
+        raise sources.wrong(f"{stem}.qweight", f"has a group size of {found['group_size']}")
+    return found["bits"], found["group_size"]
+
+
+FORMAT = StoredFormat("gptq", ("GPTQ",), "integers of 2, 3, 4 or 8 bits, zero points, act-order", _read)

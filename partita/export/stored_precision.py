@@ -1,0 +1,107 @@
+"""Which precision a quantised checkpoint is exported in, and whether its weights are taken as they are stored.
+
+Without a precision it is its own: int4 or int8 where its weights are integers that a package can have as they are. A
+float precision dequantises. Anything else would round weights a second time, and is done only where that is asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from partita.dtypes import EXACT, PRECISIONS
+from partita.errors import UnsupportedModelError, UsageError
+from partita.export.checkpoint import Checkpoint
+from partita.export.options import AUTO, ExportOptions, check_options
+from partita.export.stored_formats import Quantised
+from partita.package import QuantisedSource
+from partita.spelling import spelled
+
+OF_ROUNDING = (
+    "block_size",
+    "quantiser",
+    "calibrate",
+    "max_perplexity_ratio",
+    "max_weight_size",
+    "prefill_precision",
+)
+"""Options that round weights."""
+
+
+def settled(options: ExportOptions, checkpoint: Checkpoint) -> ExportOptions:
+    """The options with a precision for `auto`. Raises UsageError where they contradict what the checkpoint stores,
+    UnsupportedModelError where its weights cannot be taken as they are stored and nothing else was asked for.
+    """
+    found = checkpoint.quantised
+    if found is None:
+        if options.requantise:
+            raise UsageError(f"{spelled('requantise', True)}: the weights of {checkpoint.given} are floats; leave it out")
+        return replace(options, precision=EXACT.name) if options.precision == AUTO else options
+    bits = None if options.precision == AUTO else PRECISIONS[options.precision].bits
+    if options.requantise:
+        if bits is None:
+            raise UsageError(
+                f"{spelled('requantise', True)} rounds weights a second time: it needs {spelled('precision', 'int4')} "
+                "or int8"
+            )
+        return options
+    if options.precision != AUTO and bits is None:
+        return options
+    own = _own(found, checkpoint)
+    if options.precision not in (AUTO, own):
+        raise UsageError(
+            f"{spelled('precision', options.precision)}: {checkpoint.given} is quantised with {found.method}, which is "
+            f"{own} as it is stored; leave it out, or add {spelled('requantise', True)}, which rounds the weights a "
+            "second time"
+        )
+    for name in OF_ROUNDING:
+        value = getattr(options, name)
+        if value is not None:
+            raise UsageError(
+                f"{spelled(name, value)}: the weights of {checkpoint.given} are taken as they are stored "
+                f"({found.method}), and not rounded; leave it out, or add {spelled('requantise', True)}, which rounds "
+                "them a second time"
+            )
+    changed = replace(options, precision=own)
+    check_options(changed)
+    return changed
+
+
+def takes_stored(options: ExportOptions, checkpoint: Checkpoint) -> bool:
+    """Whether integers are taken as they are stored."""
+    return checkpoint.quantised is not None and options.computing.bits is not None and not options.requantise
+
+
+def source_of(options: ExportOptions, checkpoint: Checkpoint) -> QuantisedSource | None:
+    """What the manifest says of a quantised checkpoint; None for one of floats."""
+    found = checkpoint.quantised
+    if found is None:
+        return None
+    packed = "requantised" if options.requantise else "as stored"
+    taken = packed if options.computing.bits is not None else "dequantised"
+    return QuantisedSource(method=found.method, weights=len(found.weights), taken=taken)
+
+
+def notes(options: ExportOptions, checkpoint: Checkpoint) -> list[str]:
+    """What a user should know of it, in sentences."""
+    found = checkpoint.quantised
+    if found is None:
+        return []
+    told = list(found.notes)
+    if options.requantise:
+        told.append(
+            f"requantised: weights that {found.method} had rounded are rounded a second time; quality is measured "
+            "against the stored ones, and what the first rounding cost is not known"
+        )
+    return told
+
+
+def _own(found: Quantised, checkpoint: Checkpoint) -> str:
+    """The precision of the integers that it stores. Raises UnsupportedModelError where it stores none."""
+    if found.all_affine and found.bits is not None:
+        return next(name for name, each in PRECISIONS.items() if each.bits == found.bits)
+    raise UnsupportedModelError(
+        f"{checkpoint.folder}: the checkpoint is quantised: {found.method}, whose numbers are no integers that a "
+        f"package can have as they are stored; name {spelled('precision', 'bf16')}, fp16 or fp32, which keep the "
+        f"numbers and need more room, or add {spelled('requantise', True)} to {spelled('precision', 'int8')} or int4, "
+        "which rounds them a second time"
+    )
