@@ -71,6 +71,8 @@ class Checkpoint:
     """Weight files, sorted."""
     quantised: Quantised | None = None
     """How its weights are quantised; None when they are floats."""
+    unmerged: Mapping[str, TensorInfo] | None = None
+    """Its tensors without the adapter that is merged into `tensors`; None where none is."""
 
     @property
     def model_type(self) -> str:
@@ -81,7 +83,7 @@ class Checkpoint:
     def dtype(self) -> str:
         """dtype of most weights, by element count."""
         counts: dict[str, int] = {}
-        for info in (stored for each in self.tensors.values() for stored in each.stored()):
+        for info in (self.tensors if self.unmerged is None else self.unmerged).values():
             counts[info.dtype] = counts.get(info.dtype, 0) + _elements(info.shape)
         return max(counts, key=lambda name: counts[name])
 

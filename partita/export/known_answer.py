@@ -27,7 +27,6 @@ from partita.export import dequantised
 from partita.export.checkpoint import Checkpoint
 from partita.export.config_values import read_config
 from partita.export.fake_model import quiet, translated
-from partita.export.made_weights import put_made
 from partita.export.original import auto_class, of_text
 from partita.export.weight_files import read_json
 from partita.observations.text_format import human_bytes
@@ -113,12 +112,13 @@ def _cgroup_bytes_left() -> float:
 def load(checkpoint: Checkpoint) -> Any:
     """The original model, in float32 with eager attention. Raises UnsupportedModelError when transformers cannot.
 
-    Of a quantised checkpoint it is the model of the numbers that its weights stand for.
+    Of a quantised checkpoint it is the model of the numbers that its weights stand for, and with a merged adapter that
+    of the merged weights.
     """
     give_back()  # of what was done before, sessions too, which is most of what an export holds beside the model
     config = of_text(read_config(checkpoint.folder, read_json(checkpoint.folder / "config.json")))
     with quiet(), translated("loading the original model"), _read_and_not_mapped():
-        if checkpoint.quantised is not None:
+        if checkpoint.quantised is not None or checkpoint.unmerged is not None:
             loaded = dequantised.load(checkpoint, config)
         else:
             loaded = auto_class(checkpoint.config).from_pretrained(
@@ -135,7 +135,6 @@ def load(checkpoint: Checkpoint) -> Any:
         raise UnsupportedModelError(
             f"transformers finds no weights for {sorted(info['missing_keys'])[:5]} in {checkpoint.folder}"
         )
-    put_made(model, checkpoint)
     return model
 
 

@@ -58,8 +58,8 @@ def export(
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
-    `options.quality_text`, else on `quality_text`. Raises a PartitaError that names what is wrong; nothing that looks like a package is left
-    behind.
+    `options.quality_text`, else on `quality_text`. Raises a PartitaError that names what is wrong; nothing that looks
+    like a package is left behind.
     """
     check_options(options)
     options = with_layout(options)
@@ -72,7 +72,8 @@ def export(
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
-            summary = _run(work, Runtime(replay, smoke, reader, scorer, write_adapter), target, quality_text)
+            runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
+            summary = _run(work, runtime, target, quality_text)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -110,7 +111,7 @@ def _settled(options: ExportOptions, target: Target | None, quality_text: Path |
 
 
 def _refuse_exporter(options: ExportOptions, chosen: Exporter, quantised: Quantised | None = None) -> None:
-    """Raise UsageError for an exporter that has nothing to do with packed weights, or adapters, where there are some."""
+    """Raise UsageError for an exporter that has nothing to do with adapters or packed weights where there are some."""
     if (options.adapter is not None or options.with_adapters) and not chosen.adapts:
         said = spelled("with_adapters" if options.adapter is None else "adapter")
         raise UsageError(f"{said}: exporter {chosen.name} takes no adapters; leave {spelled('exporter')} out")

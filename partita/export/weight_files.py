@@ -40,10 +40,6 @@ class Decoder(Protocol):
     checkpoint stores in its place, or from a weight and an adapter.
     """
 
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """The tensors of the checkpoint's files that are read for it."""
-
     def values(self, region: tuple[tuple[int, int], ...], files: OpenFiles) -> torch.Tensor:
         """The numbers in `region`, start and stop on every axis. Raises CheckpointError."""
 
@@ -61,14 +57,8 @@ class TensorInfo:
     size_bytes: int = 0
     decoder: Decoder | None = field(default=None, compare=False, repr=False)
     """None: the file holds its numbers as they are. Of a quantised weight `name` is that which a checkpoint of floats
-    would give it, `dtype` the type of its scales.
+    would give it, `dtype` the type of its scales; of one that an adapter changes it is float32.
     """
-
-    def stored(self) -> tuple[TensorInfo, ...]:
-        """What of the files is read for it: itself, or what it is computed from."""
-        if self.decoder is None:
-            return (self,)
-        return tuple(found for info in self.decoder.tensors for found in info.stored())
 
 
 def first_line(error: BaseException) -> str:

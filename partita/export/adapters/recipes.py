@@ -52,11 +52,6 @@ class LowRank:
     magnitude: AdapterTensor | None = None
     """m [N] of DoRA."""
 
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """The weight that it changes."""
-        return (self.base,)
-
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The numbers in `region`, float32."""
         if self.magnitude is None:
@@ -96,11 +91,6 @@ class Shifted:
     bias: AdapterTensor
     scale: float
 
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """The bias that it changes."""
-        return (self.base,)
-
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The numbers in `region`, float32."""
         ((start, stop),) = region
@@ -114,11 +104,6 @@ class Replaced:
     base: TensorInfo
     value: AdapterTensor
 
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """The tensor in whose place it is."""
-        return (self.base,)
-
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The numbers in `region`, float32."""
         return self.value.read(files)[tuple(slice(start, stop) for start, stop in region)]
@@ -129,11 +114,6 @@ class Same:
     """A tensor under another name: of what a model ties, and an adapter changes only one."""
 
     base: TensorInfo
-
-    @property
-    def tensors(self) -> tuple[TensorInfo, ...]:
-        """The tensor that it is."""
-        return (self.base,)
 
     def values(self, region: Region, files: OpenFiles) -> torch.Tensor:
         """The numbers in `region`, in the type of the checkpoint."""
