@@ -55,6 +55,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "machine": {"partition_reports", "observations", "remedies", "errors"},
     "support": {"dtypes", "partition_reports", "observations", "remedies", "spelling", "errors"},
     "providers": {"paths", "observations", "extras", "remedies", "spelling", "errors"},
+    "foreign": {
+        "contract",
+        "package",
+        "package_records",
+        "runtime",
+        "dtypes",
+        "observations",
+        "remedies",
+        "spelling",
+        "errors",
+    },
     "runtime": {
         "paths",
         "dtypes",
@@ -93,6 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "library": {
         "demo",
+        "foreign",
         "dtypes",
         "export",
         "package",
@@ -121,6 +133,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "commands": {
         "spelling",
+        "foreign",
         "dtypes",
         "library",
         "export",
