@@ -56,6 +56,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inspection": {"contract", "package_records", "partition_reports", "observations", "remedies"},
     "support": {"dtypes", "partition_reports", "observations", "remedies", "spelling", "errors"},
     "providers": {"paths", "observations", "extras", "remedies", "spelling", "errors"},
+    "foreign": {
+        "contract",
+        "package",
+        "package_records",
+        "runtime",
+        "dtypes",
+        "observations",
+        "remedies",
+        "spelling",
+        "errors",
+    },
     "runtime": {
         "paths",
         "dtypes",
@@ -95,6 +106,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "library": {
         "demo",
+        "foreign",
         "dtypes",
         "export",
         "package",
@@ -124,6 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "commands": {
         "spelling",
+        "foreign",
         "dtypes",
         "library",
         "export",

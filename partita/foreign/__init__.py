@@ -6,6 +6,8 @@ layouts    which files of a folder are models, and which of them is meant
 evidence   what config.json or genai_config.json say of the model
 ports      what inputs and outputs mean
 states     which input a step reads as the past of which output, and whether both may be one buffer
+shapes     sizes of states, and how long a text may be
+agreement  whether a configuration says the same as the graph
 written    a contract that the user wrote down (--contract)
 inference  all of that together: a contract, or what cannot be understood
 folder     a folder as a manifest

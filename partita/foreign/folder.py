@@ -11,7 +11,7 @@ from typing import Any
 from partita.errors import PackageError, UsageError
 from partita.foreign.evidence import CONFIG, Evidence, read_evidence, read_json
 from partita.foreign.facts import GraphFacts
-from partita.foreign.inference import Inference, Inferred, cache_bytes
+from partita.foreign.inference import Inference, Inferred
 from partita.foreign.layouts import (
     GENAI_CONFIG,
     SUBFOLDER,
@@ -23,6 +23,7 @@ from partita.foreign.layouts import (
     refuse_other_models,
 )
 from partita.foreign.reading import read_graph
+from partita.foreign.shapes import cache_bytes
 from partita.foreign.written import NOTHING, Written, read_written
 from partita.package import MANIFEST, FileRecord, Graph, Manifest, Source, TokenizerKind, read_manifest, unreadable
 from partita.package_records import ForeignRecord, Verification

@@ -6,11 +6,9 @@ name it and what both sides say.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from partita import dtypes
 from partita.contract import Contract, Dimension, GraphFile, Port, Role, State
 from partita.errors import PackageError
 from partita.foreign.agreement import check_agreement
@@ -18,16 +16,13 @@ from partita.foreign.evidence import Evidence
 from partita.foreign.facts import GraphFacts, PortFact, Size
 from partita.foreign.layouts import MERGED, Phase
 from partita.foreign.ports import INTEGERS, Meaning, by_name, logits_of, tokens_by_use
-from partita.foreign.states import Pair, growing_axis, pair_up, shares_buffer, window_of
-from partita.foreign.written import NOTHING, Written, WrittenStates
+from partita.foreign.shapes import Shapes, length_of
+from partita.foreign.states import Pair, pair_up
+from partita.foreign.written import NOTHING, Written
 from partita.observations.text_format import listing, plural
 from partita.package_records import PortSource
 from partita.remedies import Remedy
 
-MOST_TOKENS = 4096
-"""N where nobody says: buffers of a cache that is not told to be longer take no more."""
-LEAST_UNKNOWN = 2048
-"""N where neither the user nor a configuration says how long a text may be."""
 ROLES_OF_GENAI: Mapping[str, Role] = {
     "input_ids": "tokens",
     "attention_mask": "mask",
@@ -36,7 +31,6 @@ ROLES_OF_GENAI: Mapping[str, Role] = {
     "total_sequence_length": "total_length",
 }
 WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE.toml"))
-SAY_AXIS = Remedy("say along which axis it grows, or its shape, in a file", options=("--contract", "FILE.toml"))
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
 
@@ -63,11 +57,6 @@ class Inference:
     sources: dict[str, PortSource] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def batch(self) -> int:
-        """B, where the graph leaves it open."""
-        return self.written.batch_size or 1
-
     def run(self) -> Inferred:
         """The contract. Raises PackageError for what cannot be understood."""
         main = next((graph for graph, phase in self.graphs if phase != "prefill"), self.graphs[0][0])
@@ -77,9 +66,11 @@ class Inference:
             self.check_states(graph, phase, meant[graph.file], pairs)
         logits = {graph.file: self.logits_port(graph) for graph, _ in self.graphs}
         batch = self.batch_size(main, meant[main.file])
-        length = self.length(main, pairs)
+        length = length_of(self.where, pairs, self.evidence, self.written, self.max_length, self.notes)
         vocab = self.vocab_size(logits[main.file], main)
-        states = tuple(self.state(pair, main, batch, length) for pair in pairs)
+        symbol = self.batch_symbol(main, meant[main.file])
+        shapes = Shapes(self.where, main, self.evidence, self.written, symbol, batch, length)
+        states = tuple(map(shapes.state, pairs))
         check_agreement(self.where, self.evidence, main.file, pairs, states, vocab)
         files = tuple(
             self.file(graph, phase, meant[graph.file], logits[graph.file], vocab) for graph, phase in self.graphs
@@ -215,123 +206,22 @@ class Inference:
         if phase != "prefill" and pasts - {port.name for port in graph.inputs}:
             raise self.wrong(graph, "lacks cache inputs that the other graph has", OTHER_FILE)
 
-    def state(self, pair: Pair, graph: GraphFacts, batch: int, length: int) -> State:
-        """One state. Raises PackageError where its shape or the axis along which it grows cannot be told."""
-        found = self.written.state(pair.past.name)
-        said = found[0] if found is not None else None
-        batch_axis = self.batch_axis(pair.past, graph)
-        shared = shares_buffer(pair, graph)
-        in_place = shared if said is None or said.in_place is None else said.in_place
-        axis = growing_axis(pair, graph, batch_axis)
-        if said is not None and said.grows is not None:
-            axis = None if said.grows is False else said.grows
-        shape = self.shape(pair, said, axis, batch_axis, batch, length)
-        grows = None if in_place else axis
-        return State(
-            past=pair.past.name,
-            present=pair.present.name,
-            layer=pair.layer,
-            kind=pair.kind,
-            shape=shape,
-            dtype=pair.past.dtype,
-            window=(said.window if said is not None else None) or window_of(pair, graph) or self.window(pair),
-            grows=grows,
-            in_place=in_place and grows is None,
-        )
-
-    def window(self, pair: Pair) -> int | None:
-        """The sliding window that the configuration of onnxruntime-genai gives a layer."""
-        layers = self.evidence.window_layers
-        return self.evidence.window or None if layers is not None and pair.layer in layers else None
-
-    def batch_axis(self, port: PortFact, graph: GraphFacts) -> int | None:
-        """The axis that is the batch: the first, unless another is called as that of the tokens."""
-        tokens = next(
-            (graph.input(n) for n, s in self.sources.items() if s.meaning == "tokens" and graph.input(n)), None
-        )
-        symbol = tokens.shape[0] if tokens is not None and tokens.shape else None
-        shape = port.shape or ()
-        if isinstance(symbol, str) and symbol in shape:
-            return shape.index(symbol)
-        return 0 if shape and not isinstance(shape[0], int) else None
-
-    def shape(
-        self, pair: Pair, said: WrittenStates | None, axis: int | None, batch_axis: int | None, batch: int, length: int
-    ) -> tuple[int, ...]:
-        """The sizes of a state, N along the axis that grows. Raises PackageError for one that cannot be told."""
-        if said is not None and said.shape is not None:
-            known = {"B": batch, "N": length}
-            return tuple(size if isinstance(size, int) else known.get(size, 0) for size in said.shape)
-        declared = pair.past.shape
-        if declared is None:
-            raise self.wrong_state(pair, "its rank is not declared")
-        sizes = []
-        for place, size in enumerate(declared):
-            found = length if place == axis else size if isinstance(size, int) else None
-            if found is None and place == batch_axis:
-                found = batch * self.folded_heads(size)
-            if found is None:
-                found = self.size_by_configuration(pair, place, declared)
-            if found is None:
-                called = f" ({size})" if isinstance(size, str) else ""
-                raise self.wrong_state(pair, f"the size of axis {place}{called} is open, and nothing says what it is")
-            sizes.append(found)
-        return tuple(sizes)
-
-    def folded_heads(self, size: Size) -> int:
-        """Rows of the batch's axis per row of the batch: some old exports have batch x heads there."""
-        folded = isinstance(size, str) and "head" in size.lower()
-        return self.evidence.heads or 1 if folded else 1
-
-    def size_by_configuration(self, pair: Pair, place: int, declared: Sequence[Size]) -> int | None:
-        """A size of keys and values [B, KV heads, T, head size] that the graph leaves open."""
-        if pair.kind not in ("key", "value") or len(declared) != 4:
-            return None
-        if place == 3 and self.evidence.head_size:
-            bits = dtypes.bits_of(pair.past.dtype)
-            return self.evidence.head_size // 2 if pair.past.dtype == "uint8" and bits == 8 else self.evidence.head_size
-        return self.evidence.kv_heads or None if place == 1 else None
-
     # --- sizes --------------------------------------------------------------------------------------------------------
+
+    def batch_symbol(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> Size:
+        """What the graph calls the batch: the first size of its tokens."""
+        name = next(name for name, meaning in meant.items() if meaning.role == "tokens")
+        port = graph.input(name)
+        return port.shape[0] if port is not None and port.shape else None
 
     def batch_size(self, graph: GraphFacts, meant: Mapping[str, Meaning]) -> int:
         """B: what the graph fixes, else what the user wrote, else 1."""
-        name = next(name for name, meaning in meant.items() if meaning.role == "tokens")
-        port = graph.input(name)
-        fixed = port.shape[0] if port is not None and port.shape else None
+        fixed = self.batch_symbol(graph, meant)
         if not isinstance(fixed, int):
-            return self.batch
+            return self.written.batch_size or 1
         if self.written.batch_size not in (None, fixed):
             raise self.wrong(graph, f"the batch is fixed to {fixed}, and the contract says {self.written.batch_size}")
         return fixed
-
-    def length(self, graph: GraphFacts, pairs: Sequence[Pair]) -> int:
-        """N: as the user wants it, as far as the configuration allows; else the configuration's, up to a limit."""
-        fixed = self.fixed_length(pairs, graph)
-        wanted, most = self.max_length or self.written.max_length, fixed or self.evidence.max_length
-        if wanted is not None:
-            if most and wanted > most:
-                source = "the graph" if fixed else self.evidence.source
-                raise PackageError(f"{self.where}: a length of {wanted} was asked for, and {source} allows {most}")
-            return fixed or wanted
-        if not most:
-            self.notes.append(f"nothing says how long a text may be: {LEAST_UNKNOWN} tokens were taken")
-            return LEAST_UNKNOWN
-        if most > MOST_TOKENS and not fixed:
-            self.notes.append(
-                f"{self.evidence.source} allows texts of {most:,} tokens; {MOST_TOKENS:,} were taken, and max_length "
-                "changes that"
-            )
-            return MOST_TOKENS
-        return most
-
-    def fixed_length(self, pairs: Sequence[Pair], graph: GraphFacts) -> int | None:
-        """Rows of keys [B, KV heads, N, head size] that are one buffer of fixed length."""
-        sizes = [
-            pair.past.shape[2] for pair in pairs if pair.kind == "key" and pair.past.shape and len(pair.past.shape) == 4
-        ]
-        fixed = [size for size in sizes if isinstance(size, int)]
-        return min(fixed) if fixed and len(fixed) == len(sizes) else None
 
     def vocab_size(self, logits: PortFact, graph: GraphFacts) -> int:
         """The last size of the logits, else what the configuration or the user says."""
@@ -375,10 +265,6 @@ class Inference:
             return False
         return batch == 1 or not any(state.in_place for state in states)
 
-    def wrong_state(self, pair: Pair, what: str) -> PackageError:
-        """The error for a state."""
-        return PackageError(f"{self.where}: the cache input {pair.past.declared}: {what}", remedy=SAY_AXIS)
-
     def wrong(self, graph: GraphFacts, what: str, remedy: Remedy | None = None) -> PackageError:
         """The error for a graph."""
         return PackageError(f"{self.where}/{graph.file}: {what}", remedy=remedy)
@@ -392,13 +278,3 @@ def _port(port: PortFact, role: Role, last: int | None = None) -> Port:
     if last is not None and shape:
         shape[-1] = last
     return Port(name=port.name, role=role, shape=tuple(shape), dtype=port.dtype)
-
-
-def cache_bytes(states: Sequence[State]) -> int:
-    """All states together, at their longest."""
-    return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
-
-
-def elements(states: Sequence[State]) -> int:
-    """Numbers in all states."""
-    return sum(math.prod(state.shape) for state in states)

@@ -147,6 +147,7 @@ def _build_cache(states: Sequence[StateFact]) -> Cache:
         memories=memories,
         in_place_states=sum(state.same_address for state in states),
         address_changes=sum(state.address_changes for state in states),
+        copied_bytes=sum(state.copied_bytes for state in states),
         checked_steps=_fewest([state.checked_steps for state in states]),
         entries=entries,
     )

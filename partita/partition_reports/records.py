@@ -251,6 +251,10 @@ class Cache(Record):
     address_changes: int
     checked_steps: int | None = None
     """Steps at which the addresses of past and present were compared; null when nobody counted."""
+    copied_bytes: int = 0
+    """What the last step copied of the cache into other buffers, because its graph writes present anew; 0 where nothing
+    was copied, or nobody counted.
+    """
     entries: tuple[CacheState, ...]
     source: Source = "binding"
 

@@ -84,7 +84,8 @@ def say_cache(cache: Cache) -> str:
         return f"not checked: no step was observed ({where})"
     if status == "copied":
         copied = cache.states - cache.in_place_states
-        return f"NOT in place: {copied} of {plural(cache.states, 'state')} copied ({where})"
+        size = f", {human_bytes(cache.copied_bytes)} in the last step" if cache.copied_bytes else ""
+        return f"NOT in place: {copied} of {plural(cache.states, 'state')} copied{size} ({where})"
     if status == "moved":
         return f"NOT in place: its address changed {plural(cache.address_changes, 'time')} ({where})"
     return f"in place ({where})"

@@ -45,5 +45,8 @@ def _say_in_place(cache: Cache) -> list[Block]:
             f"{plural(cache.address_changes, 'address change')}"
         )
     ]
+    if cache.copied_bytes:
+        size = human_bytes(cache.copied_bytes)
+        told.append(Line(f"Every step writes present anew: the last one copied {size} of past into it."))
     moved = [entry.name for entry in cache.entries if not entry.in_place]
     return [*told, Line(name_families(moved, NAMED), "NOT in place", "bad")] if moved else told

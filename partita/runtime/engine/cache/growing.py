@@ -15,7 +15,9 @@ import numpy as np
 
 from partita import dtypes
 from partita.contract import State
+from partita.errors import GenerationError
 from partita.observations.facts import StateFact
+from partita.observations.text_format import plural
 from partita.runtime.engine.cache.buffers import Residence
 from partita.runtime.ort.binding import Binding
 from partita.runtime.ort.buffers import Buffer, host_buffer
@@ -73,6 +75,7 @@ class GrowingStates:
         """What the step wrote is what the next one reads."""
         made, self._rows = binding.made(), len(take)
         for index, state in enumerate(self.states):
+            _check_growth(state, self._now[index], made[state.present], max(take))
             self._copied[index] = self._now[index].size_bytes
             self._now[index] = made[state.present]
 
@@ -129,6 +132,19 @@ class GrowingStates:
     def release(self) -> None:
         """Let go of the buffers."""
         self._now = [buffer.released() for buffer in self._now]
+
+
+def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> None:
+    """Raise GenerationError for a present that is not past with the step's tokens behind it: then nothing that is
+    computed of it means what it should.
+    """
+    before, after = list(past.value.shape()), list(present.value.shape())
+    wanted = [size + tokens if axis == state.grows else size for axis, size in enumerate(before)]
+    if after != wanted:
+        raise GenerationError(
+            f"a step of {plural(tokens, 'token')} made {state.present} {after} of {state.past} {before}, where {wanted} "
+            "was to be expected: the graph keeps its cache in another way than its contract says"
+        )
 
 
 def _shortened(buffer: Buffer, state: State, tokens: int) -> Buffer:

@@ -1,0 +1,165 @@
+"""Sizes: of each state, and N, the most tokens of a text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from partita import dtypes
+from partita.contract import State
+from partita.errors import PackageError
+from partita.foreign.evidence import Evidence
+from partita.foreign.facts import GraphFacts, PortFact, Size
+from partita.foreign.states import Pair, growing_axis, shares_buffer, window_of
+from partita.foreign.written import Written, WrittenStates
+from partita.remedies import Remedy
+from partita.spelling import spelled
+
+MOST_TOKENS = 4096
+"""N where nobody says: buffers of a cache that is not told to be longer take no more."""
+UNKNOWN_LENGTH = 2048
+"""N where neither the user nor a configuration says how long a text may be."""
+TOKENS_AXIS, WIDTH_AXIS = 2, 3
+"""Of keys and values [B, KV heads, N, head size]."""
+SAY_AXIS = Remedy("say along which axis it grows, or its shape, in a file", options=("--contract", "FILE.toml"))
+
+
+def length_of(
+    where: str,
+    pairs: Sequence[Pair],
+    evidence: Evidence,
+    written: Written,
+    asked: int | None,
+    notes: list[str],
+) -> int:
+    """N: as the user wants it, as far as graph and configuration allow; else the configuration's, up to a limit.
+
+    Raises PackageError for more than is allowed. `notes` gets what was decided.
+    """
+    fixed = _fixed_length(pairs)
+    wanted, most = asked or written.max_length, fixed or evidence.max_length
+    if wanted is not None:
+        if most and wanted > most:
+            source = "the graph" if fixed else evidence.source
+            raise PackageError(f"{where}: {spelled('max_length', wanted)}: {source} allows {most}")
+        return fixed or wanted
+    if not most:
+        notes.append(f"nothing says how long a text may be: {UNKNOWN_LENGTH:,} tokens were taken")
+        return UNKNOWN_LENGTH
+    if most > MOST_TOKENS and not fixed:
+        notes.append(f"{evidence.source} allows texts of {most:,} tokens; {MOST_TOKENS:,} were taken")
+        return MOST_TOKENS
+    return most
+
+
+def _fixed_length(pairs: Sequence[Pair]) -> int | None:
+    """Rows of keys [B, KV heads, N, head size] that have a fixed length."""
+    shapes = [pair.past.shape for pair in pairs if pair.kind == "key"]
+    sizes = [shape[TOKENS_AXIS] for shape in shapes if shape and len(shape) == WIDTH_AXIS + 1]
+    fixed = [size for size in sizes if isinstance(size, int)]
+    return min(fixed) if fixed and len(fixed) == len(sizes) else None
+
+
+def cache_bytes(states: Sequence[State]) -> int:
+    """All states together, at their longest."""
+    return sum(dtypes.size_bytes(state.dtype, state.shape) for state in states)
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What the sizes of a graph's states follow from."""
+
+    where: str
+    """The folder, for messages."""
+    graph: GraphFacts
+    evidence: Evidence
+    written: Written
+    batch_symbol: Size
+    """What the graph calls the batch."""
+    batch: int
+    length: int
+
+    def state(self, pair: Pair) -> State:
+        """One state. Raises PackageError where its shape or the axis along which it grows cannot be told."""
+        found = self.written.state(pair.past.name)
+        said = found[0] if found is not None else None
+        shared = shares_buffer(pair, self.graph)
+        in_place = shared if said is None or said.in_place is None else said.in_place
+        batch_axis = self._batch_axis(pair.past)
+        axis = TOKENS_AXIS if shared else growing_axis(pair, self.graph, batch_axis)
+        if said is not None and said.grows is not None:
+            axis = None if said.grows is False else said.grows
+        grows = None if in_place else axis
+        return State(
+            past=pair.past.name,
+            present=pair.present.name,
+            layer=pair.layer,
+            kind=pair.kind,
+            shape=self._shape(pair, said, axis, batch_axis),
+            dtype=pair.past.dtype,
+            window=(said.window if said is not None else None) or window_of(pair, self.graph) or self._window(pair),
+            grows=grows,
+            in_place=in_place,
+        )
+
+    def _window(self, pair: Pair) -> int | None:
+        """The sliding window that the configuration of onnxruntime-genai gives a layer."""
+        layers = self.evidence.window_layers
+        return self.evidence.window or None if layers is not None and pair.layer in layers else None
+
+    def _batch_axis(self, port: PortFact) -> int | None:
+        """The axis that is the batch: the one that is called so, else the first, unless that is fixed."""
+        shape = port.shape or ()
+        if isinstance(self.batch_symbol, str) and self.batch_symbol in shape:
+            return shape.index(self.batch_symbol)
+        return 0 if shape and not isinstance(shape[0], int) else None
+
+    def _shape(
+        self, pair: Pair, said: WrittenStates | None, axis: int | None, batch_axis: int | None
+    ) -> tuple[int, ...]:
+        """The sizes of a state, N along the axis that grows. Raises PackageError for one that cannot be told."""
+        if said is not None and said.shape is not None:
+            return self._written_shape(pair, said.shape)
+        declared = pair.past.shape
+        if declared is None:
+            raise self._wrong(pair, "its rank is not declared")
+        sizes = []
+        for place, size in enumerate(declared):
+            found: int | None = size if isinstance(size, int) else None
+            if found is None and place == axis:
+                found = self.length
+            if found is None and place == batch_axis:
+                found = self.batch * self._folded_heads(size)
+            if found is None:
+                found = self._by_configuration(pair, place, declared)
+            if found is None:
+                called = f" ({size})" if isinstance(size, str) else ""
+                raise self._wrong(pair, f"the size of axis {place}{called} is open, and nothing says what it is")
+            sizes.append(found)
+        return tuple(sizes)
+
+    def _written_shape(self, pair: Pair, shape: Sequence[int | str]) -> tuple[int, ...]:
+        """A shape that the user wrote down. Raises PackageError for a letter that stands for nothing."""
+        known = {"B": self.batch, "N": self.length}
+        odd = [size for size in shape if isinstance(size, str) and size not in known]
+        if odd:
+            raise self._wrong(pair, f"the contract gives it a size {odd[0]!r}; sizes are numbers, B and N")
+        return tuple(known[size] if isinstance(size, str) else size for size in shape)
+
+    def _folded_heads(self, size: Size) -> int:
+        """Rows of the batch's axis per row of the batch: some old exports have batch x heads there."""
+        folded = isinstance(size, str) and "head" in size.lower()
+        return self.evidence.heads or 1 if folded else 1
+
+    def _by_configuration(self, pair: Pair, place: int, declared: Sequence[Size]) -> int | None:
+        """A size of keys and values [B, KV heads, T, head size] that the graph leaves open."""
+        if pair.kind not in ("key", "value") or len(declared) != WIDTH_AXIS + 1:
+            return None
+        if place == WIDTH_AXIS and self.evidence.head_size:
+            packed = pair.past.dtype == "uint8"  # two numbers of 4 bits to a byte
+            return self.evidence.head_size // 2 if packed else self.evidence.head_size
+        return self.evidence.kv_heads or None if place == 1 else None
+
+    def _wrong(self, pair: Pair, what: str) -> PackageError:
+        """The error for a state."""
+        return PackageError(f"{self.where}: the cache input {pair.past.declared}: {what}", remedy=SAY_AXIS)

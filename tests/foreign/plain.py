@@ -1,0 +1,39 @@
+"""The loop that anybody would write over ONNX Runtime: what Partita's tokens are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def plain_tokens(path: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """Greedy tokens of a model with input_ids, attention_mask, position_ids and past_key_values of optimum."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    pasts = [port for port in session.get_inputs() if port.name.startswith("past_key_values")]
+    cache = {
+        port.name: np.zeros((1, port.shape[1], 0, port.shape[3]), TYPES[port.type])  # [B, KV heads, T, head size]
+        for port in pasts
+    }
+    text, new = list(prompt), list(prompt)
+    for _ in range(count):
+        begin = len(text) - len(new)
+        feeds = {
+            "input_ids": np.array([new], np.int64),
+            "attention_mask": np.ones((1, len(text)), np.int64),
+            "position_ids": np.arange(begin, len(text))[None],
+            **cache,
+        }
+        logits, *presents = session.run(["logits", *(_present(port.name) for port in pasts)], feeds)
+        cache = {port.name: present for port, present in zip(pasts, presents, strict=True)}
+        new = [int(logits[0, -1].argmax())]
+        text += new
+    return text[len(prompt) :]
+
+
+def _present(past: str) -> str:
+    return past.replace("past_key_values", "present")

@@ -1,0 +1,121 @@
+"""Folders of optimum, of hub repositories and of onnxruntime-genai generate what their own libraries do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import partita
+from partita import cli
+from tests.foreign.conftest import KNOWN, SAMPLES, Sample
+from tests.foreign.plain import plain_tokens
+
+PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
+
+
+def generated(folder: Path, *, count: int = len(TOKENS), chunk: int | None = None, **choice: str) -> list[int]:
+    with partita.load(folder, "cpu", **choice) as model:
+        answer = model.generate(PROMPT, max_new_tokens=count, stop_token_ids=(), prefill_chunk=chunk)
+        for _ in answer:
+            pass
+        return list(answer.answers[0].tokens)
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+@pytest.mark.parametrize("layout", ["optimum", "pair", "merged", "whole", "genai-fp32-cpu"])
+def test_tokens_are_those_of_transformers(layout: str, chunk: int | None, sample: Sample) -> None:
+    assert generated(sample(layout), chunk=chunk) == TOKENS
+
+
+def test_rounded_weights_give_the_tokens_of_onnxruntime_genai() -> None:
+    known = json.loads((SAMPLES / "genai-int4-cpu" / "tokens.json").read_text(encoding="utf-8"))
+    assert generated(SAMPLES / "genai-int4-cpu") == known["tokens"] != TOKENS
+
+
+@pytest.mark.parametrize(
+    ("variant", "precision"), [("model", "fp32"), ("fp16", "fp16"), ("int8", "int8"), ("q4", "int4")]
+)
+def test_a_variant_is_chosen_by_name(variant: str, precision: str, hub_folder: Path) -> None:
+    file = "model.onnx" if variant == "model" else f"model_{variant}.onnx"
+    wanted = plain_tokens(hub_folder / "onnx" / file, PROMPT, len(TOKENS))
+    assert generated(hub_folder, variant=variant) == wanted
+    with partita.load(hub_folder, "cpu", variant=f"onnx/{file}") as model:
+        assert model.manifest.graph.precision == precision
+        assert model.manifest.foreign is not None and model.manifest.foreign.layout == "transformers.js"
+
+
+def test_the_plain_model_is_the_default_of_a_folder_with_variants(hub_folder: Path) -> None:
+    assert generated(hub_folder) == TOKENS
+
+
+@pytest.mark.parametrize(("layout", "in_place"), [("optimum", 0), ("merged", 0), ("genai-fp32-cpu", 2)])
+def test_the_report_says_what_is_copied(layout: str, in_place: int, sample: Sample) -> None:
+    with partita.load(sample(layout), "cpu") as model:
+        for _ in model.generate(PROMPT, max_new_tokens=4, stop_token_ids=()):
+            pass
+        report = model.report(probe_seconds=0)
+    cache = report.cache
+    assert cache is not None and cache.states == 2 and cache.in_place_states == in_place
+    # Past of the last step: 11 tokens of the prompt and 2 new ones, 16 numbers of 4 bytes each, keys and values.
+    assert cache.copied_bytes == (0 if in_place else 2 * 13 * 16 * 4)
+    assert ("in the last step" in report.to_text()) is not bool(in_place)
+
+
+@pytest.mark.parametrize("layout", ["optimum", "genai-fp32-cpu"])
+def test_a_conversation_goes_on_after_what_is_cached(layout: str, sample: Sample) -> None:
+    """Extending and going back: what comes is what a text read as a whole brings."""
+    from partita.foreign.folder import open_folder
+    from partita.providers.resolve import parse_chain
+    from partita.runtime.engine.loop import Engine
+    from partita.runtime.engine.request import Request
+    from partita.runtime.runner import load_runner
+    from partita.runtime.sampling import greedy
+
+    folder = sample(layout)
+    with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
+        engine = Engine(runner.executor)
+        row = engine.join(Request(PROMPT, greedy, 5))
+        assert made(engine) == TOKENS[:5]
+        assert engine.rewind(row, 3) and made(engine) == TOKENS[2:5]
+        engine.extend(row, [7, 7, 7])
+        longer = made(engine)
+        engine.leave(row)
+        engine.join(Request([*PROMPT, *TOKENS[:5], 7, 7, 7], greedy, 5))
+        assert made(engine) == longer
+
+
+def made(engine) -> list[int]:
+    """Tokens until every row has finished."""
+    found: list[int] = []
+    while (step := engine.step()) is not None:
+        found += step.tokens[0]
+    return found
+
+
+def test_a_child_process_reads_the_folder_in_the_same_way(hub_folder: Path) -> None:
+    with partita.load(hub_folder, "cpu", process="child", variant="q4", max_length=40) as model:
+        assert model.max_length == 40
+        answer = model.generate(PROMPT, max_new_tokens=3, stop_token_ids=())
+        for _ in answer:
+            pass
+    assert list(answer.answers[0].tokens) == plain_tokens(hub_folder / "onnx" / "model_q4.onnx", PROMPT, 3)
+
+
+def test_every_verb_takes_a_foreign_folder(
+    hub_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = ",".join(map(str, PROMPT))
+    choice = ("--variant", "int8", "--provider", "cpu")
+    assert cli.run(["generate", str(hub_folder), ids, "--token-ids", "-n", "3", *choice]) == 0
+    out = capsys.readouterr().out
+    assert [int(word) for word in out.replace(",", " ").split()] == plain_tokens(
+        hub_folder / "onnx" / "model_int8.onnx", PROMPT, 3
+    )
+    assert cli.run(["place", str(hub_folder), *choice, "--json"]) == 0
+    placed = json.loads(capsys.readouterr().out)
+    assert placed["package"]["precision"] == "int8" and placed["cache"]["in_place_states"] == 0
+    bench = ["bench", str(hub_folder), "--token-ids", "-p", ids, "-n", "3", "--rounds", "1", "--json", *choice]
+    assert cli.run(bench) == 0
+    assert json.loads(capsys.readouterr().out)["contenders"][0]["rounds"]
