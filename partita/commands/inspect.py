@@ -5,19 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from partita.commands.showing import Asked, prepare
+from partita.foreign.folder import AS_IT_IS, Choice
 from partita.library.inspecting import files_of, read
 
 VIEWS = "partita.inspection.views"
 DIFF_VIEWS = "partita.inspection.diff.views"
 
 
-def run(path: Path, against: Path | None, asked: Asked) -> None:
+def run(path: Path, against: Path | None, asked: Asked, choice: Choice = AS_IT_IS) -> None:
     """Look, and show. What is wrong with it was asked about, and is no error. Raises UsageError, PackageError."""
+    reads = files_of(path) if choice.contract is None else (*files_of(path), choice.contract)
     if against is None:
-        showing = prepare(asked, VIEWS, files_of(path))
-        showing.show(read(path))
+        showing = prepare(asked, VIEWS, reads)
+        showing.show(read(path, choice))
         return
     from partita.inspection.diff.compare import compare
 
-    showing = prepare(asked, DIFF_VIEWS, (*files_of(path), *files_of(against)))
-    showing.show(compare(read(path), read(against)))
+    showing = prepare(asked, DIFF_VIEWS, (*reads, *files_of(against)))
+    showing.show(compare(read(path, choice), read(against)))

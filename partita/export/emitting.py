@@ -65,6 +65,9 @@ class Emitter:
         index = len(self._masks)
         rule = self.probed.masks[index] if index < len(self.probed.masks) else None
         mask = additive_mask(mask_function, self.positions, self.max_length, dtype)
+        if self.lowering.grows:  # for models that attend in code of their own: nobody else hides padding there
+            padding = (self.cursors[0] == 0)[:, None, None, :]
+            mask = mask.masked_fill(padding, torch.finfo(dtype).min)
         self._masks[id(mask)] = mask, mask._version, rule
         return mask
 

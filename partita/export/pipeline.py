@@ -7,17 +7,17 @@ may not import: the caller passes functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from partita.dtypes import EXACT
-from partita.errors import ParityError, PartitaError, ResourceError, UsageError
+from partita.errors import ParityError, PartitaError, ResourceError, UnsupportedModelError, UsageError
 from partita.export import cache_rounding, stored_precision
-from partita.export.checkpoint import open_checkpoint
+from partita.export.checkpoint import Checkpoint, open_checkpoint
 from partita.export.companions import Reader, beyond_vocabulary, stop_tokens
-from partita.export.exporters import Attempts, Exporter, exporter
+from partita.export.exporters import Attempts, Exported, Exporter, exporter
 from partita.export.options import CACHE_LOWERING, ExportOptions, check_options, max_length, with_layout
 from partita.export.progress import Progress, Silent, stage
 from partita.export.publish import reserve
@@ -38,6 +38,8 @@ from partita.export.writing import Summary, write
 from partita.observations.text_format import plural
 from partita.spelling import spelled
 
+Offer = Callable[[UnsupportedModelError, Checkpoint, ExportOptions], UnsupportedModelError]
+"""The refusal of a model, with what else may export it."""
 __all__ = ["ExportOptions", "Summary", "TargetParityError", "check_options", "export"]
 
 
@@ -53,13 +55,14 @@ def export(
     write_adapter: WriteAdapter | None = None,
     progress: Progress | None = None,
     quality_text: Path | None = None,
+    offer: Offer | None = None,
 ) -> Summary:
     """Export a checkpoint to a package, for `target` where there is one.
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
-    `options.quality_text`, else on `quality_text`. Raises a PartitaError that names what is wrong; nothing that looks
-    like a package is left behind.
+    `options.quality_text`, else on `quality_text`; `offer` adds to the refusal of a model what else may export it.
+    Raises a PartitaError that names what is wrong; nothing that looks like a package is left behind.
     """
     check_options(options)
     options = with_layout(options)
@@ -73,7 +76,7 @@ def export(
         try:
             work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
             runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
-            summary = _run(work, runtime, target, quality_text)
+            summary = _run(work, runtime, target, quality_text, offer)
             place.publish()
         except OSError as error:
             raise translate_space(error, place.folder) from error
@@ -85,7 +88,9 @@ def export(
     return summary
 
 
-def _run(work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None) -> Summary:
+def _run(
+    work: Work, runtime: Runtime, target: Target | None, quality_text: Path | None, offer: Offer | None
+) -> Summary:
     chosen = exporter(work.options.exporter)
     _refuse_exporter(work.options, chosen)
     with stage(work.progress, "read checkpoint", work.seconds):
@@ -97,8 +102,12 @@ def _run(work: Work, runtime: Runtime, target: Target | None, quality_text: Path
     for note in stored_precision.notes(options, checkpoint):
         tell(work, note)
     cache_rounding.ask(options, target)
-    attempts = chosen.attempts(checkpoint, work, target)
-    return _first_that_runs(attempts, work, runtime, stops)
+    try:
+        attempts = chosen.attempts(checkpoint, work, target)
+        first = attempts.best()
+    except UnsupportedModelError as error:
+        raise error if offer is None else offer(error, checkpoint, options) from error
+    return _first_that_runs(attempts, first, work, runtime, stops)
 
 
 def _settled(options: ExportOptions, target: Target | None, quality_text: Path | None) -> ExportOptions:
@@ -130,11 +139,13 @@ def _refuse_exporter(options: ExportOptions, chosen: Exporter, quantised: Quanti
         )
 
 
-def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: frozenset[int]) -> Summary:
+def _first_that_runs(
+    attempts: Attempts, exported: Exported | None, work: Work, runtime: Runtime, stops: frozenset[int]
+) -> Summary:
     """Write the best graphs that open, run, and compute what they should. Raises what was wrong if there are none."""
     failed: list[NotRunningError | TargetParityError] = []
     missed: list[MissedRatioError] = []
-    while (exported := attempts.best()) is not None:
+    while exported is not None:
         for note in beyond_vocabulary(stops, exported.contract.vocab_size):
             tell(work, note)
         try:
@@ -149,6 +160,7 @@ def _first_that_runs(attempts: Attempts, work: Work, runtime: Runtime, stops: fr
             attempts.set_aside(exported, error.detail, ran=isinstance(error, TargetParityError))
             work.notes.append(f"{exported.label} was tried and rejected: {error.detail}")
             _empty(work)
+        exported = attempts.best()
     wrong = next((error for error in failed if isinstance(error, TargetParityError)), None)
     if wrong is not None:
         raise wrong

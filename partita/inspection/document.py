@@ -202,7 +202,7 @@ def _modules(modules: Sequence[ModulePrecision]) -> Section | None:
         named = {module.module: module for module in alike}
         for family, names in families(named).items():
             members = [named[name] for name in names]
-            shared = dict.fromkeys(name for member in members for name in member.shared_with)
+            shared = dict.fromkeys(name for member in members for name in member.shared_with if name not in names)
             also = f" (also {name_some(list(families(shared)), 3)})" if shared else ""
             rows.append(
                 (

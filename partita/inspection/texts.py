@@ -39,7 +39,7 @@ def verdict(found: Inspection) -> str:
     model = found.model
     about = [text for text in (model.architecture or model.model_type, model.precision, model.attention) if text]
     what = {"package": "a package", "onnx folder": "a folder of ONNX files", "onnx file": "an ONNX file"}[found.kind]
-    if model.layout not in (None, "partita"):
+    if model.layout not in (None, "partita", "onnx"):
         what = f"a folder of {model.layout}"
     nodes = listing(f"{graph.nodes + graph.inner_nodes:,}" for graph in found.graphs)
     graphs = f"{plural(len(found.graphs), 'graph')} of {nodes} nodes" if found.graphs else "no graph that can be read"

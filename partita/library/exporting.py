@@ -164,6 +164,7 @@ def run_export(
 ) -> Summary:
     """Find the target, and export for it. Raises a PartitaError that names what is wrong."""
     from partita.export.exporters import check_name
+    from partita.export.optimum.offer import offered
     from partita.export.options import with_layout
     from partita.export.pipeline import check_options
     from partita.export.pipeline import export as write
@@ -191,6 +192,7 @@ def run_export(
         write_adapter=write_adapter,
         progress=shown,
         quality_text=heldout_path(),
+        offer=offered,
     )
 
 

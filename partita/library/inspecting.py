@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import overload
 
 from partita.errors import PackageError
+from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.inspection.diff.records import InspectionDiff
 from partita.inspection.records import Inspection
 from partita.library.edge import public
@@ -17,25 +18,44 @@ ONNX_SUFFIX = ".onnx"
 
 
 @overload
-def inspect(package: str | os.PathLike[str]) -> Inspection: ...
+def inspect(
+    package: str | os.PathLike[str],
+    *,
+    variant: str | None = None,
+    contract: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
+) -> Inspection: ...
 
 
 @overload
-def inspect(package: str | os.PathLike[str], *, against: str | os.PathLike[str]) -> InspectionDiff: ...
+def inspect(
+    package: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str],
+    variant: str | None = None,
+    contract: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
+) -> InspectionDiff: ...
 
 
 @public
 def inspect(
-    package: str | os.PathLike[str], *, against: str | os.PathLike[str] | None = None
+    package: str | os.PathLike[str],
+    *,
+    against: str | os.PathLike[str] | None = None,
+    variant: str | None = None,
+    contract: str | os.PathLike[str] | None = None,
+    max_length: int | None = None,
 ) -> Inspection | InspectionDiff:
     """What a package, a folder of ONNX files or an ONNX file holds: graphs, contract, states, precision, provenance.
 
-    With `against` what is different in that one. What is wrong with one, a damaged manifest or a missing file, is
-    in its `findings`. Neither onnxruntime nor torch is imported, and no weights are read.
+    With `against` what is different in that one. What is wrong with one, a damaged manifest or a missing file, is in
+    its `findings`. `variant`, `contract` and `max_length` are about a folder that Partita did not write, as for `load`.
+    Neither onnxruntime nor torch is imported, and no weights are read.
 
     Raises ArgumentError, and PackageError when there is nothing of the kind.
     """
-    found = read(Path(package))
+    found = read(Path(package), Choice(variant, None if contract is None else Path(contract), max_length))
     if against is None:
         return found
     from partita.inspection.diff.compare import compare
@@ -43,7 +63,7 @@ def inspect(
     return compare(found, read(Path(against)))
 
 
-def read(path: Path) -> Inspection:
+def read(path: Path, choice: Choice = AS_IT_IS) -> Inspection:
     """The same for a path. Raises PackageError when it is no package, no ONNX file, and no folder with one."""
     from partita.runtime.contents.build import graphs_in
     from partita.runtime.contents.build import inspect as look
@@ -53,26 +73,23 @@ def read(path: Path) -> Inspection:
             refuse_absent(path)
             found = look(path, None, ())
             if not found.graphs:
-                said = found.findings[0].what if found.findings else f"{path}: not a readable ONNX file"
-                raise PackageError(said)
+                raise PackageError(found.findings[0].what)
             return found
-        manifest, wrong = _manifest(path)
-        if manifest is None and not graphs_in(path):
+        manifest, wrong = _manifest(path, choice)
+        if wrong and not graphs_in(path):
             raise wrong[0]
         return look(path, manifest, wrong)
     except PermissionError as error:
         raise unreadable(path) from error
 
 
-def _manifest(path: Path) -> tuple[Manifest | None, tuple[PackageError, ...]]:
-    """The manifest, or what is wrong with it. Raises PackageError for what is no folder."""
+def _manifest(path: Path, choice: Choice) -> tuple[Manifest | None, tuple[PackageError, ...]]:
+    """The manifest, or what is wrong with it. Raises PackageError for what is no folder, UsageError for the choice."""
     if not path.is_dir():
         stranger = recognise(path)
         raise PackageError(f"{path}: {stranger.what}", remedy=stranger.remedy)
-    from partita.foreign.folder import open_folder
-
     try:
-        return open_folder(path), ()
+        return open_folder(path, choice), ()
     except PackageError as error:
         return None, (error,)
 

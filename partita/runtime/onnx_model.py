@@ -18,7 +18,6 @@ from partita.observations.facts import GraphNode
 from partita.observations.text_format import plural
 from partita.package import inside, refuse_absent, unreadable
 from partita.runtime.model_file import all_nodes, all_tensors, defines, graph_node, inner_nodes
-from partita.runtime.tensor_types import is_fixed, tensor_types
 from partita.strangers import recognise
 
 if TYPE_CHECKING:
@@ -306,5 +305,7 @@ def fixed_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]]) 
 
     Where inference fails, only what the file itself declares is known.
     """
+    from partita.runtime.tensor_types import is_fixed, tensor_types  # which asks ONNX Runtime; reading a file does not
+
     types = tensor_types(proto, inputs)
     return frozenset(name for name in defines(proto.graph) if is_fixed(types.get(name)))

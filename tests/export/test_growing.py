@@ -46,7 +46,9 @@ def test_inputs_and_outputs_are_those_of_optimum(tiny_checkpoint: TinyCheckpoint
     assert {port.role for port in graph.inputs} == {"tokens", "positions", "mask"}
 
 
-def run(session: ort.InferenceSession, ids: Array, mask: Array, past: dict[str, Array] | None = None) -> dict[str, Array]:
+def run(
+    session: ort.InferenceSession, ids: Array, mask: Array, past: dict[str, Array] | None = None
+) -> dict[str, Array]:
     """One step as optimum makes it: positions count what the mask lets through."""
     rows, length = ids.shape
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -length:]

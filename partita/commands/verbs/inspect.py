@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from partita.commands.arguments import JsonOption, OutOption, read_path, view_option
+from partita.commands.arguments import (
+    ContractOption,
+    JsonOption,
+    LengthOption,
+    OutOption,
+    VariantOption,
+    folder_choice,
+    read_path,
+    view_option,
+)
 
 app = typer.Typer()
 
@@ -27,6 +36,9 @@ def inspect(
         Path | None,
         typer.Option(metavar="PACKAGE", parser=read_path, help="Show what is different in this one."),
     ] = None,
+    variant: VariantOption = None,
+    contract: ContractOption = None,
+    max_length: LengthOption = None,
     view: Annotated[str | None, view_option("partita.inspection.views")] = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -35,4 +47,4 @@ def inspect(
     from partita.commands import inspect as verb
     from partita.commands.showing import asked
 
-    verb.run(package, against, asked(view, out, as_json=as_json))
+    verb.run(package, against, asked(view, out, as_json=as_json), folder_choice(variant, contract, max_length))

@@ -28,7 +28,7 @@ from partita.package import MANIFEST, FileRecord, Manifest, inside
 from partita.runtime.contents.graphs import ReadGraph, read_graph
 from partita.runtime.contents.licence import licence_of
 from partita.runtime.contents.modules import module_precisions
-from partita.runtime.contents.tensors import Stored
+from partita.runtime.contents.tensors import UNKNOWN, Stored
 from partita.runtime.contents.tokenizer import read_json, tokenizer_of
 
 LARGEST = 8
@@ -150,7 +150,7 @@ def _model(folder: Path, manifest: Manifest | None) -> ModelFacts:
     if manifest is not None:
         source, graph = manifest.source, manifest.graph
         return ModelFacts(
-            model_type=source.model_type or None,
+            model_type=source.model_type if source.model_type not in ("", UNKNOWN) else None,
             architecture=source.architecture or None,
             parameters=(source.parameters or None) if manifest.foreign is None else None,
             precision=graph.precision or None,

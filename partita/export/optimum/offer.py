@@ -1,0 +1,29 @@
+"""What Partita's own exporter refuses may be exported by optimum: its environment is asked, and the refusal says so."""
+
+from __future__ import annotations
+
+from partita.errors import PartitaError, UnsupportedModelError
+from partita.export.checkpoint import Checkpoint
+from partita.export.optimum.environment import MAKE, find
+from partita.export.options import ExportOptions
+from partita.remedies import Remedy
+
+USE = Remedy("optimum's exporter covers the type; use it with", options=("--exporter", "optimum"))
+MAY = Remedy("optimum's exporter may cover the type: make its environment, and add --exporter optimum", MAKE.command)
+
+
+def offered(error: UnsupportedModelError, checkpoint: Checkpoint, options: ExportOptions) -> UnsupportedModelError:
+    """The refusal of a model with optimum as its remedy, where that may help; else the refusal as it is."""
+    if options.exporter != "native" or error.remedy is not None or options.computing.bits is not None:
+        return error
+    there = find()
+    if there is None:
+        remedy = MAY
+    else:
+        try:
+            if not there.covers(checkpoint.model_type):
+                return error
+        except PartitaError:  # the environment is damaged: what is wrong with the model is the news
+            return error
+        remedy = USE
+    return UnsupportedModelError(error.said, where=error.where, remedy=remedy)
