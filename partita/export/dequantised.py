@@ -25,7 +25,7 @@ class _Unread:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         whole = self.files.read(self.info, tuple((0, size) for size in self.info.shape))
-        return whole if index is Ellipsis else whole[index]
+        return (whole if index is Ellipsis else whole[index]).contiguous()  # parameters are taken as they lie
 
 
 def load(checkpoint: Checkpoint, config: PreTrainedConfig) -> Any:

@@ -83,11 +83,16 @@ def blocks_of(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: 
     return tuple(found)
 
 
-def scaled(sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int]) -> ScaledWeight:
-    """The weight of a tensor of narrow floats and its scales. Raises CheckpointError when they do not fit."""
+def scaled(
+    sources: Sources, weight: TensorInfo, scales: TensorInfo, wanted: Sequence[int], name: str | None = None
+) -> ScaledWeight:
+    """The weight of a tensor of narrow floats and its scales, called `name` where that is not the tensor's.
+
+    Raises CheckpointError when they do not fit.
+    """
     dtype = scales.dtype if scales.dtype in ("float16", "bfloat16", "float32") else "bfloat16"
     blocks = blocks_of(sources, weight, scales, wanted)
-    return ScaledWeight(weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
+    return ScaledWeight(name or weight.name, weight.shape, (weight, scales), dtype, weight, scales, blocks)
 
 
 def take_activation_scales(sources: Sources) -> tuple[str, ...]:
