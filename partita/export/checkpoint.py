@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 
 from partita.errors import CheckpointError, UnsupportedModelError, UsageError
 from partita.export import config_values, rope_settings, stored_formats
+from partita.export.gguf import opening
+from partita.export.gguf.header import GgufTensor
 from partita.export.original import classes, of_text
-from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors, refuse_gguf
+from partita.export.quantised import BESIDE, Recognised, by_config, by_tensors
 from partita.export.stored_formats import Quantised
 from partita.export.weight_files import TensorInfo, find_tensors, first_line, read_json
 
@@ -73,6 +75,8 @@ class Checkpoint:
     """How its weights are quantised; None when they are floats."""
     unmerged: Mapping[str, TensorInfo] | None = None
     """Its tensors without the adapter that is merged into `tensors`; None where none is."""
+    scratch: Any = field(default=None, compare=False, repr=False)
+    """What keeps `folder` where it is, of a checkpoint that is none itself."""
 
     @property
     def model_type(self) -> str:
@@ -99,6 +103,8 @@ def open_checkpoint(given: str) -> Checkpoint:
     """
     folder = _locate(given)
     try:
+        if (file := opening.gguf_file(folder)) is not None:
+            return _open_gguf(given, file)
         config, found = _read_config(folder)
         _refuse_by_config(folder, config)
         rope_settings.check_known(folder, config)
@@ -111,6 +117,22 @@ def open_checkpoint(given: str) -> Checkpoint:
         raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror or error})") from error
     name = Path(given).name if Path(given).is_dir() else given
     return Checkpoint(folder, name, config, _architecture(config), tensors, files, quantised)
+
+
+def _open_gguf(given: str, file: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file."""
+    prepared = opening.prepare(file)
+    folder = prepared.folder
+    config, _ = _read_config(folder)
+    _refuse_by_config(file, config)
+    rope_settings.check_known(file, config)
+    _check_sizes(file, config, prepared.header.tensors)  # before a model of so many layers is built
+    quantised = opening.read(prepared, config)
+    tensors = dict(quantised.tensors)
+    name = Path(given).name
+    return Checkpoint(
+        folder, name, config, _architecture(config), tensors, (prepared.file,), quantised, scratch=prepared.scratch
+    )
 
 
 def _elements(shape: tuple[int, ...]) -> int:
@@ -126,8 +148,8 @@ def _locate(given: str) -> Path:
     path = Path(given)
     if path.is_dir():
         return path
-    if path.suffix == ".gguf" and path.exists():
-        refuse_gguf(path.parent, path.name)
+    if path.suffix == opening.SUFFIX and path.is_file():
+        return path
     if path.exists():
         raise CheckpointError(f"{given}: a file, not a checkpoint folder; give the folder that holds config.json")
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", given) or given.startswith("."):
@@ -145,7 +167,6 @@ def _locate(given: str) -> Path:
 def _read_config(folder: Path) -> tuple[PreTrainedConfig, Recognised | None]:
     """The config, and what it says that the weights are quantised with."""
     path = folder / "config.json"
-    refuse_gguf(folder)
     if not path.is_file():
         raise CheckpointError(f"{folder}: not a checkpoint, it has no config.json")
     raw = read_json(path)
@@ -219,7 +240,7 @@ def _refuse_by_config(folder: Path, config: PreTrainedConfig) -> None:
         )
 
 
-def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo]) -> None:
+def _check_sizes(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, TensorInfo | GgufTensor]) -> None:
     """Refuse a config that asks for more layers or experts than its weights can hold: building them takes forever."""
     longest = max((size for info in tensors.values() for size in info.shape), default=0)
     # A config may have a number of experts and the model none, as a dense doge has.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from partita.errors import UnsupportedModelError
-from partita.export.weight_files import LAYOUTS, TensorInfo, read_json
+from partita.export.weight_files import TensorInfo, read_json
 
 ORIGINAL = "export the checkpoint that it was quantised from"
 IN_TRANSFORMERS = f"{ORIGINAL}, or dequantise it in transformers ({{}}) and export what you save"
@@ -102,14 +102,6 @@ SECTIONS = ("quantization_config", "compression_config", "quantization")
 """Keys of config.json, and of the configs in it, under which settings lie; the last one is MLX's."""
 BESIDE = (("quantize_config.json", None), ("quant_config.json", None), ("hf_quant_config.json", "quantization"))
 """Files of settings beside config.json, and the key in them."""
-
-
-def refuse_gguf(folder: Path, given: str = "") -> None:
-    """Raise UnsupportedModelError when the file `given`, or all that a folder has for weights, is a GGUF file."""
-    files = [given] if given else sorted(path.name for path in folder.glob("*.gguf"))
-    if files and (given or not any((folder / name).is_file() for layout in LAYOUTS for name in layout)):
-        how = f"from_pretrained(..., gguf_file={files[0]!r})"
-        raise refusal(folder, Method("GGUF", advice=IN_TRANSFORMERS.format(how)), files[0])
 
 
 @dataclass(frozen=True, slots=True)

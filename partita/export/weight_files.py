@@ -151,7 +151,7 @@ def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     else:
         found = _list_safetensors(path, file)
     for info in found:
-        if not _is_name(info.name):
+        if not is_name(info.name):
             raise CheckpointError(
                 f"{path}: damaged, it contains a tensor named {info.name[:SHOWN_CHARACTERS]!r}; download the "
                 "checkpoint again"
@@ -159,7 +159,7 @@ def list_tensors(folder: Path, file: str) -> list[TensorInfo]:
     return found
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
     """Whether a tensor can be called that: short, printable, nothing between two dots missing, and numbers in ASCII."""
     parts = name.split(".")
     return name.isprintable() and len(name) <= 500 and all(p and (p.isascii() or not p.isdigit()) for p in parts)

@@ -19,6 +19,7 @@ from partita.export.origins import Origin, Region, Reordered, blocks
 from partita.export.quantisation.packing import Packing
 from partita.export.quantisers import Grid, Quantised
 from partita.export.stored_formats import AffineWeight, affine, container
+from partita.export.stored_formats.base import StoredFloats
 from partita.export.weight_files import OpenFiles, TensorInfo
 
 QUANTISER = "as stored"
@@ -48,7 +49,7 @@ class Taken:
 
 def is_stored(origin: Origin) -> bool:
     """Whether any number of a weight is quantised in the checkpoint."""
-    return any(info.decoder is not None for info in origin.tensors())
+    return any(info.decoder is not None and not isinstance(info.decoder, StoredFloats) for info in origin.tensors())
 
 
 @dataclass(slots=True)

@@ -67,6 +67,11 @@ class StoredWeight(ABC):
 
 
 @dataclass(frozen=True)
+class StoredFloats(StoredWeight):
+    """Floats that are not quantised, in a file that is read in another way than safetensors."""
+
+
+@dataclass(frozen=True)
 class AffineWeight(StoredWeight):
     """Integers q, and a scale s and an integer zero point z for each block: s * (q - z), none of it below 0."""
 

@@ -1,0 +1,205 @@
+"""A GGUF file as a checkpoint folder: its config and tokenizer written as transformers has them, its weights by name.
+
+The folder is a temporary one, with a link to the file in it. It lasts as long as the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, modeling_gguf_pytorch_utils
+
+from partita.errors import PartitaError, UnsupportedModelError
+from partita.export.fake_model import quiet, translated
+from partita.export.gguf.header import GgufTensor, Header, read_header
+from partita.export.gguf.names import weights_of
+from partita.export.gguf.types import dequantised
+from partita.export.stored_formats import Quantised
+from partita.export.stored_formats.base import StoredFloats
+from partita.export.weight_files import LAYOUTS, few
+
+SUFFIX = ".gguf"
+FACTORS = "rope_freqs.weight"
+"""What each frequency of the rotary embedding is divided by, as for llama 3.1."""
+SIZES = {
+    "attention.key_length": "head_dim",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+"""Sizes that transformers does not read of every architecture, and what its configs call them."""
+OF_THE_FILE = frozenset({"vocab_size", "rope.dimension_count", "attention.value_length", *SIZES})
+"""Settings that follow from the shapes of tensors, where transformers does not read them."""
+NOTHING = (None, "", "none", 0, 0.0, False)
+"""Values by which a setting says nothing."""
+
+
+class Scratch:
+    """A temporary folder that goes when the object does, or the process."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="partita-gguf-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A GGUF file, and the folder that stands for it."""
+
+    header: Header
+    folder: Path
+    scratch: Scratch
+    """Removes the folder when nobody holds it any more."""
+    notes: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        """The link to the file, in the folder."""
+        return self.header.path.name
+
+
+def gguf_file(given: Path) -> Path | None:
+    """The GGUF file that `given` is, or that is all that a folder has for weights; None when it is none.
+
+    Raises UnsupportedModelError for a folder with several.
+    """
+    if given.suffix == SUFFIX and given.is_file():
+        return given
+    if not given.is_dir() or any((given / name).is_file() for layout in LAYOUTS for name in layout):
+        return None
+    files = sorted(given.glob(f"*{SUFFIX}"))
+    if len(files) > 1:
+        raise UnsupportedModelError(
+            f"{given}: {len(files)} GGUF files and no other weights: {few([path.name for path in files])}; give one of them"
+        )
+    return files[0] if files else None
+
+
+def prepare(path: Path) -> Prepared:
+    """Read the header of a GGUF file, and write its config and tokenizer into a folder.
+
+    Raises CheckpointError when it is damaged, UnsupportedModelError for an architecture that transformers does not
+    read, InstallationError without the package gguf.
+    """
+    import gguf  # noqa: F401 - an ImportError is told with the extra that brings it
+
+    header = read_header(path)
+    known = modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES
+    if _mapped_as(header.architecture) not in known:
+        raise UnsupportedModelError(
+            f"{path}: a GGUF file of architecture {header.architecture[:80]}, which transformers reads no config from; "
+            f"it does of {', '.join(sorted(known))}; export the checkpoint that it was made of"
+        )
+    scratch = Scratch()
+    folder = scratch.folder
+    (folder / path.name).symlink_to(path.resolve())
+    with quiet(), translated(f"{path}: reading the config of {header.architecture}"):
+        config = AutoConfig.from_pretrained(str(folder), gguf_file=path.name, local_files_only=True)
+        raw = config.to_dict()
+    notes = _settings_left_out(header)
+    raw |= _sizes(header, raw)
+    if FACTORS in header.tensors:
+        raw |= _with_factors(header, raw)
+    (folder / "config.json").write_text(json.dumps(raw, default=str), encoding="utf-8")
+    return Prepared(header, folder, scratch, (*notes, *_tokenizer(folder, path.name)))
+
+
+def read(prepared: Prepared, config: PreTrainedConfig) -> Quantised:
+    """The weights in a GGUF file, as a quantised checkpoint has them. Raises what `weights_of` does."""
+    with quiet(), translated(f"{prepared.header.path}: finding its tensors in the model"):
+        weights = weights_of(prepared.header, config, prepared.file)
+    packed = {name: weight for name, weight in weights.items() if not isinstance(weight, StoredFloats)}
+    tensors = {name: weight.info for name, weight in weights.items()}
+    return Quantised(_method(prepared.header), tensors, packed, prepared.notes)
+
+
+def _mapped_as(architecture: str) -> str:
+    """What transformers calls an architecture in its tables of GGUF files."""
+    names = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2"}
+    return names.get(architecture, architecture)
+
+
+def _method(header: Header) -> str:
+    """GGUF with the types of its matrices, the one of most numbers first."""
+    counts: dict[str, int] = {}
+    for tensor in header.tensors.values():
+        if len(tensor.shape) > 1:
+            counts[tensor.type.name] = counts.get(tensor.type.name, 0) + int(np.prod(tensor.shape))
+    return f"GGUF {', '.join(sorted(counts, key=lambda name: -counts[name]))}"
+
+
+def _settings_left_out(header: Header) -> tuple[str, ...]:
+    """A note on settings of the model that transformers does not read.
+
+    Raises UnsupportedModelError for those of the rotary embedding, without which it computes something else.
+    """
+    prefix = f"{header.architecture}."
+    mapping: Mapping[str, Any] = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    read_keys = set(mapping.get(_mapped_as(header.architecture), {})) | OF_THE_FILE
+    left = {
+        name.removeprefix(prefix): value
+        for name, value in header.settings.items()
+        if name.startswith(prefix) and name.removeprefix(prefix) not in read_keys and value not in NOTHING
+    }
+    scaled = sorted(name for name in left if name.startswith(("rope.scaling.", "rope.scale")))
+    if scaled and (left.get("rope.scaling.type") or "linear") != "none":
+        raise UnsupportedModelError(
+            f"{header.path}: its rotary embedding is scaled ({few([f'{name} = {left[name]}' for name in scaled])}), "
+            f"which transformers' reader of {header.architecture} leaves out; export the checkpoint that it was made of"
+        )
+    if not left:
+        return ()
+    return (f"settings of the GGUF file that transformers does not read: {few(sorted(left))}",)
+
+
+def _sizes(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Sizes in the file that transformers does not read, as settings of its config."""
+    mapping: Mapping[str, Any] = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+    known = mapping.get(_mapped_as(header.architecture), {})
+    given = {name: header.settings.get(f"{header.architecture}.{name}") for name in SIZES}
+    return {
+        key: given[name] for name, key in SIZES.items() if key in raw and name not in known and isinstance(given[name], int)
+    }
+
+
+def _with_factors(header: Header, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the rotary embedding with the factors of the file, which divide its frequencies at every length.
+
+    transformers has such factors as those of "longrope"; with the same for short and long texts, and nothing done to
+    attention, they are those of llama.cpp.
+    """
+    tensor: GgufTensor = header.tensors[FACTORS]
+    stored = np.memmap(header.path, np.uint8, "r", offset=tensor.start, shape=(1, tensor.size_bytes))
+    factors = dequantised(stored, tensor.type.number).reshape(-1).astype(float).tolist()
+    rope = raw.get("rope_parameters")
+    if not isinstance(rope, dict) or rope.get("rope_type", "default") != "default":
+        raise UnsupportedModelError(f"{header.path}: {FACTORS} beside a rotary embedding of another kind")
+    most = raw.get("max_position_embeddings")
+    changed = {
+        **rope,
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "attention_factor": 1.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": most,
+    }
+    return {"rope_parameters": changed}
+
+
+def _tokenizer(folder: Path, file: str) -> tuple[str, ...]:
+    """Write the tokenizer of the file into `folder`; a note where transformers makes none of it."""
+    try:
+        with quiet(), translated("reading the tokenizer"):
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=file, local_files_only=True)
+            tokenizer.save_pretrained(str(folder))
+    except PartitaError as error:
+        return (f"the GGUF file has no tokenizer that transformers can make: {error.said[:200]}",)
+    return ()

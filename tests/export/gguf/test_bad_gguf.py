@@ -1,0 +1,164 @@
+"""GGUF files that are damaged, cut off, of other kinds, or count more than they hold: one line, and nothing allocated."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partita.errors import CheckpointError, PartitaError, UnsupportedModelError
+from tests.conftest import TinyCheckpoint, require
+from tests.export.test_bad_checkpoints import refuse
+from tests.gguf_files import save_gguf
+
+ARCHITECTURE = (b"general.architecture", 8, struct.pack("<Q", 5) + b"llama")
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def tensor(name: bytes = b"a.weight", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    sizes = b"".join(struct.pack("<Q", size) for size in shape)
+    return text(name) + struct.pack("<I", len(shape)) + sizes + struct.pack("<IQ", kind, offset)
+
+
+def file_of(
+    settings: Any = (ARCHITECTURE,), tensors: Any = (), *, version: int = 3, counts: Any = None, data: bytes = b"\0" * 256
+) -> bytes:
+    """A GGUF file by hand."""
+    wanted = counts or (len(tensors), len(settings))
+    head = b"GGUF" + struct.pack("<IQQ", version, *wanted)
+    head += b"".join(text(name) + struct.pack("<I", kind) + value for name, kind, value in settings)
+    head += b"".join(tensors)
+    return head + b"\0" * (-len(head) % 32) + data
+
+
+HUGE = 1 << 60
+CASES: dict[str, tuple[bytes, type[PartitaError], str]] = {
+    "empty": (b"", CheckpointError, "which is no GGUF file"),
+    "not one": (b"PK\3\4" + b"\0" * 64, CheckpointError, "does not begin as a GGUF file does"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", CheckpointError, "a pointer of Git LFS"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + b"\0" * 64, UnsupportedModelError, "big-endian"),
+    "version 1": (file_of(version=1), UnsupportedModelError, "version 1 of the GGUF format, and 2 and 3"),
+    "version 9": (file_of(version=9), UnsupportedModelError, "version 9 of the GGUF format"),
+    "many tensors": (file_of(counts=(HUGE, 1)), CheckpointError, f"it counts {HUGE:,} tensors, more than"),
+    "many settings": (file_of(counts=(0, HUGE)), CheckpointError, f"it counts {HUGE:,} settings, more than"),
+    "long text": (
+        file_of([(b"general.architecture", 8, struct.pack("<Q", HUGE))]),
+        CheckpointError,
+        f"its header goes on for {HUGE:,} bytes",
+    ),
+    "long array": (
+        file_of([(b"a", 9, struct.pack("<IQ", 8, HUGE)), ARCHITECTURE]),
+        CheckpointError,
+        f"'a' counts {HUGE:,} values",
+    ),
+    "long numbers": (
+        file_of([(b"a", 9, struct.pack("<IQ", 12, HUGE)), ARCHITECTURE]),
+        CheckpointError,
+        "its header goes on for",
+    ),
+    "arrays in arrays": (
+        file_of([(b"a", 9, struct.pack("<IQ", 9, 1) * 8), ARCHITECTURE]),
+        CheckpointError,
+        "has the type 9, which there is not",
+    ),
+    "unknown setting": (file_of([(b"a", 77, b""), ARCHITECTURE]), CheckpointError, "'a' has the type 77"),
+    "no architecture": (file_of([]), CheckpointError, "does not say its general.architecture"),
+    "split": (
+        file_of([ARCHITECTURE, (b"split.count", 2, struct.pack("<H", 3))]),
+        UnsupportedModelError,
+        "one of 3 parts of a split file",
+    ),
+    "alignment": (
+        file_of([ARCHITECTURE, (b"general.alignment", 4, struct.pack("<I", 0))]),
+        CheckpointError,
+        "its general.alignment is 0",
+    ),
+    "unknown type": (file_of(tensors=[tensor(kind=99)]), UnsupportedModelError, "has numbers of type 99"),
+    "integers": (file_of(tensors=[tensor(kind=24)]), UnsupportedModelError, "has numbers of type 24"),
+    "axes": (file_of(tensors=[tensor(shape=(1,) * 9)]), CheckpointError, "has 9 axes"),
+    "name": (file_of(tensors=[tensor(b"a..b")]), CheckpointError, "a tensor named 'a..b'"),
+    "twice": (file_of(tensors=[tensor(), tensor()]), CheckpointError, "two tensors named a.weight"),
+    "half a block": (file_of(tensors=[tensor(shape=(40,), kind=2)]), CheckpointError, "Q4_0 is in blocks of 32"),
+    "absurd size": (
+        file_of(tensors=[tensor(shape=(HUGE, 1 << 40))]),
+        CheckpointError,
+        "and the file has",
+    ),
+    "absurd offset": (file_of(tensors=[tensor(offset=HUGE)]), CheckpointError, "ends at byte"),
+    "crooked offset": (file_of(tensors=[tensor(offset=3)]), CheckpointError, "ends at byte"),
+    "other architecture": (
+        file_of([(b"general.architecture", 8, text(b"mystery"))]),
+        UnsupportedModelError,
+        "of architecture mystery, which transformers reads no config from",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_damaged_and_other_files(case: str, tmp_path: Path) -> None:
+    require("gguf")
+    raw, kind, said = CASES[case]
+    file = tmp_path / "model.gguf"
+    file.write_bytes(raw)
+    error = refuse(file, tmp_path / "out")
+    assert type(error) is kind and said in str(error) and "model.gguf" in str(error)
+
+
+def test_every_cut_is_found(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    from partita.export.gguf.header import read_header
+
+    whole = save_gguf(tmp_path / "whole.gguf", tiny_checkpoint("llama"), "Q8_0").read_bytes()
+    file = tmp_path / "model.gguf"
+    file.write_bytes(whole)
+    assert read_header(file).architecture == "llama"
+    for size in (*range(24, 4000, 97), len(whole) // 2, len(whole) - 64):
+        file.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match="damaged or cut off"):
+            read_header(file)
+
+
+def test_settings_and_tensors_that_contradict_each_other(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    checkpoint = tiny_checkpoint("llama")
+    file = save_gguf(tmp_path / "model.gguf", checkpoint, llama__feed_forward_length=48)
+    error = refuse(file, tmp_path / "out")
+    assert "settings and tensors disagree" in str(error) and "its settings ask for [48, 64]" in str(error)
+    file = save_gguf(tmp_path / "deep.gguf", checkpoint, llama__block_count=1 << 30)
+    assert "num_hidden_layers is 1,073,741,824" in str(refuse(file, tmp_path / "out"))
+
+
+def test_what_transformers_would_leave_out_is_refused(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    checkpoint = tiny_checkpoint("llama")
+    file = save_gguf(
+        tmp_path / "scaled.gguf", checkpoint, llama__rope__scaling__type="yarn", llama__rope__scaling__factor=4.0
+    )
+    error = refuse(file, tmp_path / "out")
+    assert "its rotary embedding is scaled (rope.scaling.factor = 4.0, rope.scaling.type = yarn)" in str(error)
+    with_bias = tiny_checkpoint("qwen2")
+    file = save_gguf(tmp_path / "bias.gguf", with_bias)
+    raw = file.read_bytes().replace(b"qwen2", b"qwen3")
+    file.write_bytes(raw)
+    error = refuse(file, tmp_path / "out")
+    assert isinstance(error, UnsupportedModelError) and "leaves out blk.0.attn_k.bias" in str(error)
+
+
+def test_a_folder_with_several_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / "folder" / name).write_bytes(b"GGUF")
+    error = refuse(tmp_path / "folder", tmp_path / "out")
+    assert "2 GGUF files and no other weights: a.gguf, b.gguf; give one of them" in str(error)
+
+
+def test_precisions_that_would_round_twice(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
+    require("gguf")
+    file = save_gguf(tmp_path / "model.gguf", tiny_checkpoint("llama"), "Q4_1")
+    error = refuse(file, tmp_path / "out", precision="int4")
+    assert "GGUF Q4_1" in str(error) and "--requantise" in str(error)
