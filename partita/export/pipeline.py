@@ -65,7 +65,7 @@ def export(
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
-            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
+            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes, cleanup=cleanup)
             summary = _run(work, Runtime(replay, smoke, reader, scorer), target, offer)
             place.publish()
         except OSError as error:

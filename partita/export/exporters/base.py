@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -59,6 +59,8 @@ class Exported:
     """Packs weights wider from now on, because so large a ratio of perplexities was measured; False: it cannot."""
     prefill: PrefillChoice | None = None
     """Whether prompts have a graph in another precision, where one was asked for."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what had a part in it outside of this process, by name."""
     narrow: NarrowWeights | None = None
     """What is kept in 16 bits and computed with in float32, where anything is."""
 
