@@ -149,6 +149,6 @@ def test_a_bug_is_json_too(package, capsys, monkeypatch):
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("partita.commands.verify.read_manifest", broken)
+    monkeypatch.setattr("partita.commands.verify.open_folder", broken)
     assert run(["verify", str(package), "--provider", "cpu", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "InternalError"

@@ -62,6 +62,7 @@ BLANKS: dict[str, Any] = {
     "max_length": 512,
     "batch_size": 1,
     "count": 1,
+    "variant": "q4",
     "device": "h100",
     "option": "--provider",
     "switch": "cuda.enable_cuda_graph=1",

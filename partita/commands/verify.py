@@ -14,7 +14,6 @@ from partita.commands.terminal import finite, print_record, stdout_console
 from partita.errors import ParityError
 from partita.foreign.folder import AS_IT_IS, Choice, open_folder
 from partita.library.chain import ChainOptions, Target, read_chain_options
-from partita.library.reference import no_answer, verify_against
 from partita.observations.text_format import NOT_KNOWN, plural
 from partita.package import Manifest, check_files
 from partita.package_records import StepError, Verification
@@ -36,8 +35,6 @@ def run(
     """
     target = read_chain_options(where)
     manifest = open_folder(package, choice)
-    if manifest.foreign is not None and reference is None:
-        raise no_answer(package)
     check_files(package, manifest, hashes=True)
     return supervised(
         lambda: check(package, manifest, target, where.threads, as_json=as_json, reference=reference), target
@@ -54,18 +51,15 @@ def check(
     reference: str | None = None,
 ) -> int:
     """Replay and print."""
-    told = partial(say_chain, target)
-    if reference is None:
-        from partita.library.local import verify
+    from partita.library.verifying import verify_with
 
-        result = verify(package, manifest, target, threads, told=told, audience=TERMINAL)
-    else:
-        result = verify_against(package, manifest, reference, target, threads, told=told, audience=TERMINAL)
+    told = partial(say_chain, target)
+    result = verify_with(package, manifest, reference, target, threads, told=told, audience=TERMINAL)
     if as_json:
         print_record(VerifyResult(package=str(package), **finite(result.model_dump(mode="json"))))
     else:
         show(package, result, stdout_console())
-    if result.status != "verified":
+    if result.status != "verified" and result.tolerance is not None:  # else it was not judged
         raise ParityError(f"{package}: does not compute what its model computes on {result.provider}: {result.detail}")
     return 0
 
@@ -76,13 +70,15 @@ def show(package: Path, result: Verification, console: Console) -> None:
     # Not wrapped: a log is searched by line.
     if result.status == "verified":
         page.put(page.harmless(f"{package}: verified on {result.provider}"), GOOD)
+    elif result.tolerance is None:
+        page.put(page.harmless(f"{package}: {result.detail}"))
     else:
         page.put(page.harmless(f"{package}: FAILED: does not agree with its model on {result.provider}"), ALARM)
     ties = f", {plural(result.near_ties, 'near tie')} left out of the token comparison" if result.near_ties else ""
     if result.rerouted:
         ties += f", {plural(result.rerouted, 'position')} left out at which rounding chooses other experts"
-    tolerance = f"{result.tolerance:g} (largest relative error){ties}"
-    page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", tolerance)])
+    told = "none" if result.tolerance is None else f"{result.tolerance:g} (largest relative error)"
+    page.pairs([("reference", result.reference or NOT_KNOWN), ("tolerance", f"{told}{ties}")])
     columns = (words("step"), words("output"), Column("max abs err"), Column("max rel err"), words("greedy tokens"))
     page.table(columns, [_step_row(step) for step in result.steps])
 

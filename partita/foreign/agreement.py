@@ -41,7 +41,7 @@ def _contradiction(evidence: Evidence, file: str, pairs: Sequence[Pair], states:
 def _head_contradiction(evidence: Evidence, pair: Pair, state: State) -> str:
     """The same of the heads of keys and values [B, KV heads, N, head size], or any order of the last three."""
     sizes = {size for size in (pair.past.shape or ()) if isinstance(size, int)}
-    heads = {evidence.kv_heads, evidence.heads, 1} - {0}
+    heads = {evidence.kv_heads, evidence.heads} - {0}
     widths = {evidence.head_size, *evidence.head_sizes} - {0}
     if state.grows not in (None, 2) or not sizes:
         return ""

@@ -30,6 +30,8 @@ ROLES_OF_GENAI: Mapping[str, Role] = {
     "past_sequence_length": "write_start",
     "total_sequence_length": "total_length",
 }
+WRITTEN = "the contract file"
+"""What says what the user wrote down."""
 WRITE_CONTRACT = Remedy("say what it is in a file", options=("--contract", "FILE.toml"))
 OTHER_FILE = Remedy("choose another file of the folder", options=("--variant", "NAME"))
 
@@ -62,6 +64,8 @@ class Inference:
         main = next((graph for graph, phase in self.graphs if phase != "prefill"), self.graphs[0][0])
         meant = {graph.file: self.inputs_of(graph) for graph, _ in self.graphs}
         pairs = self.states_of(main, meant[main.file])
+        if not pairs:
+            self.check_causal(main)
         for graph, phase in self.graphs:
             self.check_states(graph, phase, meant[graph.file], pairs)
         logits = {graph.file: self.logits_port(graph) for graph, _ in self.graphs}
@@ -98,7 +102,7 @@ class Inference:
         found: dict[str, Meaning] = {}
         for port in graph.inputs:
             if port.name in self.written.ports:
-                found[port.name] = Meaning(self.written.ports[port.name], "--contract")
+                found[port.name] = Meaning(self.written.ports[port.name], WRITTEN)
             elif self.written.state(port.name) is None and (meaning := by_name(port, named)) is not None:
                 found[port.name] = meaning
         if all(meaning.role != "tokens" for meaning in found.values()):
@@ -140,7 +144,7 @@ class Inference:
         if found is None:
             shown = listing(port.declared for port in graph.outputs[:5])
             raise self.wrong(graph, f"no output can be told to be logits [B, S, vocabulary]: {shown}", WRITE_CONTRACT)
-        source = "--contract" if given else "configuration" if wanted else "name, type and shape"
+        source = WRITTEN if given else "configuration" if wanted else "name, type and shape"
         self.sources[found.name] = PortSource(name=found.name, meaning="logits", source=source)
         return found
 
@@ -177,7 +181,14 @@ class Inference:
         present = graph.output(name)
         if present is None:
             raise self.wrong(graph, f"has the input {port.name!r}, and no output {name!r} as the contract says")
-        return Pair(port, present, layer, states.kind, "--contract")
+        return Pair(port, present, layer, states.kind, WRITTEN)
+
+    def check_causal(self, graph: GraphFacts) -> None:
+        """Raise PackageError for a graph without a cache that may be no decoder: any model of texts looks like one."""
+        said = self.evidence.architecture
+        if said and not self.evidence.is_causal:
+            raise self.wrong(graph, f"has no cache, and {said} is no decoder by its name, so it may not generate")
+        self.notes.append("its graph has no cache: every token reads the whole text again")
 
     def not_understood(self, graph: GraphFacts, left: Sequence[PortFact]) -> PackageError:
         """The error for inputs that nothing explains."""

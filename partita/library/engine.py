@@ -102,8 +102,8 @@ class Engine(Protocol):
     def report(self, request: ReportRequest) -> Report:
         """The report of the last generation."""
 
-    def verify(self) -> Verification:
-        """Replay the package's known answer, in sessions of its own."""
+    def verify(self, reference: str | None = None) -> Verification:
+        """Replay the package's known answer, or that of `reference`, in sessions of its own."""
 
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package, in a session of its own."""

@@ -123,7 +123,7 @@ class Host:
 
     def verify(self, given: dict[str, Any]) -> Any:
         """Replay the known answer."""
-        return self.engine.verify().model_dump(mode="json")
+        return self.engine.verify(given["reference"]).model_dump(mode="json")
 
     def evaluate(self, given: dict[str, Any]) -> Any:
         """Measure the quality of the package."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,10 +16,10 @@ from partita.library.engine import Begun, GenerateRequest, Opened, ReportRequest
 from partita.library.evaluating import evaluate
 from partita.library.probing import REFUSAL_SECONDS, package_refused, probe_package
 from partita.library.run_report import Asked, make_report
+from partita.library.verifying import verify_with
 from partita.package import Manifest, check_files
 from partita.package_records import Verification
 from partita.partition_reports.records import Report
-from partita.providers.resolve import Resolution
 from partita.runtime.chain import ChainError, chain_entry, idle_providers
 from partita.runtime.engine.checks import check_requests
 from partita.runtime.engine.loop import PREFILL_CHUNK_TOKENS, serve
@@ -31,7 +31,6 @@ from partita.runtime.ort.errors import NoKernelError
 from partita.runtime.pins import parse_pins
 from partita.runtime.run_facts import run_facts
 from partita.runtime.runner import load_runner
-from partita.runtime.verify import replay
 
 
 class LocalEngine:
@@ -137,10 +136,12 @@ class LocalEngine:
             facts, chain = probe_package(facts, runner.resolutions, self.folder, seconds, self.audience)
             return make_report(self.folder, self.manifest, facts, chain, asked)
 
-    def verify(self) -> Verification:
-        """Check the package's files, and replay its known answer in sessions of its own."""
+    def verify(self, reference: str | None = None) -> Verification:
+        """Check the package's files, and replay its known answer in sessions of its own; or that of `reference`, the
+        original model of a folder that Partita did not write.
+        """
         check_files(self.folder, self.manifest, hashes=True)
-        return verify(self.folder, self.manifest, self.target, self.threads, audience=self.audience)
+        return verify_with(self.folder, self.manifest, reference, self.target, self.threads, audience=self.audience)
 
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package on the chain, in a session of its own."""
@@ -166,35 +167,6 @@ class LocalEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def verify(
-    folder: Path,
-    manifest: Manifest,
-    target: Target,
-    threads: int | None,
-    *,
-    told: Callable[[Sequence[Resolution]], object] = len,
-    audience: Audience = QUIET,
-    answers: Path | None = None,
-) -> Verification:
-    """Replay the known answer of a package whose files have been checked. `told` hears what became of the chain;
-    `answers`: the folder of the known answer, where it is not in the package.
-    """
-    pins = parse_pins(target.pins, target.chain)
-    try:
-        return replay(
-            folder,
-            target.chain,
-            threads=threads,
-            manifest=manifest,
-            options=target.options,
-            pins=pins,
-            told=told,
-            answers=answers,
-        )
-    except (ChainError, NoKernelError) as error:
-        raise package_refused(error, audience=audience) from error
 
 
 def _where_options(target: Target) -> dict[str, str]:

@@ -103,9 +103,9 @@ class RemoteEngine:
         self._reported = (self._begun, report)
         return report
 
-    def verify(self) -> Verification:
-        """Replay the known answer there."""
-        return Verification.model_validate(self._ask("verify", {}))
+    def verify(self, reference: str | None = None) -> Verification:
+        """Replay the known answer there, or that of `reference`."""
+        return Verification.model_validate(self._ask("verify", {"reference": reference}))
 
     def evaluate(self) -> Evaluation:
         """Measure the quality of the package there."""

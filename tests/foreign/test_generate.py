@@ -15,8 +15,10 @@ from tests.foreign.plain import plain_tokens
 PROMPT, TOKENS = KNOWN["prompt"], KNOWN["tokens"]
 
 
-def generated(folder: Path, *, count: int = len(TOKENS), chunk: int | None = None, **choice: str) -> list[int]:
-    with partita.load(folder, "cpu", **choice) as model:
+def generated(
+    folder: Path, *, count: int = len(TOKENS), chunk: int | None = None, variant: str | None = None
+) -> list[int]:
+    with partita.load(folder, "cpu", variant=variant) as model:
         answer = model.generate(PROMPT, max_new_tokens=count, stop_token_ids=(), prefill_chunk=chunk)
         for _ in answer:
             pass

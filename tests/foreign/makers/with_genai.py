@@ -24,7 +24,7 @@ def build(checkpoint: str, out: Path, precision: str, provider: str) -> None:
 def tokens(folder: Path, prompt: list[int], count: int) -> list[int]:
     """Greedy tokens of onnxruntime-genai's own loop."""
     import numpy as np
-    import onnxruntime_genai as og
+    import onnxruntime_genai as og  # type: ignore[import-not-found]
 
     model = og.Model(str(folder))
     params = og.GeneratorParams(model)

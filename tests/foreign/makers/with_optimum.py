@@ -67,7 +67,7 @@ def checkpoint(model_type: str, out: Path) -> list[int]:
 
 def export(source: Path, out: Path, task: str) -> None:
     """What `optimum-cli export onnx --task TASK` writes."""
-    from optimum.exporters.onnx import main_export
+    from optimum.exporters.onnx import main_export  # type: ignore[import-not-found]
 
     main_export(str(source), str(out), task=task, do_validation=False, no_post_process=True)
 
@@ -75,8 +75,8 @@ def export(source: Path, out: Path, task: str) -> None:
 def pair(source: Path, out: Path, merged: Path) -> None:
     """optimum's older form: a graph for the first step, one for the others, and both merged."""
     from optimum.exporters.onnx import export as write
-    from optimum.exporters.tasks import TasksManager
-    from optimum.onnx import merge_decoders
+    from optimum.exporters.tasks import TasksManager  # type: ignore[import-not-found]
+    from optimum.onnx import merge_decoders  # type: ignore[import-not-found]
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(source)

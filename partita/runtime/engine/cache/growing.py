@@ -142,8 +142,8 @@ def _check_growth(state: State, past: Buffer, present: Buffer, tokens: int) -> N
     wanted = [size + tokens if axis == state.grows else size for axis, size in enumerate(before)]
     if after != wanted:
         raise GenerationError(
-            f"a step of {plural(tokens, 'token')} made {state.present} {after} of {state.past} {before}, where {wanted} "
-            "was to be expected: the graph keeps its cache in another way than its contract says"
+            f"a step of {plural(tokens, 'token')} made {state.present} {after} of {state.past} {before}, not {wanted}: "
+            "the graph keeps its cache in another way than its contract says"
         )
 
 

@@ -1,4 +1,7 @@
-"""A folder that Partita did not write beside its original model: the known answer is made on the spot, and replayed."""
+"""Whether a graph computes what its model computes: the known answer of a package is replayed.
+
+A folder that Partita did not write has none: it is made on the spot, of the original model.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ from partita.extras import explain
 from partita.files import temporary_directory
 from partita.library.audience import QUIET, Audience
 from partita.library.chain import Target
-from partita.library.local import verify
+from partita.library.probing import package_refused
 from partita.package import Manifest
 from partita.package_records import Verification
 from partita.providers.resolve import Resolution
 from partita.remedies import Remedy
+from partita.runtime.chain import ChainError
+from partita.runtime.ort.errors import NoKernelError
+from partita.runtime.pins import parse_pins
+from partita.runtime.verify import replay
 from partita.spelling import spelled
 
 if TYPE_CHECKING:
@@ -35,6 +42,56 @@ def no_answer(folder: Path) -> PackageError:
     )
 
 
+def verify_with(
+    folder: Path,
+    manifest: Manifest,
+    reference: str | None,
+    target: Target,
+    threads: int | None,
+    *,
+    told: Callable[[Sequence[Resolution]], object] = len,
+    audience: Audience = QUIET,
+) -> Verification:
+    """Replay the known answer of a package, or compare a folder of another exporter with `reference`.
+
+    Raises PackageError for such a folder without a reference, and as `verify_against` does.
+    """
+    if reference is not None:
+        return verify_against(folder, manifest, reference, target, threads, told=told, audience=audience)
+    if manifest.foreign is not None:
+        raise no_answer(folder)
+    return verify(folder, manifest, target, threads, told=told, audience=audience)
+
+
+def verify(
+    folder: Path,
+    manifest: Manifest,
+    target: Target,
+    threads: int | None,
+    *,
+    told: Callable[[Sequence[Resolution]], object] = len,
+    audience: Audience = QUIET,
+    answers: Path | None = None,
+) -> Verification:
+    """Replay the known answer of a package whose files have been checked. `told` hears what became of the chain;
+    `answers`: the folder of the known answer, where it is not in the package.
+    """
+    pins = parse_pins(target.pins, target.chain)
+    try:
+        return replay(
+            folder,
+            target.chain,
+            threads=threads,
+            manifest=manifest,
+            options=target.options,
+            pins=pins,
+            told=told,
+            answers=answers,
+        )
+    except (ChainError, NoKernelError) as error:
+        raise package_refused(error, audience=audience) from error
+
+
 def verify_against(
     folder: Path,
     manifest: Manifest,
@@ -49,7 +106,7 @@ def verify_against(
 
     Weights that are rounded to integers make another model, for which no tolerance says right or wrong: then how far it
     is off is told, and the status is unverified. Raises UsageError for a package, which has its own answer,
-    CheckpointError, InstallationError without torch, and what `local.verify` does.
+    CheckpointError, InstallationError without torch, and what `verify` does.
     """
     if manifest.foreign is None:
         raise UsageError(
@@ -86,7 +143,7 @@ def _check_model(folder: Path, manifest: Manifest, checkpoint: Checkpoint) -> No
 
 def _told(found: Verification, bits: int) -> Verification:
     """What a comparison with rounded weights says."""
-    steps = [step for step in found.steps if step.step != "chunked prefill"]
+    steps = found.steps
     equal = sum(step.tokens_equal for step in steps)
     largest = max((step.max_rel_error for step in steps), default=0.0)
     detail = (

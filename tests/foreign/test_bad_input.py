@@ -1,0 +1,247 @@
+"""What is wrong with a foreign folder is said by name, with what to do about it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from partita import cli
+from partita.errors import PackageError, PartitaError, UsageError
+from partita.foreign.folder import Choice, open_folder
+from partita.providers.resolve import parse_chain
+from partita.runtime.runner import load_runner
+from tests.foreign.conftest import Sample, changed
+
+
+def refused(folder: Path, choice: Choice | None = None) -> str:
+    """What is said of a folder that cannot be opened."""
+    with pytest.raises((PackageError, UsageError)) as caught:
+        open_folder(folder, choice or Choice())
+    return str(caught.value)
+
+
+def altered(folder: Path, change: Callable[[onnx.ModelProto], object], file: str = "model.onnx") -> Path:
+    """The folder with its model changed."""
+    model = onnx.load(folder / file, load_external_data=False)
+    change(model)
+    onnx.save(model, folder / file)
+    return folder
+
+
+def renamed(old: str, new: str) -> Callable[[onnx.ModelProto], None]:
+    """Give a tensor of a model another name, wherever it is."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for port in (*model.graph.input, *model.graph.output):
+            port.name = new if port.name == old else port.name
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                for index, name in enumerate(names):
+                    if name == old:
+                        names[index] = new
+
+    return change
+
+
+def test_several_candidates_are_named(hub_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    shutil.copytree(hub_folder, folder)
+    (folder / "onnx" / "model.onnx").unlink()
+    said = refused(folder)
+    assert all(name in said for name in ("3 models", "model_q4.onnx", "model_int8.onnx", "model_fp16.onnx"))
+    assert "--variant fp16" in said
+    assert open_folder(folder, Choice(variant="q4")).graph.precision == "int4"
+    assert "q8" in refused(folder, Choice(variant="q8"))
+
+
+def test_one_variant_in_two_places_is_chosen_by_its_file(hub_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    shutil.copytree(hub_folder, folder)
+    shutil.copy(folder / "onnx" / "model.onnx", folder / "model.onnx")
+    assert "onnx/model.onnx" in refused(folder)
+    assert open_folder(folder, Choice(variant="onnx/model.onnx")).graph.files[0].file == "onnx/model.onnx"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "both"),
+    [
+        ("num_hidden_layers", 3, ("3 layers", "cache of 1")),
+        ("num_key_value_heads", 4, ("4 heads", "has 1")),
+        ("vocab_size", 100, ("vocabulary of 100", "have 64")),
+        ("head_dim", 24, ("heads of 24", "has 16")),
+    ],
+)
+def test_a_configuration_that_contradicts_the_graph(
+    name: str, value: int, both: tuple[str, ...], sample: Sample
+) -> None:
+    folder = sample("optimum")
+    changed(folder / "config.json", **{name: value})
+    said = refused(folder)
+    assert "config.json contradicts the graph" in said and all(part in said for part in both), said
+
+
+def test_genai_config_that_contradicts_the_graph(sample: Sample) -> None:
+    folder = sample("genai-fp32-cpu")
+    changed(folder / "genai_config.json", model__decoder__num_hidden_layers=2)
+    assert "genai_config.json contradicts the graph: it says 2 layers" in refused(folder)
+
+
+def test_a_cache_input_that_nothing_continues_is_named(sample: Sample) -> None:
+    folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
+    said = refused(folder)
+    assert "past_key_values.0.value float32[batch_size,1,past_sequence_length,16]" in said and "--contract" in said
+
+
+def test_a_contract_says_what_cannot_be_inferred(sample: Sample, tmp_path: Path) -> None:
+    folder = altered(sample("optimum"), renamed("present.0.value", "odd"))
+    known = open_folder(sample("merged")).graph.vocab_size
+    contract = tmp_path / "contract.toml"
+    contract.write_text(
+        'max_length = 40\n[[states]]\npast = "past_key_values.{layer}.value"\npresent = "odd"\nkind = "value"\n'
+    )
+    manifest = open_folder(folder, Choice(contract=contract))
+    (state,) = [state for state in manifest.graph.states if state.kind == "value"]
+    assert (state.present, state.grows, state.shape) == ("odd", 2, (1, 1, 40, 16))
+    assert manifest.graph.vocab_size == known
+    assert manifest.foreign is not None
+    sources = {port.name: port.source for port in manifest.foreign.ports}
+    assert sources["odd"] == "the contract file" and sources["present.0.key"] == "name, type and shape"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_length = ", "no TOML"),
+        ("length = 4\n", "length"),
+        ('[ports]\nids = "token"\n', "ports.ids"),
+        ('[[states]]\npast = "x"\npresent = "y"\nkind = "keys"\n', "states.0.kind"),
+    ],
+)
+def test_a_contract_that_is_none(text: str, said: str, sample: Sample, tmp_path: Path) -> None:
+    contract = tmp_path / "contract.toml"
+    contract.write_text(text)
+    told = refused(sample("optimum"), Choice(contract=contract))
+    assert said in told and str(contract) in told
+
+
+def test_an_input_that_cannot_be_understood_is_named(sample: Sample) -> None:
+    def add(model: onnx.ModelProto) -> None:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("token_type_ids", 7, ["batch_size", "s"]))
+
+    assert "token_type_ids int64[batch_size,s]" in refused(altered(sample("optimum"), add))
+
+
+def test_missing_external_data_is_named(sample: Sample) -> None:
+    folder = sample("genai-int4-cpu")
+    (folder / "model.onnx.data").unlink()
+    assert "its weights file 'model.onnx.data' is missing" in refused(folder)
+
+
+def test_a_model_that_genai_config_names_is_missing(sample: Sample) -> None:
+    folder = sample("genai-int4-cpu")
+    (folder / "model.onnx").unlink()
+    assert "model.onnx: no such file" in refused(folder)
+
+
+def test_an_operator_that_this_onnx_runtime_does_not_have(sample: Sample) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Softmax")
+        node.op_type, node.domain = "SoftmaxOfTomorrow", "com.microsoft"
+
+    folder = altered(sample("optimum"), change)
+    with pytest.raises(PartitaError, match="SoftmaxOfTomorrow"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_an_operator_set_that_this_onnx_runtime_does_not_have(sample: Sample) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        model.opset_import[0].version = 99
+
+    folder = altered(sample("optimum"), change)
+    with pytest.raises(PartitaError, match="opset|operator set|99"):
+        load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder))
+
+
+def test_an_encoder_decoder_is_refused_by_name(sample: Sample) -> None:
+    folder = sample("optimum")
+    changed(folder / "config.json", is_encoder_decoder=True, architectures=["T5ForConditionalGeneration"])
+    assert "T5ForConditionalGeneration is an encoder-decoder" in refused(folder)
+
+
+@pytest.mark.parametrize("file", ["encoder_model.onnx", "onnx/vision_encoder_q4.onnx", "onnx/embed_tokens.onnx"])
+def test_folders_of_other_models_are_refused_by_the_names_of_their_files(file: str, sample: Sample) -> None:
+    folder = sample("optimum")
+    (folder / "onnx").mkdir()
+    shutil.copy(folder / "model.onnx", folder / file)
+    assert file in refused(folder)
+
+
+def test_a_model_of_images_is_refused_by_genai_config(sample: Sample) -> None:
+    folder = sample("genai-fp32-cpu")
+    changed(folder / "genai_config.json", model__vision={"filename": "vision.onnx"})
+    assert "has a part 'vision' beside its decoder" in refused(folder)
+
+
+def test_a_graph_that_takes_embeddings_is_refused(sample: Sample) -> None:
+    def change(model: onnx.ModelProto) -> None:
+        renamed("input_ids", "inputs_embeds")(model)
+        port = next(port for port in model.graph.input if port.name == "inputs_embeds")
+        port.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+
+    assert "takes embeddings ('inputs_embeds')" in refused(altered(sample("optimum"), change))
+
+
+def test_a_graph_without_cache_that_is_no_decoder_is_refused(sample: Sample) -> None:
+    folder = sample("whole")
+    changed(folder / "config.json", architectures=["BertForMaskedLM"], model_type="bert")
+    said = refused(folder)
+    assert "BertForMaskedLM" in said and "no cache" in said
+
+
+def test_damaged_configurations(sample: Sample) -> None:
+    folder = sample("optimum")
+    (folder / "config.json").write_text("{")
+    assert "config.json: damaged" in refused(folder)
+    folder = sample("genai-fp32-cpu")
+    (folder / "genai_config.json").write_text(json.dumps({"model": {}}))
+    assert "no section 'decoder'" in refused(folder)
+
+
+def test_a_length_beyond_what_the_model_was_made_for(sample: Sample) -> None:
+    said = refused(sample("optimum"), Choice(max_length=1000))
+    assert "--max-length 1000" in said and "config.json allows 64" in said
+
+
+def test_choices_are_for_foreign_folders(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sample("optimum")
+    assert cli.run(["place", str(folder / "model.onnx"), "--provider", "cpu", "--variant", "q4"]) == 2
+    assert "--variant is for folders that Partita did not write" in capsys.readouterr().err
+
+
+def test_a_cache_of_another_kind_than_the_contract_says(sample: Sample, tmp_path: Path) -> None:
+    """What a step writes is compared with what it was given: a window that the graph cuts off is no growing cache."""
+    from partita.runtime.engine.loop import Engine
+    from partita.runtime.engine.request import Request
+    from partita.runtime.sampling import greedy
+
+    def cut(model: onnx.ModelProto) -> None:
+        renamed("present.0.key", "whole.key")(model)
+        model.graph.output.pop(next(i for i, port in enumerate(model.graph.output) if port.name == "whole.key"))
+        sizes = {"begin": [-4], "end": [1 << 40], "axis": [2]}
+        for name, values in sizes.items():
+            model.graph.initializer.append(onnx.helper.make_tensor(name, 7, [1], values))
+        model.graph.node.append(onnx.helper.make_node("Slice", ["whole.key", *sizes], ["present.0.key"], name="cut"))
+        shape: list[str | int | None] = ["batch_size", 1, "kept", 16]
+        model.graph.output.append(onnx.helper.make_tensor_value_info("present.0.key", 1, shape))
+
+    folder = altered(sample("optimum"), cut)
+    with load_runner(folder, parse_chain("cpu"), manifest=open_folder(folder)) as runner:
+        engine = Engine(runner.executor)
+        engine.join(Request([5, 9, 17, 40, 3, 33], greedy, 4))
+        with pytest.raises(PartitaError, match=r"6 tokens made present\.0\.key \[1, 1, 4, 16\]"):
+            engine.step()

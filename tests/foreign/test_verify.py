@@ -1,0 +1,77 @@
+"""A foreign folder is verified beside its original model, on request."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import partita
+from partita import cli
+from tests.conftest import require
+from tests.foreign.conftest import SAMPLES, Sample, changed
+
+CHECKPOINT = str(SAMPLES / "checkpoint")
+
+
+def test_without_a_reference_there_is_nothing_to_verify_with(
+    sample: Sample, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sample("optimum")
+    assert cli.run(["verify", str(folder), "--provider", "cpu"]) == 1
+    err = capsys.readouterr().err
+    assert "no known answer" in err and f"partita verify {folder} --reference CHECKPOINT" in err
+
+
+@pytest.mark.parametrize("layout", ["optimum", "merged", "genai-fp32-cpu"])
+def test_the_original_model_is_the_reference(layout: str, sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    require("torch")
+    folder = sample(layout)
+    command = ["verify", str(folder), "--provider", "cpu", "--reference", CHECKPOINT, "--json"]
+    assert cli.run(command) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["status"] == "verified" and {"prefill", "decode 8"} <= {step["step"] for step in result["steps"]}
+    assert max(step["max_rel_error"] for step in result["steps"]) < 1e-4
+
+
+def test_another_model_is_told_by_its_answer(sample: Sample, capsys: pytest.CaptureFixture[str], tmp_path) -> None:
+    require("torch")
+    import shutil
+
+    from safetensors.numpy import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(CHECKPOINT, other)
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if "down_proj" in name)
+    save_file({**weights, name: -weights[name]}, other / "model.safetensors", metadata={"format": "pt"})
+    command = ["verify", str(sample("optimum")), "--provider", "cpu", "--reference", str(other)]
+    assert cli.run(command) == 4
+    assert "FAILED" in capsys.readouterr().out
+    changed(other / "config.json", vocab_size=100)
+    assert cli.run(command) != 0
+
+
+def test_rounded_weights_are_compared_and_not_judged(sample: Sample, capsys: pytest.CaptureFixture[str]) -> None:
+    require("torch")
+    folder = sample("genai-int4-cpu")
+    command = ["verify", str(folder), "--provider", "cpu", "--reference", CHECKPOINT]
+    assert cli.run(command) == 0
+    out = capsys.readouterr().out
+    assert "not judged" in out and "FAILED" not in out and "verified" not in out
+
+
+def test_a_program_compares_by_the_same_function(sample: Sample) -> None:
+    require("torch")
+    with partita.load(sample("optimum"), "cpu") as model:
+        with pytest.raises(partita.PackageError, match="no known answer"):
+            model.verify()
+        assert model.verify(CHECKPOINT).status == "verified"
+
+
+def test_a_package_has_its_own_answer(tiny_checkpoint, exported, capsys: pytest.CaptureFixture[str]) -> None:
+    package = exported(tiny_checkpoint("llama"))
+    assert cli.run(["verify", str(package), "--provider", "cpu", "--reference", CHECKPOINT]) == 2
+    assert "has its own known answer" in capsys.readouterr().err
+    assert cli.run(["verify", str(package), "--provider", "cpu", "--variant", "q4"]) == 2
+    assert f"--variant is for folders that Partita did not write; {package} is a package" in capsys.readouterr().err
