@@ -35,6 +35,9 @@ PEER_ENVS    := peer-genai peer-llama peer-optimum
 peer-genai   := onnxruntime-genai onnxruntime onnx onnx-ir torch transformers
 peer-llama   := llama-cpp-python gguf
 peer-optimum := optimum-onnx onnxruntime onnx torch transformers accelerate
+# What `--exporter optimum` runs in. It cannot be an extra of Partita's: optimum-onnx needs transformers before 4.58.
+OPTIMUM_ENV := optimum
+optimum     := optimum-onnx onnxruntime onnx torch transformers accelerate
 # llama.cpp is built for this very processor, with its AMX kernels where there is such a unit. GCC before 12.4 and 13.3
 # drops most of the tile configuration that these load, as a dead store, and they crash; the flags keep it from that.
 LLAMA_FLAGS  ?= -fno-tree-dse -fno-dse
@@ -43,7 +46,7 @@ LLAMA_JOBS   ?= 2
 # Where it is set, every child process of a test compiles Partita and all that it imports anew: 0.8 s each.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install envs $(ENV_TARGETS) peer-envs $(PEER_ENVS) bench-peers demo test test-heavy test-cuda truth breadth check bench clean
+.PHONY: help install envs $(ENV_TARGETS) env-optimum peer-envs $(PEER_ENVS) bench-peers demo test test-heavy test-optimum test-cuda truth breadth check bench clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -81,12 +84,14 @@ $(VENVS)/%/.installed: pyproject.toml $(CONSTRAINTS) constraints/%.txt
 	  { grep -i error $(VENVS)/$*.log | tail -n 1 > $(VENVS)/$*.failed; cat $(VENVS)/$*.log >&2; rm -rf $(VENVS)/$*; exit 1; }
 	@touch $@
 
+env-optimum: $(VENVS)/optimum/.installed ## create the environment of `partita export --exporter optimum`, in .venvs/optimum
+
 peer-envs: $(PEER_ENVS) ## create the environments of the peers, in .venvs/; llama.cpp is compiled for this processor
 
 $(PEER_ENVS): %: $(VENVS)/%/.installed
 
-# Partita is in none of them: its benchmarks are run there from this folder. No cache: wheels in it do not tell their flags.
-$(PEER_ENVS:%=$(VENVS)/%/.installed): $(VENVS)/%/.installed: constraints/%.txt
+# Partita is in none of them: its benchmarks are run there from this folder, its exporter starts a script there. No cache: wheels in it do not tell their flags.
+$(PEER_ENVS:%=$(VENVS)/%/.installed) $(VENVS)/$(OPTIMUM_ENV)/.installed: $(VENVS)/%/.installed: constraints/%.txt
 	@rm -rf $(VENVS)/$* && mkdir -p $(VENVS)
 	@echo "installing $($*) into $(VENVS)/$*"
 	@$(PYTHON) -m venv $(VENVS)/$*
@@ -119,6 +124,9 @@ test: install ## run the whole test suite, and the contract tests of every envir
 
 test-heavy: install ## run the cases of which `make test` has samples: an hour on two cores
 	PARTITA_HEAVY=1 $(BIN)/python -m pytest tests -m heavy $(PYTEST_ARGS)
+
+test-optimum: install env-optimum ## run the tests with real exports of optimum, and with its ORTModelForCausalLM; minutes
+	PARTITA_HEAVY=1 PARTITA_OPTIMUM_PYTHON=$(abspath $(VENVS))/optimum/bin/python $(BIN)/python -m pytest tests/optimum $(PYTEST_ARGS)
 
 test-cuda: install ## run the contract tests with the cuda provider; fails where there is no NVIDIA GPU
 	$(BIN)/python -m pytest tests/contract --environments=cuda $(PYTEST_ARGS)

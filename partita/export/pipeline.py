@@ -74,7 +74,7 @@ def export(
         except OSError as error:
             raise ResourceError(f"{options.out.parent}: cannot make a folder there ({error.strerror})") from error
         try:
-            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes)
+            work = Work(options, progress or Silent(), place.folder, notes=place.notes, takes=takes, cleanup=cleanup)
             runtime = Runtime(replay, smoke, reader, scorer, write_adapter)
             summary = _run(work, runtime, target, quality_text, offer)
             place.publish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class Work:
     notes: list[str] = field(default_factory=list)
     takes: TakesEach | None = None
     """Asks the CPU provider about nodes that a pass would write, where there is no target; None: nobody is asked."""
+    cleanup: ExitStack = field(default_factory=ExitStack)
+    """Ends with the export: what has to last until everything is written, and not longer."""
 
 
 def tell(work: Work, note: str) -> None:

@@ -239,7 +239,7 @@ def _manifest(
         graph=graph,
         files=tuple(files),
         tokenizer=tokenizer,
-        toolchain=_toolchain(),
+        toolchain={**_toolchain(), **exported.tools},
         verification=Verification(status="unverified", detail="exported with --no-verify"),
         packed=exported.packed,
         prefill=exported.prefill,

@@ -131,9 +131,9 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
 ) -> None:
     """That `--exporter` reaches it shows in its own error: the graphs that it takes are not there."""
     checkpoint, out = str(tiny_checkpoint("llama")), str(tmp_path / "out")
-    assert completion.exporters("") == ["another", "native"] and completion.exporters("an") == ["another"]
+    assert completion.exporters("") == ["another", "native", "optimum"] and completion.exporters("an") == ["another"]
     assert cli.run(["export", checkpoint, out, "--exporter", "others"]) == 2
-    assert "--exporter others: no such exporter; choose one of another, native" in capsys.readouterr().err
+    assert "--exporter others: no such exporter; choose one of another, native, optimum" in capsys.readouterr().err
     with pytest.raises(partita.ArgumentError, match="^target_options is about the provider that target names; add it"):
         partita.export(checkpoint, out, target_options={"device_id": 1})
     with pytest.raises(partita.ArgumentError, match="exporter='others': no such exporter; choose one of another, nat"):
@@ -146,6 +146,6 @@ def test_a_user_names_an_exporter_on_the_command_line_and_in_a_program(
 
 
 def test_exporters_are_found_by_their_files(tiny_checkpoint: TinyCheckpoint, tmp_path: Path) -> None:
-    assert exporters.names() == ("native",)
-    with pytest.raises(UsageError, match="optimum: no such exporter; choose one of native"):
-        export(options(tiny_checkpoint("llama"), tmp_path / "out", exporter="optimum"), replay=replay)
+    assert exporters.names() == ("native", "optimum")
+    with pytest.raises(UsageError, match="mobius: no such exporter; choose one of native, optimum"):
+        export(options(tiny_checkpoint("llama"), tmp_path / "out", exporter="mobius"), replay=replay)

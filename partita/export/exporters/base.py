@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,6 +76,8 @@ class Exported:
     """Those that are in its weights."""
     switched: tuple[SwitchedAdapter, ...] = ()
     """Those that are beside them, for runs to switch on."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what had a part in it outside of this process, by name."""
     narrow: NarrowWeights | None = None
     """What is kept in 16 bits and computed with in float32, where anything is."""
 

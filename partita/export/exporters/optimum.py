@@ -5,10 +5,8 @@ What it writes has the growing layout: every step copies the whole cache.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,25 +33,12 @@ HERE = ("fp32", "fp16")
 """Precisions that optimum writes for ONNX Runtime."""
 
 
-class _Place:
-    """A folder beside the one of the package, which goes when nobody knows it any more, and at the latest at the end.
-
-    What a killed export leaves of it is removed by the next one: see `publish.reserve`.
-    """
-
-    def __init__(self, work: Work) -> None:
-        self.path = Path(tempfile.mkdtemp(dir=work.folder.parent, prefix=f"{work.folder.name}-optimum-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-
 @dataclass(slots=True)
 class _Written:
     """The one graph that optimum wrote."""
 
     made: Exported
     versions: dict[str, str]
-    place: _Place
-    """Holds its weights until they are written."""
     target: Target | None
     tried: list[str] = field(default_factory=list)
 
@@ -98,8 +83,9 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     options = work.options
     _check(work)
     there, length = environment.required(), max_length(options, checkpoint)
-    place = _Place(work)
-    seen, out = place.path / "checkpoint", place.path / "out"
+    prefix = f"{work.folder.name}-optimum-"  # by which the next export knows what a killed one has left
+    place = Path(work.cleanup.enter_context(tempfile.TemporaryDirectory(dir=work.folder.parent, prefix=prefix)))
+    seen, out = place / "checkpoint", place / "out"
     seen.mkdir()
     out.mkdir()
     with stage(work.progress, "export", work.seconds, of=NAME):
@@ -108,7 +94,7 @@ def _attempts(checkpoint: Checkpoint, work: Work, target: Target | None) -> _Wri
     model = load(out)
     size = vocabulary(model) or int(checkpoint.config.get_text_config(decoder=True).vocab_size)
     contract = contract_of(model, options.batch_size, length, size)
-    return _Written(_exported(checkpoint, model, contract), versions, place, target)
+    return _Written(_exported(checkpoint, model, contract, versions), versions, target)
 
 
 def _check(work: Work) -> None:
@@ -129,7 +115,7 @@ def _check(work: Work) -> None:
             raise UsageError(f"{said} writes its own graph, without {other}; leave one of the two out")
 
 
-def _exported(checkpoint: Checkpoint, model: ir.Model, contract: Contract) -> Exported:
+def _exported(checkpoint: Checkpoint, model: ir.Model, contract: Contract, versions: Mapping[str, str]) -> Exported:
     """The graph as it is handed over."""
     count, size = weights_of(model)
     return Exported(
@@ -143,6 +129,7 @@ def _exported(checkpoint: Checkpoint, model: ir.Model, contract: Contract) -> Ex
         answer=lambda: known_answer.compute(checkpoint, contract.vocab_size, contract.max_length),
         unused=(),
         passes={},
+        tools={name if NAME in name else f"{name} of {NAME}": version for name, version in versions.items()},
         caution=f"; the graph is optimum's; {spelled('exporter', 'native')} writes Partita's own",
     )
 

@@ -1,0 +1,226 @@
+"""`--exporter optimum` without optimum: the environment is played by a script, which writes what optimum would, or fails.
+
+What the real one does is in tests/optimum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita import cli
+from partita.errors import InstallationError, UnsupportedModelError, UsageError
+from partita.export.optimum import environment
+from partita.export.optimum.configs import for_4
+from partita.package import check_files, read_manifest
+from tests.conftest import Exported, TinyCheckpoint
+from tests.export.breadth import recipes
+from tests.test_cli import child_environment
+
+PLAYED = """
+import json, os, shutil, sys, time
+from pathlib import Path
+
+request = json.load(sys.stdin)
+assert sys.argv[1] == "-I" and Path(sys.argv[2]).name == "child.py"
+versions = {"optimum-onnx": "9.9", "transformers": "4.1"}
+tasks = ["text-generation-with-past"] if request["model_type"] in KNOWN else []
+found = {"versions": versions, "tasks": tasks}
+if MODE == "crash":
+    print("something went wrong inside", flush=True)
+    os.abort()
+if MODE == "hang":
+    Path(PLACE, "begun").write_text(str(os.getpid()))
+    time.sleep(600)
+if MODE == "error":
+    found = {"error": "RuntimeError: it does not trace"}
+if request["do"] == "export" and tasks and MODE == "copy":
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copy(Path(PLACE, "ready", name), request["out"])
+    assert Path(request["checkpoint"], "config.json").is_file()
+Path(request["answer"]).write_text(json.dumps(found))
+"""
+Play = Callable[..., Path]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Have a script stand for the interpreter of optimum's environment."""
+
+    def playing(mode: str, known: tuple[str, ...] = ("llama",)) -> Path:
+        place = tmp_path / "environment"
+        place.mkdir(exist_ok=True)
+        script, program = place / "played.py", place / "python"
+        script.write_text(f"KNOWN, MODE, PLACE = {known!r}, {mode!r}, {str(place)!r}\n{PLAYED}", encoding="utf-8")
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n', encoding="utf-8")
+        program.chmod(0o755)
+        monkeypatch.setenv(environment.VARIABLE, str(program))
+        return place
+
+    return playing
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """OUT, alone in its folder."""
+    (tmp_path / "outs").mkdir()
+    return tmp_path / "outs" / "package"
+
+
+def test_what_optimum_writes_is_verified_and_published(
+    tiny_checkpoint: TinyCheckpoint, exported: Exported, play: Play, out: Path
+) -> None:
+    """A package with a growing cache has the names of optimum, so its graph can stand for one of optimum's."""
+    checkpoint = tiny_checkpoint("llama")
+    place = play("copy")
+    (place / "ready").symlink_to(exported(checkpoint, cache="growing"))
+    found = partita.export(checkpoint, out, exporter="optimum", max_length=32)
+    manifest = read_manifest(out)
+    check_files(out, manifest, hashes=True)
+    assert (manifest.verification.status, manifest.graph.attention) == ("verified", "optimum")
+    assert manifest.toolchain["optimum-onnx"] == "9.9" and manifest.toolchain["transformers of optimum"] == "4.1"
+    assert found.attention_reason == "exported by optimum-onnx 9.9 with transformers 4.1, growing"
+    assert {state.shape[2] for state in manifest.graph.states} == {32} and manifest.source.parameters > 10_000
+    assert [path.name for path in out.parent.iterdir()] == ["package"]
+    (graph,) = partita.inspect(out).graphs
+    assert {port.role for port in graph.inputs} == {"tokens", "positions", "mask"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "known", "message"),
+    [
+        ("crash", ("llama",), "its process ended with signal 6: something went wrong inside"),
+        ("error", ("llama",), "optimum's exporter failed: RuntimeError: it does not trace"),
+        ("copy", ("gpt2",), "optimum-onnx 9.9 does not export decoders of type llama"),
+    ],
+)
+def test_what_goes_wrong_there_is_one_line_and_leaves_nothing(
+    tiny_checkpoint: TinyCheckpoint, play: Play, out: Path, capsys: Any, mode: str, known: tuple[str, ...], message: str
+) -> None:
+    play(mode, known)
+    assert cli.run(["export", str(tiny_checkpoint("llama")), str(out), "--exporter", "optimum"]) == 1
+    err = capsys.readouterr().err
+    assert message in err and len(err.strip().splitlines()) == 1
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_export_takes_its_child_along(
+    tiny_checkpoint: TinyCheckpoint, play: Play, out: Path, ending: signal.Signals
+) -> None:
+    place = play("hang")
+    words = ["export", str(tiny_checkpoint("llama")), str(out), "--exporter", "optimum"]
+    environ = {**child_environment(), environment.VARIABLE: os.environ[environment.VARIABLE]}
+    running = subprocess.Popen([sys.executable, "-m", "partita", *words], env=environ, stderr=subprocess.DEVNULL)
+    begun = place / "begun"
+    deadline = time.monotonic() + 120
+    while not begun.exists() or not begun.read_text():
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    running.send_signal(ending)
+    running.wait(60)
+    if ending == signal.SIGTERM:
+        assert list(out.parent.iterdir()) == []
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(begun.read_text()), 0)
+        return
+    os.kill(int(begun.read_text()), signal.SIGKILL)  # the script that plays does not ask to end with its parent
+    play("error")
+    with pytest.raises(UnsupportedModelError):  # and the next export to the same place removes what is left
+        partita.export(tiny_checkpoint("llama"), out, exporter="optimum")
+    assert list(out.parent.iterdir()) == []
+
+
+def test_the_real_script_answers_in_one_line_without_optimum(
+    tiny_checkpoint: TinyCheckpoint, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This very environment stands for one that optimum is missing from."""
+    monkeypatch.setenv(environment.VARIABLE, sys.executable)
+    with pytest.raises(InstallationError, match=r"lacks a library \(ModuleNotFoundError: No module named 'optimum'\)"):
+        partita.export(tiny_checkpoint("llama"), out, exporter="optimum")
+
+
+@pytest.mark.parametrize("given", [None, "/no/such/python"])
+def test_a_missing_environment_is_said_with_how_to_make_it(
+    tiny_checkpoint: TinyCheckpoint, out: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.setattr(environment, "FOLDER", Path("no-such-folder"))
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(environment.VARIABLE, given)
+    with pytest.raises(InstallationError, match="make env-optimum") as caught:
+        partita.export(tiny_checkpoint("llama"), out, exporter="optimum")
+    assert (given or "transformers before 4.58") in str(caught.value)
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "bf16"}, "exporter='optimum' writes fp32 or fp16"),
+        ({"precision": "int4"}, "exporter optimum packs no weights"),
+        ({"attention": "gqa"}, "writes its own graph, without attention='gqa'"),
+        ({"static_shapes": True}, "without static_shapes=True"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(
+    tiny_checkpoint: TinyCheckpoint, play: Play, out: Path, options: dict[str, Any], message: str
+) -> None:
+    play("crash")
+    with pytest.raises(UsageError, match=message):
+        partita.export(tiny_checkpoint("llama"), out, exporter="optimum", **options)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        (("rwkv",), "optimum's exporter covers the type; use it with: exporter='optimum'"),
+        (("gpt2",), None),
+        (None, "make its environment, and add --exporter optimum: make env-optimum"),
+    ],
+)
+def test_a_refusal_of_our_own_offers_it_where_it_may_help(
+    play: Play,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    known: tuple[str, ...] | None,
+    message: str | None,
+) -> None:
+    monkeypatch.setattr(environment, "FOLDER", Path("no-such-folder"))
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    if known is not None:
+        play("copy", known)
+    (folder := tmp_path / "checkpoint").mkdir()
+    recipes.save(folder, "rwkv")
+    with pytest.raises(UnsupportedModelError, match="has no cache argument") as caught:
+        partita.export(folder, tmp_path / "out", attention="gqa", max_length=32)
+    assert (message or "nothing of the kind") in str(caught.value) or message is None
+    assert (caught.value.remedy is None) == (message is None)
+
+
+def test_a_config_is_told_in_the_words_of_transformers_4() -> None:
+    scaled = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}
+    found = for_4({"dtype": "float32", "rope_parameters": scaled})
+    assert found["rope_theta"] == 5e5 and found["rope_scaling"] == {"rope_type": "llama3", "factor": 8.0}
+    assert found["torch_dtype"] == "float32"
+    plain = for_4({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}})
+    assert (plain["rope_theta"], plain["partial_rotary_factor"]) == (1e4, 0.5) and "rope_scaling" not in plain
+    kinds = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    several = for_4({"text_config": {"rope_parameters": kinds}})["text_config"]
+    assert (several["rope_theta"], several["rope_local_base_freq"]) == (1e6, 1e4)
+    assert several["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    older = {"rope_theta": 7.0, "rope_scaling": None}
+    assert for_4(older) == older and json.dumps(for_4(older))

@@ -1,0 +1,98 @@
+"""Partita and optimum, both ways: its exports read, its exporter used, and our packages in its ORTModelForCausalLM.
+
+`make test-optimum` runs these; without that environment they are skipped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import partita
+from partita.package import read_manifest
+from tests.optimum.conftest import ROUNDED, TYPES, Ask, generated, known
+
+pytestmark = pytest.mark.heavy
+GROUPED = ("phi3",)
+"""Types with fewer KV heads than heads for which optimum-onnx 0.1.0 takes as many: it runs none of their graphs, its own
+included."""
+PRECISIONS = ("fp16", "int8")
+
+
+def tokens_of(folder: Path, text: dict[str, list[int]], **choice: Any) -> list[int]:
+    with partita.load(folder, "cpu", **choice) as model:
+        answer = model.generate(text["prompt"], max_new_tokens=len(text["tokens"]), stop_token_ids=()).run()
+        return list(answer.answers[0].tokens)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_optimum_exports_gives_the_tokens_of_transformers(made: Path, kind: str) -> None:
+    text = known(made, kind)
+    assert tokens_of(made / kind / "optimum", text) == text["tokens"]
+
+
+@pytest.mark.parametrize("layout", ["whole", "pair", "merged"])
+def test_its_other_layouts_give_them_too(made: Path, layout: str) -> None:
+    """Without past; a graph for the first step and one for the others; both merged, with use_cache_branch."""
+    text = known(made, "llama")
+    assert tokens_of(made / "llama" / layout, text) == text["tokens"]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_its_rounded_graphs_give_the_tokens_of_its_own_model(
+    made: Path, said_by_optimum: dict[str, Any], kind: str, precision: str
+) -> None:
+    (graph,) = (made / kind / precision).glob("*.onnx")
+    found = tokens_of(graph.parent, known(made, kind))
+    assert found == said_by_optimum[f"{kind}/{precision}"]
+    assert precision == partita.inspect(graph.parent).model.precision
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_its_exporter_writes_a_verified_package(made: Path, kind: str, tmp_path: Path) -> None:
+    text = known(made, kind)
+    found = partita.export(made / kind / "checkpoint", tmp_path / "out", exporter="optimum", max_length=64)
+    manifest = read_manifest(found.path)
+    assert manifest.verification.status == "verified" and manifest.graph.attention == "optimum"
+    assert all(state.grows == 2 for state in manifest.graph.states) and manifest.graph.states
+    assert "optimum-onnx" in found.attention_reason and "optimum-onnx" in manifest.toolchain
+    assert tokens_of(found.path, text) == text["tokens"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.fixture(scope="module")
+def growing(made: Path, ask: Ask, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What ORTModelForCausalLM generates of packages with a growing cache, by type."""
+    out = tmp_path_factory.mktemp("growing-")
+    folders = []
+    for kind in TYPES:
+        partita.export(made / kind / "checkpoint", out / kind / "package", cache="growing", max_length=64)
+        folders.append(str(out / kind / "package"))
+    return {name.partition("/")[0]: said for name, said in generated(ask, folders, made, out / "said.json").items()}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_package_with_a_growing_cache_runs_in_ortmodelforcausallm(
+    made: Path, growing: dict[str, Any], said_by_optimum: dict[str, Any], kind: str
+) -> None:
+    if kind in GROUPED:
+        for said in (growing[kind], said_by_optimum[f"{kind}/optimum"]):
+            assert "Got invalid dimensions for input: past_key_values" in said
+        return
+    assert growing[kind] == known(made, kind)["tokens"] == said_by_optimum[f"{kind}/optimum"]
+
+
+def test_it_runs_there_with_io_binding(made: Path, ask: Ask, tmp_path: Path) -> None:
+    folder = tmp_path / "llama" / "package"
+    partita.export(made / "llama" / "checkpoint", folder, cache="growing", max_length=64)
+    said = generated(ask, [str(folder)], made, tmp_path / "said.json", io_binding=True)
+    assert said["llama/package"] == known(made, "llama")["tokens"]
+
+
+def test_a_type_that_it_does_not_know_is_refused_by_name(tiny_checkpoint: Any, python: Path, tmp_path: Path) -> None:
+    with pytest.raises(partita.UnsupportedModelError, match="does not export decoders of type mamba"):
+        partita.export(tiny_checkpoint("mamba"), tmp_path / "out", exporter="optimum", max_length=64)
+    assert list(tmp_path.iterdir()) == []
