@@ -50,8 +50,8 @@ def export(
 
     `replay`, `smoke` and `scorer` run what was written on the CPU provider, `takes` asks it about nodes where there is
     no target, `reader` reads what only generate reads. `scorer` is for packed weights, whose quality is measured on
-    `options.quality_text`, else on `quality_text`. Raises a PartitaError that names what is wrong; nothing that looks like a package is left
-    behind.
+    `options.quality_text`, else on `quality_text`. Raises a PartitaError that names what is wrong; nothing that looks
+    like a package is left behind.
     """
     check_options(options)
     if options.cache_precision is not None:
